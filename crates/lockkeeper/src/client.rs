@@ -1,0 +1,267 @@
+//! The client: one engine, and everything that its locks share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
+
+use crate::backend::{Backend, Entry, Finding, Guarantees, Mode, Query, Snapshot};
+use crate::backends;
+use crate::clock::Clock;
+use crate::election::Election;
+use crate::engine::{self, CALL_LIMIT, Chore};
+use crate::error::{Error, Result};
+use crate::keeper::Keeper;
+use crate::key::Key;
+use crate::local::Local;
+use crate::lock::Lock;
+use crate::url::Endpoint;
+
+/// A connection to one engine. Cheap to clone; clones share everything.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockkeeper::Result<()> {
+/// let client = lockkeeper::Client::connect("memory:").await?;
+/// let guard = client.mutex("orders/42").acquire().await?;
+/// println!("fence {}", guard.fence());
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+impl Client {
+    /// Opens the engine that a URL names: `file:`, `file:///dir`, `memory:`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a URL or option that is not understood, which names what is;
+    /// [`Error::Backend`] when the engine cannot be reached.
+    ///
+    /// # Cancel safety
+    /// Nothing happened if it is dropped.
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self> {
+        let endpoint = Endpoint::parse(url.as_ref())?;
+        let place = endpoint.to_string();
+        let runtime = Handle::try_current().map_err(|_| {
+            Error::Config(
+                "a client needs a tokio runtime; without one, use lockkeeper::blocking".to_owned(),
+            )
+        })?;
+        let backend = backends::open(endpoint).await?;
+        Ok(Self::start(backend, place, runtime))
+    }
+
+    /// A client of an engine of your own, or of one that you hold the knobs of.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn new(backend: impl Backend) -> Self {
+        Self::shared(Arc::new(backend))
+    }
+
+    /// As [`new`](Client::new), for an engine that others share.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn shared(backend: Arc<dyn Backend>) -> Self {
+        let place = format!("{}:", backend.guarantees().engine);
+        Self::start(backend, place, Handle::current())
+    }
+
+    fn start(backend: Arc<dyn Backend>, place: String, runtime: Handle) -> Self {
+        let (chores, queue) = mpsc::unbounded_channel();
+        let keeper = Arc::new(Keeper::default());
+        let clock = backend.clock();
+        runtime.spawn(keeper.clone().run(backend.clone(), clock));
+        runtime.spawn(engine::background(queue));
+        let inner = Inner {
+            guarantees: backend.guarantees(),
+            backend,
+            place,
+            clock,
+            runtime,
+            local: Local::default(),
+            keeper,
+            chores,
+            pending: Arc::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// A lock that one holds alone.
+    pub fn mutex(&self, key: impl AsRef<str>) -> Lock {
+        Lock::new(&self.inner, key.as_ref(), Mode::Mutex)
+    }
+
+    /// The shared side of a read-write lock: readers together, and never beside a writer.
+    ///
+    /// A waiting writer goes before readers that come after it.
+    pub fn read(&self, key: impl AsRef<str>) -> Lock {
+        Lock::new(&self.inner, key.as_ref(), Mode::Read)
+    }
+
+    /// The exclusive side of a read-write lock.
+    pub fn write(&self, key: impl AsRef<str>) -> Lock {
+        Lock::new(&self.inner, key.as_ref(), Mode::Write)
+    }
+
+    /// One of `limit` permits. Everyone must name the same limit: another one is refused.
+    pub fn semaphore(&self, key: impl AsRef<str>, limit: u32) -> Lock {
+        Lock::new(&self.inner, key.as_ref(), Mode::Permits { take: 1, limit })
+    }
+
+    /// Leadership: a mutex that one keeps for as long as one can.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(self.clone(), name.as_ref())
+    }
+
+    /// Who holds a lock and who waits for it; `None` when nobody does.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a bad key, [`Error::Backend`] when the engine cannot tell.
+    ///
+    /// # Cancel safety
+    /// Changes nothing, dropped or not.
+    pub async fn inspect(&self, key: impl AsRef<str>) -> Result<Option<Snapshot>> {
+        let query = Query::Key(Key::new(key)?);
+        Ok(self.inner.backend.inspect(&query).await?.into_iter().next())
+    }
+
+    /// All locks in use whose key starts with `prefix`, in order; the empty prefix means all.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when the engine cannot tell.
+    ///
+    /// # Cancel safety
+    /// Changes nothing, dropped or not.
+    pub async fn list(&self, prefix: impl Into<String>) -> Result<Vec<Snapshot>> {
+        self.inner.backend.inspect(&Query::Prefix(prefix.into())).await
+    }
+
+    /// Takes a lock away from whoever holds it, and says who that was. For operators.
+    ///
+    /// The holder may still be at work: its guard learns of the loss at its next renewal, and the
+    /// next grant has a higher fence, by which the resource can refuse it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where nobody but the holder can end a hold.
+    ///
+    /// # Cancel safety
+    /// If it is dropped, the lock may be broken or not.
+    pub async fn break_lock(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
+        let key = Key::new(key)?;
+        tracing::warn!(%key, "breaking a lock");
+        self.inner.backend.break_lock(&key).await
+    }
+
+    /// Looks at the deployment for what would hurt.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when the engine cannot be asked at all.
+    pub async fn doctor(&self) -> Result<Vec<Finding>> {
+        self.inner.backend.doctor().await
+    }
+
+    /// What this engine promises.
+    pub fn guarantees(&self) -> Guarantees {
+        self.inner.guarantees
+    }
+
+    /// The URL without secrets.
+    pub fn place(&self) -> &str {
+        &self.inner.place
+    }
+
+    /// Waits until every release that was begun is confirmed or given up, then closes the engine.
+    ///
+    /// Guards that are still held stay held, and are released when they are dropped.
+    /// An engine that does not answer is waited for ten seconds.
+    pub async fn close(self) {
+        self.flush().await;
+        self.inner.backend.close().await;
+    }
+
+    /// Waits for the releases that were begun.
+    pub(crate) async fn flush(&self) {
+        let flushed = self.inner.pending.none_left();
+        if tokio::time::timeout(CALL_LIMIT, flushed).await.is_err() {
+            tracing::warn!("some releases were not confirmed in time; leases end by themselves");
+        }
+    }
+}
+
+/// What all locks, guards and background tasks of a client share.
+pub(crate) struct Inner {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) guarantees: Guarantees,
+    pub(crate) place: String,
+    pub(crate) clock: Clock,
+    pub(crate) runtime: Handle,
+    pub(crate) local: Local,
+    pub(crate) keeper: Arc<Keeper>,
+    chores: mpsc::UnboundedSender<(Chore, Pending)>,
+    pending: Arc<Count>,
+}
+
+impl Inner {
+    pub(crate) fn engine(&self) -> &'static str {
+        self.guarantees.engine
+    }
+
+    /// Leaves work to the background task.
+    pub(crate) fn chore(&self, chore: Chore) {
+        self.pending.open.fetch_add(1, Ordering::Relaxed);
+        let pending = Pending(self.pending.clone());
+        // It fails when the runtime is gone. Then the claim is dropped, and its lease ends by itself.
+        let _ = self.chores.send((chore, pending));
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.keeper.close();
+    }
+}
+
+/// How many chores are not done yet.
+#[derive(Debug, Default)]
+struct Count {
+    open: AtomicUsize,
+    changed: Notify,
+}
+
+impl Count {
+    async fn none_left(&self) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.open.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// The mark of a chore that is not done yet.
+pub(crate) struct Pending(Arc<Count>);
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Release);
+        self.0.changed.notify_waiters();
+    }
+}

@@ -1,0 +1,433 @@
+//! A lock that is held: the guard in the user's hands, and the hold that it shares with the keeper.
+//!
+//! Easy to get wrong: whether a lock is still ours is computed from the clock at the moment of the
+//! question. A flag that a task sets would say "yes" as long as that task does not run.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::backend::{Claim, Fence, Grant, Lease, Mode};
+use crate::client::Inner;
+use crate::clock::{Moment, Validity};
+use crate::engine::{self, Chore};
+use crate::error::{Error, Loss, Result};
+use crate::key::Key;
+use crate::lock::Terms;
+use crate::owner::Owner;
+use crate::telemetry;
+
+/// A lock that is held until the guard is released or dropped, or the lock is lost.
+///
+/// Every kind of lock on every engine gives this one type. It is owned and `Send`: keep it in a
+/// struct, move it between tasks.
+///
+/// Dropping it gives the lock back in the background, without blocking.
+/// [`release`](Guard::release) does the same and tells how it went.
+#[must_use = "the lock is given back as soon as the guard is dropped"]
+pub struct Guard {
+    /// Taken out by `release`, so that the drop after it does nothing.
+    hold: Option<Arc<Hold>>,
+}
+
+/// How a release went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// It was ours until now, and the engine confirmed that it is free
+    /// (or another guard of the same owner still holds it).
+    Released,
+    /// It was lost before it was released. Somebody else may have been in meanwhile.
+    AlreadyLost,
+    /// The engine did not answer. We are out; the release is repeated in the background until it is
+    /// confirmed or the lease has run out by itself.
+    Unconfirmed,
+}
+
+impl Guard {
+    /// The number to send along with every access to the protected resource, which refuses lower ones.
+    pub fn fence(&self) -> Fence {
+        self.hold().fence
+    }
+
+    /// The lock.
+    pub fn key(&self) -> &Key {
+        self.hold().key()
+    }
+
+    /// How it is held. A re-entrant reader inside its own write lock holds by that.
+    pub fn mode(&self) -> Mode {
+        self.hold().mode
+    }
+
+    /// Which permits of a semaphore this is, numbered from 0; empty for other kinds.
+    ///
+    /// A resource keeps one fence per slot.
+    pub fn slots(&self) -> &[u32] {
+        &self.hold().slots
+    }
+
+    /// Whether the lock is still ours, by the clock at this very moment.
+    ///
+    /// Also right after the process was stopped or suspended, and with the executor blocked.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] with the reason.
+    pub fn check(&self) -> Result<()> {
+        let hold = self.hold();
+        match hold.loss() {
+            None => Ok(()),
+            Some(reason) => Err(Error::Lost { key: hold.key.clone(), reason }),
+        }
+    }
+
+    /// How long the lock is certainly ours if no renewal succeeds from now on.
+    ///
+    /// [`Duration::MAX`] when there is no lease, because the kernel or a connection holds the lock.
+    pub fn remaining(&self) -> Duration {
+        let hold = self.hold();
+        if hold.loss().is_some() {
+            return Duration::ZERO;
+        }
+        let validity = hold.state().validity;
+        validity.map_or(Duration::MAX, |validity| validity.until_end(&hold.inner.clock.now()))
+    }
+
+    /// Resolves when the lock is lost, with the reason.
+    ///
+    /// It fires a margin (a third of the lease, unless [set](crate::Lock::margin)) before the lock
+    /// can pass on, and also when nobody answers at all: work that stops then has stopped in time.
+    /// The future is independent of the guard; it resolves with [`Loss::Released`] after a release.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again at any time.
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + 'static {
+        let hold = self.hold().clone();
+        async move { hold.lost().await }
+    }
+
+    /// Gives the lock back and tells how that went.
+    ///
+    /// An answer that does not come within ten seconds is [`Release::Unconfirmed`].
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when the engine refuses for good, for instance because a right was withdrawn.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the rest of the release to the background.
+    pub async fn release(mut self) -> Result<Release> {
+        let hold = self.hold.take().expect("only release takes the hold");
+        let lost = hold.loss().is_some();
+        if !hold.inner.local.drop_guard(&hold) {
+            return Ok(if lost { Release::AlreadyLost } else { Release::Released });
+        }
+        hold.end(Loss::Released);
+        match engine::release(&hold).await? {
+            Release::Released if lost => Ok(Release::AlreadyLost),
+            outcome => Ok(outcome),
+        }
+    }
+
+    /// The open file whose kernel lock this guard is, where the engine has one.
+    ///
+    /// A child process that inherits it keeps the lock alive after this process is gone.
+    #[cfg(unix)]
+    pub fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
+        self.hold().claim().as_ref().and_then(|claim| claim.bequeath())
+    }
+
+    /// Another guard of the same hold, for a re-entrant owner. Called under the lock of `local`.
+    pub(crate) fn another(hold: &Arc<Hold>) -> Self {
+        hold.guards.fetch_add(1, Ordering::Relaxed);
+        Self { hold: Some(hold.clone()) }
+    }
+
+    fn hold(&self) -> &Arc<Hold> {
+        self.hold.as_ref().expect("only release takes the hold, and it takes the guard too")
+    }
+}
+
+impl Drop for Guard {
+    /// Sends a message: it does not block, spawn or panic.
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take()
+            && hold.inner.local.drop_guard(&hold)
+        {
+            hold.end(Loss::Released);
+            hold.inner.chore(Chore::Release(hold.clone()));
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.hold(), f)
+    }
+}
+
+/// What all guards of one grant share with the keeper and the queue.
+pub(crate) struct Hold {
+    inner: Arc<Inner>,
+    key: Key,
+    mode: Mode,
+    owner: Option<Owner>,
+    fence: Fence,
+    slots: Vec<u32>,
+    lease: Lease,
+    /// Whether the kernel holds it, without a lease that could run out.
+    bound: bool,
+    /// Whether it ends by itself instead of being renewed.
+    fixed: bool,
+    margin: Duration,
+    since: Moment,
+    /// How many guards there are. Changed under the lock of `local` only.
+    guards: AtomicUsize,
+    state: Mutex<State>,
+    changed: Notify,
+    /// Taken by whoever releases it.
+    claim: Mutex<Option<Box<dyn Claim>>>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` while the engine holds it without a time limit.
+    validity: Option<Validity>,
+    over: Option<Loss>,
+    /// When the keeper looks at it next.
+    due: Option<Instant>,
+    /// The task that listens for the engine's own word that it is gone.
+    listener: Option<AbortHandle>,
+}
+
+impl Hold {
+    /// A new hold with its first guard. `asked` was read before the request left.
+    pub(crate) fn new(
+        inner: &Arc<Inner>,
+        terms: &Terms,
+        claim: Box<dyn Claim>,
+        grant: Grant,
+        asked: Moment,
+    ) -> (Arc<Self>, Guard) {
+        let ttl = grant.lease.ttl;
+        let limited = terms.fixed || !grant.bound;
+        // The end of a fixed lease is known from the start: nobody needs an early warning of it.
+        let usual = if terms.fixed { Duration::ZERO } else { ttl / 3 };
+        let margin = terms.margin.unwrap_or(usual);
+        let hold = Arc::new(Self {
+            inner: inner.clone(),
+            key: terms.key.clone(),
+            mode: terms.mode,
+            owner: terms.owner.clone(),
+            fence: grant.fence,
+            slots: grant.slots,
+            lease: grant.lease,
+            bound: grant.bound,
+            fixed: terms.fixed,
+            margin,
+            since: asked,
+            guards: AtomicUsize::new(1),
+            state: Mutex::new(State {
+                validity: limited.then(|| Validity::new(asked, ttl, margin)),
+                over: None,
+                due: None,
+                listener: None,
+            }),
+            changed: Notify::new(),
+            claim: Mutex::new(Some(claim)),
+        });
+        telemetry::held(inner.engine(), hold.mode);
+        let first = if terms.fixed { hold.until_signal().unwrap_or_default() } else { ttl / 3 };
+        inner.keeper.watch(&hold, asked.runtime() + first);
+        if let Some(gone) = grant.gone {
+            let listener = Arc::downgrade(&hold);
+            let task = inner.runtime.spawn(async move {
+                let loss = gone.await;
+                if let Some(hold) = listener.upgrade() {
+                    hold.end(loss);
+                }
+            });
+            hold.state().listener = Some(task.abort_handle());
+        }
+        let guard = Guard { hold: Some(hold.clone()) };
+        (hold, guard)
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(crate) fn owner(&self) -> Option<&Owner> {
+        self.owner.as_ref()
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    pub(crate) fn ttl(&self) -> Duration {
+        self.lease.ttl
+    }
+
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.fixed
+    }
+
+    /// Whether a guard is left. The others are on their way out.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.guards.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether nobody wants it, and nobody has begun to release it.
+    pub(crate) fn is_leaving(&self) -> bool {
+        !self.is_wanted() && self.claim().is_some()
+    }
+
+    /// Takes one guard away and says how many are left.
+    pub(crate) fn remove_guard(&self) -> usize {
+        self.guards.fetch_sub(1, Ordering::Relaxed) - 1
+    }
+
+    /// Hands the claim to the first who asks, to release it.
+    pub(crate) fn take_claim(&self) -> Option<Box<dyn Claim>> {
+        self.claim().take()
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.state().over.is_some()
+    }
+
+    /// What is left before the holder is told to stop; `None` without a limit.
+    pub(crate) fn until_signal(&self) -> Option<Duration> {
+        let validity = self.state().validity;
+        validity.map(|validity| validity.until_signal(&self.inner.clock.now()))
+    }
+
+    /// Moves the keeper's next round, and says when it was before.
+    pub(crate) fn set_due(&self, due: Option<Instant>) -> Option<Instant> {
+        std::mem::replace(&mut self.state().due, due)
+    }
+
+    /// A renewal that was asked for at `asked` was confirmed. Says how much time was left for it;
+    /// `None` when it came too late to matter.
+    pub(crate) fn renewed(&self, asked: Moment) -> Option<Duration> {
+        let now = self.inner.clock.now();
+        let mut state = self.state();
+        if state.over.is_some() {
+            return None;
+        }
+        let Some(validity) = state.validity else { return Some(Duration::MAX) };
+        let slack = validity.until_signal(&now);
+        if slack.is_zero() {
+            return None;
+        }
+        // Answers may come out of order; a later question is never undone by an earlier one.
+        if asked.since(validity.from()) > Duration::ZERO {
+            state.validity = Some(Validity::new(asked, self.ttl(), self.margin));
+        }
+        drop(state);
+        self.look_at_the_clock();
+        Some(slack)
+    }
+
+    /// Makes everyone who waits for a loss count again.
+    pub(crate) fn look_at_the_clock(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// It is over, for this reason; the first reason counts.
+    pub(crate) fn end(self: &Arc<Self>, loss: Loss) {
+        {
+            let mut state = self.state();
+            if state.over.is_some() {
+                return;
+            }
+            state.over = Some(loss.clone());
+            if let Some(listener) = state.listener.take() {
+                listener.abort();
+            }
+        }
+        let held = self.inner.clock.since(&self.since);
+        telemetry::ended(self.inner.engine(), self.mode, &loss, held);
+        self.inner.keeper.forget(self);
+        if loss != Loss::Released {
+            tracing::warn!(key = %self.key, reason = %loss, "lock lost");
+            // Others in this process may ask for it again, as others elsewhere may.
+            self.inner.local.leave(self);
+            if loss == Loss::Ended && self.bound {
+                // The kernel does not end it, so we do: when the last of the lease has passed.
+                self.inner.chore(Chore::ReleaseLater(self.clone()));
+            }
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Why it is not ours any more, by the clock at this moment.
+    fn loss(self: &Arc<Self>) -> Option<Loss> {
+        let state = self.state();
+        if let Some(loss) = &state.over {
+            return Some(loss.clone());
+        }
+        let validity = state.validity?;
+        drop(state);
+        if validity.until_end(&self.inner.clock.now()).is_zero() {
+            self.end(if self.fixed { Loss::Ended } else { Loss::Expired });
+            return self.state().over.clone();
+        }
+        None
+    }
+
+    async fn lost(self: Arc<Self>) -> Loss {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // Listen before looking, or a change in between is missed.
+            changed.as_mut().enable();
+            if let Some(loss) = self.loss() {
+                return loss;
+            }
+            match self.until_signal() {
+                Some(Duration::ZERO) => {
+                    self.end(if self.fixed { Loss::Ended } else { Loss::Expired });
+                }
+                Some(left) => tokio::select! {
+                    () = tokio::time::sleep(left) => {}
+                    () = changed => {}
+                },
+                None => changed.await,
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics under this lock")
+    }
+
+    fn claim(&self) -> MutexGuard<'_, Option<Box<dyn Claim>>> {
+        self.claim.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("key", &self.key)
+            .field("mode", &self.mode)
+            .field("fence", &self.fence)
+            .field("slots", &self.slots)
+            .field("over", &self.state().over)
+            .finish_non_exhaustive()
+    }
+}

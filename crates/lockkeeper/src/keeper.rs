@@ -1,0 +1,196 @@
+//! The watchdog: one task per client renews all its leases, many in one call.
+//!
+//! A lease is renewed every third of its length, and asked about again every sixth until an answer
+//! comes. An answer counts from before its question left; no answer changes nothing, so the clock runs on.
+//! A call that hangs keeps nobody waiting: every batch is a task of its own.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::backend::{Backend, Renewal};
+use crate::clock::Clock;
+use crate::error::Loss;
+use crate::guard::Hold;
+use crate::telemetry;
+
+/// How many leases go into one call.
+const BATCH: usize = 500;
+
+/// How often the clocks are compared while anything is held, to notice a suspend.
+const TICK: Duration = Duration::from_secs(1);
+
+/// A difference between clocks that is more than their reading takes.
+const JUMP: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Default)]
+pub(crate) struct Keeper {
+    rounds: Mutex<Rounds>,
+    wake: Notify,
+    closed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Rounds {
+    /// By time, then by the address of the hold, which is unique while it is here.
+    due: BTreeMap<(Instant, usize), Arc<Hold>>,
+    /// When the task looks next by itself. `None`: not before it is woken.
+    next: Option<Instant>,
+}
+
+impl Keeper {
+    /// Starts to look after a hold, or moves its next round.
+    pub(crate) fn watch(&self, hold: &Arc<Hold>, at: Instant) {
+        let mut rounds = self.lock();
+        if hold.is_over() {
+            return;
+        }
+        rounds.schedule(hold, at);
+        // The task wakes by itself soon enough in most cases: waking it costs more than all the rest.
+        if rounds.next.is_none_or(|next| at < next) {
+            rounds.next = Some(at);
+            drop(rounds);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Stops looking after a hold.
+    pub(crate) fn forget(&self, hold: &Arc<Hold>) {
+        let mut rounds = self.lock();
+        if let Some(due) = hold.set_due(None) {
+            rounds.due.remove(&(due, address(hold)));
+        }
+    }
+
+    /// Ends the task.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.wake.notify_one();
+    }
+
+    /// The task. Ends when the client and all its guards are gone.
+    pub(crate) async fn run(self: Arc<Self>, backend: Arc<dyn Backend>, clock: Clock) {
+        let mut last = clock.now();
+        while !self.closed.load(Ordering::Relaxed) {
+            let now = clock.now();
+            if now.jump_since(&last) > JUMP {
+                self.everyone_look_at_the_clock();
+            }
+            last = now;
+            let (due, next) = self.take_due(now.runtime(), clock);
+            for batch in due.chunks(BATCH) {
+                tokio::spawn(renew(self.clone(), backend.clone(), batch.to_vec(), clock));
+            }
+            match next {
+                Some(next) => tokio::select! {
+                    () = tokio::time::sleep_until(next) => {}
+                    () = self.wake.notified() => {}
+                },
+                None => self.wake.notified().await,
+            }
+        }
+    }
+
+    /// Ends what is over, and takes what is to be renewed now; each is due again a sixth later.
+    fn take_due(&self, now: Instant, clock: Clock) -> (Vec<Arc<Hold>>, Option<Instant>) {
+        let mut over = Vec::new();
+        let mut batch = Vec::new();
+        let mut rounds = self.lock();
+        while let Some(((at, _), hold)) = rounds.due.first_key_value() {
+            // A little early, so that leases taken one after the other share a call ever after.
+            if *at > now + hold.ttl() / 30 || (hold.is_fixed() && *at > now) {
+                break;
+            }
+            let hold = hold.clone();
+            if hold.until_signal().is_some_and(|left| left.is_zero()) {
+                rounds.due.pop_first();
+                hold.set_due(None);
+                over.push(hold);
+            } else if hold.is_fixed() {
+                // Nothing to renew; the clock just did not reach its end yet.
+                let left = hold.until_signal().unwrap_or(TICK).max(Duration::from_millis(1));
+                rounds.schedule(&hold, now + left);
+            } else {
+                rounds.schedule(&hold, now + hold.ttl() / 6);
+                batch.push(hold);
+            }
+        }
+        let first = rounds.due.first_key_value().map(|((at, _), _)| *at);
+        rounds.next = match clock {
+            Clock::System => first.map(|at| at.min(now + TICK)),
+            Clock::Runtime => first,
+        };
+        let next = rounds.next;
+        drop(rounds);
+        for hold in over {
+            hold.end(if hold.is_fixed() { Loss::Ended } else { Loss::Expired });
+        }
+        (batch, next)
+    }
+
+    fn everyone_look_at_the_clock(&self) {
+        let mut rounds = self.lock();
+        let now = Instant::now();
+        for hold in std::mem::take(&mut rounds.due).into_values() {
+            rounds.schedule(&hold, now);
+        }
+        for hold in rounds.due.values() {
+            hold.look_at_the_clock();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Rounds> {
+        self.rounds.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl Rounds {
+    fn schedule(&mut self, hold: &Arc<Hold>, at: Instant) {
+        if let Some(before) = hold.set_due(Some(at)) {
+            self.due.remove(&(before, address(hold)));
+        }
+        self.due.insert((at, address(hold)), hold.clone());
+    }
+}
+
+async fn renew(
+    keeper: Arc<Keeper>,
+    backend: Arc<dyn Backend>,
+    holds: Vec<Arc<Hold>>,
+    clock: Clock,
+) {
+    let leases: Vec<_> = holds.iter().map(|hold| hold.lease().clone()).collect();
+    let engine = backend.guarantees().engine;
+    let asked = clock.now();
+    let answers = telemetry::call(engine, "renew", backend.renew(&leases)).await;
+    let answers = match answers {
+        Ok(answers) => answers,
+        Err(error) => {
+            tracing::warn!(%error, leases = leases.len(), "a renewal got no answer; it is asked again");
+            telemetry::renewals(engine, "unknown", leases.len());
+            return;
+        }
+    };
+    for (hold, answer) in holds.iter().zip(answers) {
+        match answer {
+            Renewal::Renewed => {
+                if let Some(slack) = hold.renewed(asked) {
+                    telemetry::renewed(engine, slack);
+                    keeper.watch(hold, asked.runtime() + hold.ttl() / 3);
+                }
+            }
+            Renewal::Gone => {
+                telemetry::renewals(engine, "gone", 1);
+                hold.end(Loss::Gone);
+            }
+        }
+    }
+}
+
+fn address(hold: &Arc<Hold>) -> usize {
+    Arc::as_ptr(hold) as usize
+}

@@ -1,0 +1,191 @@
+//! An engine that fails on purpose, reproducibly, around one that works.
+//!
+//! Every call may be delayed, fail before it has an effect, lose its reply after it had one, or hang.
+//! The same seed and the same calls give the same faults.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::sleep;
+
+use crate::backend::{
+    Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
+    Snapshot,
+};
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::key::Key;
+
+/// How often each fault happens, as a share of all calls from 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plan {
+    /// The call takes a random time of up to [`longest`](Plan::longest).
+    pub delay: f64,
+    /// The call fails and has no effect.
+    pub fail: f64,
+    /// The call has its effect and fails all the same.
+    pub lose_reply: f64,
+    /// The call has its effect or not, and takes longer than anyone waits: ten times `longest`.
+    pub hang: f64,
+    /// The longest delay.
+    pub longest: Duration,
+}
+
+impl Plan {
+    /// No faults at all.
+    pub const NONE: Plan =
+        Plan { delay: 0.0, fail: 0.0, lose_reply: 0.0, hang: 0.0, longest: Duration::from_secs(1) };
+}
+
+/// The engine that fails.
+#[derive(Clone)]
+pub struct Faults {
+    backend: Arc<dyn Backend>,
+    dice: Arc<Mutex<Dice>>,
+}
+
+struct Dice {
+    random: fastrand::Rng,
+    plan: Plan,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    Fail,
+    LoseReply,
+    Hang { before: bool },
+    None,
+}
+
+impl Faults {
+    /// Wraps an engine. Nothing fails before a plan is set.
+    pub fn new(backend: impl Backend, seed: u64) -> Self {
+        let dice = Dice { random: fastrand::Rng::with_seed(seed), plan: Plan::NONE };
+        Self { backend: Arc::new(backend), dice: Arc::new(Mutex::new(dice)) }
+    }
+
+    /// Sets how often what fails, from now on.
+    pub fn set(&self, plan: Plan) {
+        self.dice.lock().expect("nothing panics under this lock").plan = plan;
+    }
+
+    fn throw(&self) -> (Duration, Fault, Duration) {
+        let mut dice = self.dice.lock().expect("nothing panics under this lock");
+        let plan = dice.plan;
+        // Always the same number of throws, so that one rate does not change what the others meet.
+        let [delayed, how_long, which, side] = [(); 4].map(|()| dice.random.f64());
+        let delay =
+            if delayed < plan.delay { plan.longest.mul_f64(how_long) } else { Duration::ZERO };
+        let fault = if which < plan.fail {
+            Fault::Fail
+        } else if which < plan.fail + plan.lose_reply {
+            Fault::LoseReply
+        } else if which < plan.fail + plan.lose_reply + plan.hang {
+            Fault::Hang { before: side < 0.5 }
+        } else {
+            Fault::None
+        };
+        (delay, fault, plan.longest * 10)
+    }
+
+    async fn call<T>(
+        &self,
+        doing: &'static str,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let (delay, fault, hang) = self.throw();
+        let failed = |how: &str| Error::unreachable("faults", doing, how.to_owned());
+        if !delay.is_zero() {
+            sleep(delay / 2).await;
+        }
+        match fault {
+            Fault::Fail => return Err(failed("failed before it had an effect")),
+            Fault::Hang { before: true } => {
+                sleep(hang).await;
+                return Err(failed("hung before it had an effect"));
+            }
+            _ => {}
+        }
+        let answer = call.await;
+        if !delay.is_zero() {
+            sleep(delay / 2).await;
+        }
+        match fault {
+            Fault::LoseReply => Err(failed("the reply was lost")),
+            Fault::Hang { .. } => {
+                sleep(hang).await;
+                Err(failed("hung after it had its effect"))
+            }
+            _ => answer,
+        }
+    }
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Faults").field(&self.backend).finish()
+    }
+}
+
+#[async_trait]
+impl Backend for Faults {
+    fn guarantees(&self) -> Guarantees {
+        self.backend.guarantees()
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        Box::new(Faulty { claim: self.backend.claim(request), faults: self.clone() })
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        self.call("renew", self.backend.renew(leases)).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        self.backend.inspect(query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        self.backend.break_lock(key).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        self.backend.doctor().await
+    }
+
+    fn clock(&self) -> Clock {
+        self.backend.clock()
+    }
+
+    async fn close(&self) {
+        self.backend.close().await;
+    }
+}
+
+#[derive(Debug)]
+struct Faulty {
+    claim: Box<dyn Claim>,
+    faults: Faults,
+}
+
+#[async_trait]
+impl Claim for Faulty {
+    async fn attempt(&mut self) -> Result<Option<Grant>> {
+        self.faults.call("attempt", self.claim.attempt()).await
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        self.claim.wait().await
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        self.faults.call("release", self.claim.release()).await
+    }
+
+    #[cfg(unix)]
+    fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
+        self.claim.bequeath()
+    }
+}

@@ -1,0 +1,3 @@
+//! Engines that wrap engines.
+
+pub mod faults;

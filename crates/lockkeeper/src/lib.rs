@@ -1,0 +1,58 @@
+//! Mutual exclusion between processes and machines, over the stores you already run.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> lockkeeper::Result<()> {
+//! use lockkeeper::Client;
+//!
+//! let client = Client::connect("memory:").await?; // or "file:", which needs nothing either
+//!
+//! // The work is cancelled before anyone else can be let in, should the lock be lost.
+//! let fence = client.mutex("orders/42").run(async |hold| hold.fence()).await?;
+//! println!("done under fence {fence}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - [`Client`] opens an engine and makes locks: [`mutex`](Client::mutex), [`read`](Client::read),
+//!   [`write`](Client::write), [`semaphore`](Client::semaphore), [`election`](Client::election).
+//! - [`Lock`] has the terms and the ways to acquire; [`Multi`] takes several at once.
+//! - [`Guard`] is a lock that is held: its [`fence`](Guard::fence), whether it is
+//!   [still ours](Guard::check), and the [news of its loss](Guard::lost).
+//! - [`blocking`] has the same words for code without async.
+//! - [`backend`] is the contract for those who write an engine; [`queue`] is the rule by which
+//!   engines admit; [`layers`] wraps engines.
+//!
+//! A lease lock alone never protects data: a holder can be paused for any length of time between
+//! looking at the clock and writing. The resource has to refuse fences lower than one it has seen.
+
+pub mod backend;
+pub mod backends;
+pub mod blocking;
+mod client;
+pub mod clock;
+mod election;
+mod engine;
+mod error;
+mod guard;
+mod keeper;
+mod key;
+pub mod layers;
+mod local;
+mod lock;
+mod multi;
+mod owner;
+pub mod queue;
+mod telemetry;
+pub mod url;
+
+pub use backend::{Fence, Guarantees};
+pub use client::Client;
+pub use election::{Election, Leader, Observer, Term};
+pub use engine::Backoff;
+pub use error::{Error, Loss, Result};
+pub use guard::{Guard, Release};
+pub use key::Key;
+pub use lock::{DEFAULT_TTL, Lock};
+pub use multi::{Multi, MultiGuard};
+pub use owner::{Owner, Token, whoami};

@@ -1,0 +1,248 @@
+//! The queue inside the process: a thousand tasks on one key are one waiter at the engine.
+//!
+//! Tasks of one client line up here in order of arrival. The first one stands *at the gate*: it alone
+//! asks the engine. A task that could not be let in beside this client's own holders does not ask at all.
+//! A holder that leaves stays listed until its release is on the wire, so that the next one does not
+//! overtake it and find its ghost.
+//!
+//! Easy to get wrong: a [`Guard`] takes this lock when it is dropped, so none may be dropped under it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::sync::oneshot;
+
+use crate::backend::Mode;
+use crate::client::Inner;
+use crate::guard::{Guard, Hold};
+use crate::key::Key;
+use crate::owner::Owner;
+use crate::queue;
+
+/// The lines of one client, by key.
+#[derive(Debug, Default)]
+pub(crate) struct Local {
+    slots: Mutex<HashMap<Key, Slot>>,
+    next: AtomicUsize,
+}
+
+/// What happened to a task that wants a key.
+pub(crate) enum Enter {
+    /// It may ask the engine now.
+    Place(Place),
+    /// It has to wait for its turn to ask.
+    Queue(Place, oneshot::Receiver<Wake>),
+    /// Its owner is inside already: here is another guard of the same hold.
+    Again(Guard),
+    /// Its owner is inside as a reader and wants to be alone: that could wait for itself for ever.
+    Upgrade,
+    /// This one is leaving; help its release onto the wire, then come again.
+    Leaving(Arc<Hold>),
+    /// It cannot be let in now, and did not want to wait.
+    Busy,
+}
+
+/// Why a queued task is woken.
+#[derive(Debug)]
+pub(crate) enum Wake {
+    /// It stands at the gate.
+    Gate,
+    /// Its owner got in meanwhile.
+    Again(Guard),
+}
+
+/// A place in line or at the gate; dropping it gives the place up.
+#[derive(Debug)]
+pub(crate) struct Place {
+    inner: Arc<Inner>,
+    key: Key,
+    /// `None` for a single try beside someone at the gate: it is not in line at all.
+    id: Option<usize>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    holders: Vec<Arc<Hold>>,
+    gate: Option<Gate>,
+    queue: VecDeque<Waiter>,
+}
+
+#[derive(Debug)]
+struct Gate {
+    id: usize,
+    /// Whether the engine said no and is being waited for.
+    waiting: bool,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    id: usize,
+    mode: Mode,
+    owner: Option<Owner>,
+    wake: oneshot::Sender<Wake>,
+}
+
+impl Local {
+    /// Lines up for a key. `once` means that the caller does not want to wait.
+    pub(crate) fn enter(
+        &self,
+        inner: &Arc<Inner>,
+        key: &Key,
+        mode: Mode,
+        owner: Option<&Owner>,
+        once: bool,
+    ) -> Enter {
+        let mut slots = self.lock();
+        let slot = slots.entry(key.clone()).or_default();
+        if let Some(hold) = slot.held_by(owner, mode) {
+            return match hold.mode() == Mode::Read && mode.is_exclusive() {
+                true => Enter::Upgrade,
+                false => Enter::Again(Guard::another(hold)),
+            };
+        }
+        if let Some(hold) = slot.holders.iter().find(|hold| hold.is_leaving()) {
+            return Enter::Leaving(hold.clone());
+        }
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let place = |id| Place { inner: inner.clone(), key: key.clone(), id };
+        if once {
+            let waited_for = slot.gate.as_ref().is_some_and(|gate| gate.waiting);
+            if waited_for || !slot.queue.is_empty() || !slot.admits(mode, Hold::is_wanted) {
+                return Enter::Busy;
+            }
+            if slot.gate.is_some() {
+                return Enter::Place(place(None));
+            }
+        }
+        if slot.gate.is_none() && slot.queue.is_empty() && slot.admits(mode, |_| true) {
+            slot.gate = Some(Gate { id, waiting: false });
+            return Enter::Place(place(Some(id)));
+        }
+        let (wake, woken) = oneshot::channel();
+        slot.queue.push_back(Waiter { id, mode, owner: owner.cloned(), wake });
+        Enter::Queue(place(Some(id)), woken)
+    }
+
+    /// Gives up one guard's share of a hold. True when it was the last, and the hold is to be released.
+    pub(crate) fn drop_guard(&self, hold: &Arc<Hold>) -> bool {
+        let _slots = self.lock();
+        hold.remove_guard() == 0
+    }
+
+    /// Takes a hold out of the list: it is released or lost. Does nothing the second time.
+    pub(crate) fn leave(&self, hold: &Arc<Hold>) {
+        self.change(hold.key(), |slot| slot.holders.retain(|other| !Arc::ptr_eq(other, hold)));
+    }
+
+    fn change(&self, key: &Key, change: impl FnOnce(&mut Slot)) {
+        let mut slots = self.lock();
+        let Some(slot) = slots.get_mut(key) else { return };
+        change(slot);
+        let unwanted = slot.advance();
+        if slot.holders.is_empty() && slot.gate.is_none() && slot.queue.is_empty() {
+            slots.remove(key);
+        }
+        drop(slots);
+        drop(unwanted);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Slot>> {
+        self.slots.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl Place {
+    /// The engine said no: single tries need not ask it too.
+    pub(crate) fn waiting(&self) {
+        let mut slots = self.inner.local.lock();
+        let gate = slots.get_mut(&self.key).and_then(|slot| slot.gate.as_mut());
+        if let Some(gate) = gate.filter(|gate| Some(gate.id) == self.id) {
+            gate.waiting = true;
+        }
+    }
+
+    /// The engine said yes: leave the gate and be listed as a holder.
+    pub(crate) fn admit(mut self, hold: &Arc<Hold>) {
+        let id = self.id.take();
+        let mut slots = self.inner.local.lock();
+        // A single try beside the gate may find that the slot went with the last one in it.
+        slots.entry(self.key.clone()).or_default().holders.push(hold.clone());
+        drop(slots);
+        self.inner.local.change(&self.key, |slot| slot.step_away(id));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.id.is_some() {
+            self.inner.local.change(&self.key, |slot| slot.step_away(self.id));
+        }
+    }
+}
+
+impl Slot {
+    /// The hold that an owner may share.
+    fn held_by(&self, owner: Option<&Owner>, mode: Mode) -> Option<&Arc<Hold>> {
+        let owner = owner?;
+        // Every permit counts for itself: a semaphore is not re-entrant.
+        let family =
+            |hold: &Hold| !matches!(mode, Mode::Permits { .. }) && queue::mixes(mode, hold.mode());
+        self.holders
+            .iter()
+            .find(|hold| hold.owner() == Some(owner) && hold.is_wanted() && family(hold))
+    }
+
+    /// Whether this client's own holders leave room. Kinds that do not mix are for the engine to refuse.
+    fn admits(&self, mode: Mode, counts: impl Fn(&Hold) -> bool) -> bool {
+        let mut beside = self
+            .holders
+            .iter()
+            .filter(|hold| counts(hold) && queue::mixes(mode, hold.mode()))
+            .map(|hold| hold.mode());
+        match mode {
+            Mode::Permits { take, limit } => {
+                let taken: u32 = beside
+                    .map(|other| if let Mode::Permits { take, .. } = other { take } else { 0 })
+                    .sum();
+                taken.saturating_add(take) <= limit
+            }
+            _ => !beside.any(|other| queue::conflict(mode, other)),
+        }
+    }
+
+    fn step_away(&mut self, id: Option<usize>) {
+        let Some(id) = id else { return };
+        self.gate.take_if(|gate| gate.id == id);
+        self.queue.retain(|waiter| waiter.id != id);
+    }
+
+    /// Wakes whoever can move. Returns guards that nobody took, to be dropped after unlocking.
+    fn advance(&mut self) -> Vec<Guard> {
+        let mut unwanted = Vec::new();
+        let mut n = 0;
+        while n < self.queue.len() {
+            let waiter = &self.queue[n];
+            let hold = self.held_by(waiter.owner.as_ref(), waiter.mode);
+            match hold.filter(|hold| hold.mode() != Mode::Read || !waiter.mode.is_exclusive()) {
+                Some(hold) => {
+                    let guard = Guard::another(hold);
+                    let waiter = self.queue.remove(n).expect("n is inside the queue");
+                    if let Err(Wake::Again(guard)) = waiter.wake.send(Wake::Again(guard)) {
+                        unwanted.push(guard);
+                    }
+                }
+                None => n += 1,
+            }
+        }
+        while self.gate.is_none()
+            && self.queue.front().is_some_and(|first| self.admits(first.mode, |_| true))
+        {
+            let first = self.queue.pop_front().expect("there is a first");
+            if first.wake.send(Wake::Gate).is_ok() {
+                self.gate = Some(Gate { id: first.id, waiting: false });
+            }
+        }
+        unwanted
+    }
+}

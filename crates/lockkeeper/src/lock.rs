@@ -1,0 +1,355 @@
+//! A lock that is asked for: what kind, on which terms, and the ways to get it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::backend::{Mode, Order, Request, Support};
+use crate::client::Inner;
+use crate::engine::{self, Backoff};
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::key::Key;
+use crate::local::{Enter, Wake};
+use crate::owner::{Owner, Token};
+use crate::telemetry;
+
+/// How long a lock lasts after its holder died, unless set: the lease that the watchdog renews.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// The shortest and the longest lease that make sense.
+const TTL_RANGE: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(366 * 24 * 3600);
+
+/// A lock that can be acquired, any number of times.
+///
+/// Made by [`Client::mutex`](crate::Client::mutex) and its siblings. Setters take and return it;
+/// what is wrong with a key or a setting is said when it is acquired.
+#[derive(Debug, Clone)]
+#[must_use = "a lock does nothing before it is acquired"]
+pub struct Lock {
+    inner: Arc<Inner>,
+    /// The key is checked when it is used, so that setters need no `?`.
+    name: String,
+    mode: Mode,
+    ttl: Duration,
+    fixed: bool,
+    fair: bool,
+    spin: Option<Backoff>,
+    margin: Option<Duration>,
+    owner: Option<Owner>,
+    note: Option<Arc<str>>,
+}
+
+impl Lock {
+    pub(crate) fn new(inner: &Arc<Inner>, name: &str, mode: Mode) -> Self {
+        Self {
+            inner: inner.clone(),
+            name: name.to_owned(),
+            mode,
+            ttl: DEFAULT_TTL,
+            fixed: false,
+            fair: false,
+            spin: None,
+            margin: None,
+            owner: None,
+            note: None,
+        }
+    }
+
+    /// How long the lock lasts after its holder died. Default 30 s; renewed every third while held.
+    ///
+    /// It is not how long the work may take: the watchdog renews it for as long as the guard lives.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self.fixed = false;
+        self
+    }
+
+    /// A fixed lease: no watchdog, it ends by itself.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.ttl = lease;
+        self.fixed = true;
+        self
+    }
+
+    /// How long before the lock may pass on [`Guard::lost`] fires.
+    ///
+    /// Default: a third of the lease; for a fixed lease, whose end is known, the clocks' tolerance alone.
+    pub fn margin(mut self, margin: Duration) -> Self {
+        self.margin = Some(margin);
+        self
+    }
+
+    /// First come, first served, also between processes. Some engines always do so.
+    pub fn fair(mut self) -> Self {
+        self.fair = true;
+        self
+    }
+
+    /// Waits by asking again after growing delays instead of being woken by the engine.
+    pub fn spin(mut self, backoff: Backoff) -> Self {
+        self.spin = Some(backoff);
+        self
+    }
+
+    /// Makes the lock re-entrant for this owner.
+    ///
+    /// While a guard of the same owner is held through this client, acquiring again gives another
+    /// guard of the same hold, with the same fence and terms, at no cost; the last one dropped gives
+    /// the lock back. A writer may enter again as a reader. Permits of a semaphore always count.
+    pub fn owner(mut self, owner: &Owner) -> Self {
+        self.owner = Some(owner.clone());
+        self
+    }
+
+    /// Why the lock is held, for people who look.
+    pub fn note(mut self, note: impl AsRef<str>) -> Self {
+        self.note = Some(note.as_ref().into());
+        self
+    }
+
+    /// How many permits of a semaphore to take at once. Default 1.
+    pub fn permits(mut self, take: u32) -> Self {
+        if let Mode::Permits { take: current, .. } = &mut self.mode {
+            *current = take;
+        }
+        self
+    }
+
+    /// Waits until the lock is ours.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the engine does not do this kind; [`Error::Conflict`] if the key is
+    /// in use as another kind; [`Error::Config`] for a bad key or setting; [`Error::Backend`] if the
+    /// engine fails for longer than a few seconds.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any time; nothing is left behind.
+    pub async fn acquire(self) -> Result<Guard> {
+        match self.pursue(false, None).await? {
+            Some(guard) => Ok(guard),
+            None => unreachable!("without a limit, a pursuit ends with a guard or an error"),
+        }
+    }
+
+    /// Takes the lock if it is free now. `None` means busy.
+    ///
+    /// # Errors
+    /// As [`acquire`](Lock::acquire).
+    ///
+    /// # Cancel safety
+    /// May be dropped at any time; nothing is left behind.
+    pub async fn try_acquire(self) -> Result<Option<Guard>> {
+        self.pursue(true, None).await
+    }
+
+    /// Waits until the lock is ours, at most so long.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when it was busy all the time; otherwise as [`acquire`](Lock::acquire).
+    ///
+    /// # Cancel safety
+    /// May be dropped at any time; nothing is left behind.
+    pub async fn acquire_within(self, limit: Duration) -> Result<Guard> {
+        let name = self.name.clone();
+        match self.pursue(false, Some(limit)).await? {
+            Some(guard) => Ok(guard),
+            None => Err(Error::Timeout { key: Key::new(name)?, waited: limit }),
+        }
+    }
+
+    /// Does work while holding the lock, and cancels it when the lock is lost.
+    ///
+    /// The work is dropped a margin before anyone else can be let in.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkeeper::Result<()> {
+    /// # let client = lockkeeper::Client::connect("memory:").await?;
+    /// let fence = client.mutex("orders/42").run(async |hold| hold.fence()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when the lock was lost before the work was done, also if the work just ended;
+    /// otherwise as [`acquire`](Lock::acquire).
+    ///
+    /// # Cancel safety
+    /// Dropping it drops the work and gives the lock back.
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T> {
+        let guard = self.acquire().await?;
+        let done = tokio::select! {
+            // Looked at first, so that work that never yields cannot hide a loss at its end.
+            biased;
+            reason = guard.lost() => {
+                return Err(Error::Lost { key: guard.key().clone(), reason });
+            }
+            done = work(&guard) => done,
+        };
+        guard.check()?;
+        // The work is done; how the release goes on is for the background.
+        let _ = guard.release().await;
+        Ok(done)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    async fn pursue(self, once: bool, limit: Option<Duration>) -> Result<Option<Guard>> {
+        let terms = self.terms()?;
+        let inner = &self.inner;
+        let mut watch = Watch::new(inner.engine(), terms.mode);
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let result = match deadline {
+            None => line_up(inner, &terms, once).await,
+            Some(at) => match tokio::time::timeout_at(at, line_up(inner, &terms, once)).await {
+                Ok(result) => result,
+                Err(_) => Ok(None),
+            },
+        };
+        watch.outcome = match &result {
+            Ok(Some(_)) => "acquired",
+            Ok(None) if once => "busy",
+            Ok(None) => "timeout",
+            Err(_) => "error",
+        };
+        result
+    }
+
+    /// Checks everything, and refuses what the engine does not do before any I/O.
+    fn terms(&self) -> Result<Terms> {
+        let key = Key::new(&self.name)?;
+        let guarantees = &self.inner.guarantees;
+        let refuse = |what: String| Error::Unsupported { engine: guarantees.engine, what };
+        let support = match self.mode {
+            Mode::Mutex => Support::Yes,
+            Mode::Read | Mode::Write => guarantees.read_write,
+            Mode::Permits { .. } => guarantees.semaphore,
+        };
+        if let Support::No(reason) = support {
+            return Err(refuse(format!("a {} lock ({reason})", self.mode.kind())));
+        }
+        if let (true, Order::Chance(reason)) = (self.fair, guarantees.order) {
+            return Err(refuse(format!("a fair lock ({reason})")));
+        }
+        if let Mode::Permits { take, limit } = self.mode
+            && (take == 0 || take > limit)
+        {
+            return Err(Error::Config(format!(
+                "cannot take {take} of {limit} permits; take at least one and at most as many as there are"
+            )));
+        }
+        if !TTL_RANGE.contains(&self.ttl) {
+            return Err(Error::Config(format!(
+                "a lease of {:?} is not possible; it is between {:?} and 366 days",
+                self.ttl,
+                TTL_RANGE.start()
+            )));
+        }
+        if self.margin.is_some_and(|margin| margin >= self.ttl) {
+            return Err(Error::Config(format!(
+                "a margin of {:?} leaves nothing of a lease of {:?}; it must be shorter",
+                self.margin.unwrap_or_default(),
+                self.ttl
+            )));
+        }
+        Ok(Terms {
+            key,
+            mode: self.mode,
+            ttl: self.ttl,
+            fixed: self.fixed,
+            fair: self.fair,
+            spin: self.spin,
+            margin: self.margin,
+            owner: self.owner.clone(),
+            note: self.note.clone(),
+        })
+    }
+}
+
+/// A lock's terms, checked.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    pub(crate) key: Key,
+    pub(crate) mode: Mode,
+    pub(crate) ttl: Duration,
+    pub(crate) fixed: bool,
+    pub(crate) spin: Option<Backoff>,
+    pub(crate) margin: Option<Duration>,
+    pub(crate) owner: Option<Owner>,
+    fair: bool,
+    note: Option<Arc<str>>,
+}
+
+impl Terms {
+    pub(crate) fn request(&self, queue: bool) -> Request {
+        Request {
+            key: self.key.clone(),
+            token: Token::source().next(),
+            owner: self.owner.clone(),
+            mode: self.mode,
+            ttl: self.ttl,
+            fair: self.fair,
+            queue: queue && self.spin.is_none(),
+            note: self.note.clone(),
+        }
+    }
+}
+
+/// Waits for the turn to ask in this process, then asks the engine.
+async fn line_up(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option<Guard>> {
+    let place = loop {
+        match inner.local.enter(inner, &terms.key, terms.mode, terms.owner.as_ref(), once) {
+            Enter::Place(place) => break place,
+            Enter::Queue(place, woken) => match woken.await {
+                Ok(Wake::Gate) => break place,
+                Ok(Wake::Again(guard)) => return Ok(Some(guard)),
+                Err(_) => unreachable!("a place in line is kept as long as its owner waits"),
+            },
+            Enter::Again(guard) => return Ok(Some(guard)),
+            Enter::Leaving(hold) => engine::begin_release(&hold).await,
+            Enter::Busy => return Ok(None),
+            Enter::Upgrade => {
+                return Err(Error::Unsupported {
+                    engine: inner.engine(),
+                    what: format!(
+                        "turn the read lock {:?} into a write lock: two owners who both try would wait \
+                         for each other for ever; release it first, or take the write lock from the start",
+                        terms.key
+                    ),
+                });
+            }
+        }
+    };
+    engine::pursue(inner, terms, place, once).await
+}
+
+/// Reports how an acquire went, also when it is dropped before its end.
+struct Watch {
+    engine: &'static str,
+    mode: Mode,
+    started: Instant,
+    outcome: &'static str,
+}
+
+impl Watch {
+    fn new(engine: &'static str, mode: Mode) -> Self {
+        telemetry::waiting(engine, mode, 1.0);
+        Self { engine, mode, started: Instant::now(), outcome: "cancelled" }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        telemetry::waiting(self.engine, self.mode, -1.0);
+        telemetry::acquire(self.engine, self.mode, self.outcome, self.started.elapsed());
+    }
+}

@@ -1,0 +1,230 @@
+//! Several locks at once, of any kinds on any engines: all or nothing, and no deadlock.
+//!
+//! Locks are taken in one order, whatever order they were named in. That alone is not enough, because
+//! others may take the same locks in theirs: so nobody waits for long while holding. A lock that stays
+//! busy makes us give back what we have and start again a little later.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::engine::Backoff;
+use crate::error::{Error, Loss, Result};
+use crate::guard::{Guard, Release};
+use crate::key::Key;
+use crate::lock::Lock;
+
+/// How long one lock is waited for while others are held.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Locks that are acquired together or not at all.
+#[derive(Debug, Clone)]
+#[must_use = "locks do nothing before they are acquired"]
+pub struct Multi {
+    locks: Vec<Lock>,
+}
+
+impl Multi {
+    /// Locks of any kinds, of any clients.
+    pub fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
+        let mut locks: Vec<Lock> = locks.into_iter().collect();
+        locks.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
+        Self { locks }
+    }
+
+    /// Waits until all of them are ours.
+    ///
+    /// # Errors
+    /// As [`Lock::acquire`], for the first lock that fails; then none is held.
+    /// [`Error::Config`] if there is none, or one is named twice.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any time; nothing is left behind.
+    pub async fn acquire(self) -> Result<MultiGuard> {
+        match self.pursue(None).await? {
+            Some(guard) => Ok(guard),
+            None => unreachable!("without a limit, a pursuit ends with guards or an error"),
+        }
+    }
+
+    /// Takes all of them if they are free now. `None` means that one was busy.
+    ///
+    /// # Errors
+    /// As [`acquire`](Multi::acquire).
+    ///
+    /// # Cancel safety
+    /// May be dropped at any time; nothing is left behind.
+    pub async fn try_acquire(self) -> Result<Option<MultiGuard>> {
+        self.check()?;
+        let mut guards = Vec::with_capacity(self.locks.len());
+        for lock in self.locks {
+            match lock.try_acquire().await? {
+                Some(guard) => guards.push(guard),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(MultiGuard { guards }))
+    }
+
+    /// Waits until all of them are ours, at most so long.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] that names the first lock; otherwise as [`acquire`](Multi::acquire).
+    ///
+    /// # Cancel safety
+    /// May be dropped at any time; nothing is left behind.
+    pub async fn acquire_within(self, limit: Duration) -> Result<MultiGuard> {
+        let first = self.locks.first().map(|lock| lock.name().to_owned()).unwrap_or_default();
+        match self.pursue(Instant::now().checked_add(limit)).await? {
+            Some(guard) => Ok(guard),
+            None => Err(Error::Timeout { key: Key::new(first)?, waited: limit }),
+        }
+    }
+
+    /// Does work while holding all of them, and cancels it when one is lost.
+    ///
+    /// # Errors
+    /// As [`Lock::run`].
+    ///
+    /// # Cancel safety
+    /// Dropping it drops the work and gives the locks back.
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<T> {
+        let guard = self.acquire().await?;
+        let done = tokio::select! {
+            biased;
+            (key, reason) = guard.lost() => return Err(Error::Lost { key, reason }),
+            done = work(&guard) => done,
+        };
+        guard.check()?;
+        let _ = guard.release().await;
+        Ok(done)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.locks.is_empty() {
+            return Err(Error::Config("a multi-lock needs at least one lock".to_owned()));
+        }
+        match self.locks.windows(2).find(|pair| place_of(&pair[0]) == place_of(&pair[1])) {
+            Some(pair) => Err(Error::Config(format!(
+                "lock {:?} is named twice in one multi-lock, and would wait for itself; name it once",
+                pair[0].name()
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    async fn pursue(self, deadline: Option<Instant>) -> Result<Option<MultiGuard>> {
+        self.check()?;
+        let pause = Backoff::new(Duration::from_millis(2), PATIENCE);
+        for round in 0.. {
+            let mut guards: Vec<Guard> = Vec::with_capacity(self.locks.len());
+            for lock in &self.locks {
+                let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+                let patience = (!guards.is_empty()).then_some(PATIENCE);
+                let acquired = match left.into_iter().chain(patience).min() {
+                    None => lock.clone().acquire().await,
+                    Some(limit) => lock.clone().acquire_within(limit).await,
+                };
+                match acquired {
+                    Ok(guard) => guards.push(guard),
+                    Err(Error::Timeout { .. }) => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            let mut guards = MultiGuard { guards };
+            // What was taken first may have been lost while the rest was waited for.
+            if guards.guards.len() == self.locks.len() && guards.check().is_ok() {
+                return Ok(Some(guards));
+            }
+            // Confirmed, so that our next round does not meet what this one left.
+            guards.give_back().await;
+            let pause = pause.delay(round);
+            if deadline.is_some_and(|at| Instant::now() + pause >= at) {
+                return Ok(None);
+            }
+            sleep(pause).await;
+        }
+        unreachable!("the rounds do not end by themselves")
+    }
+}
+
+/// Where a lock stands in the common order. The key comes first: programs may well name the same
+/// store by different URLs.
+fn place_of(lock: &Lock) -> (&str, &str) {
+    (lock.name(), &lock.inner().place)
+}
+
+/// All locks of a [`Multi`], held.
+#[derive(Debug)]
+#[must_use = "the locks are given back as soon as the guard is dropped"]
+pub struct MultiGuard {
+    guards: Vec<Guard>,
+}
+
+impl MultiGuard {
+    /// The single guards, in the order of their keys.
+    pub fn guards(&self) -> &[Guard] {
+        &self.guards
+    }
+
+    /// Whether all of them are still ours, by the clock at this very moment.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] for the first that is not.
+    pub fn check(&self) -> Result<()> {
+        self.guards.iter().try_for_each(Guard::check)
+    }
+
+    /// How long all of them are certainly ours if no renewal succeeds from now on.
+    pub fn remaining(&self) -> Duration {
+        self.guards.iter().map(Guard::remaining).min().unwrap_or_default()
+    }
+
+    /// Resolves when the first of them is lost, with its key and the reason.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again at any time.
+    pub fn lost(&self) -> impl Future<Output = (Key, Loss)> + Send + 'static {
+        let mut each: Vec<_> =
+            self.guards.iter().map(|guard| (guard.key().clone(), Box::pin(guard.lost()))).collect();
+        std::future::poll_fn(move |cx| {
+            for (key, lost) in &mut each {
+                if let std::task::Poll::Ready(loss) = lost.as_mut().poll(cx) {
+                    return std::task::Poll::Ready((key.clone(), loss));
+                }
+            }
+            std::task::Poll::Pending
+        })
+    }
+
+    /// Gives all of them back, the last one first, also if one of them fails.
+    ///
+    /// The worst outcome is reported: unconfirmed before lost before released.
+    ///
+    /// # Errors
+    /// The first [`Error::Backend`], after all were tried.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the rest to the background.
+    pub async fn release(mut self) -> Result<Release> {
+        let outcomes = self.give_back().await;
+        let mut worst = Release::Released;
+        for outcome in outcomes {
+            worst = match (worst, outcome?) {
+                (Release::Unconfirmed, _) | (_, Release::Unconfirmed) => Release::Unconfirmed,
+                (Release::AlreadyLost, _) | (_, Release::AlreadyLost) => Release::AlreadyLost,
+                _ => Release::Released,
+            };
+        }
+        Ok(worst)
+    }
+
+    async fn give_back(&mut self) -> Vec<Result<Release>> {
+        let mut outcomes = Vec::with_capacity(self.guards.len());
+        while let Some(guard) = self.guards.pop() {
+            outcomes.push(guard.release().await);
+        }
+        outcomes
+    }
+}

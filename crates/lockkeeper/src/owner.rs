@@ -1,0 +1,153 @@
+//! Who holds: an explicit owner for re-entrance, a token for every single claim.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+
+/// An identity under which a lock is re-entrant.
+///
+/// Re-entrance never belongs to a thread or a task: whoever has the `Owner` may enter again.
+/// Treat an owner's id as a secret where others can reach the store: who knows it can enter.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Owner(Arc<str>);
+
+impl Owner {
+    /// A new random owner, unlike any other.
+    pub fn new() -> Self {
+        Self(Token::source().next().to_string().into())
+    }
+
+    /// An owner with an id of your own, for instance to re-enter from a second process.
+    ///
+    /// # Errors
+    /// [`Error::Config`] unless the id is 1 to 128 visible ASCII characters.
+    pub fn named(id: impl AsRef<str>) -> Result<Self> {
+        let id = id.as_ref();
+        if id.is_empty() || id.len() > 128 || !id.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(Error::Config(format!(
+                "{id:?} is not an owner id; one is 1 to 128 visible ASCII characters"
+            )));
+        }
+        Ok(Self(id.into()))
+    }
+
+    /// The id, as stores and the command's environment carry it.
+    pub fn id(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for Owner {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Owner {
+    /// Shows the start only: the whole id is a bearer secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner({}…)", self.0.chars().take(8).collect::<String>())
+    }
+}
+
+/// Identifies one claim, chosen before the first byte leaves, so that a lost reply can be recognised.
+///
+/// 128 random bits per source and a number: printed as `<uuid>:<n>`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token {
+    source: u128,
+    n: u64,
+}
+
+impl Token {
+    /// The process-wide source of tokens.
+    pub(crate) fn source() -> &'static TokenSource {
+        static SOURCE: OnceLock<TokenSource> = OnceLock::new();
+        SOURCE.get_or_init(TokenSource::new)
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = self.source;
+        write!(
+            f,
+            "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}:{}",
+            s >> 96,
+            (s >> 80) & 0xffff,
+            (s >> 64) & 0xffff,
+            (s >> 48) & 0xffff,
+            s & 0xffff_ffff_ffff,
+            self.n
+        )
+    }
+}
+
+impl fmt::Debug for Token {
+    /// Shows the start and the number only: the whole token is a bearer secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({:08x}…:{})", self.source >> 96, self.n)
+    }
+}
+
+/// Makes tokens without asking the system for random bits each time.
+#[derive(Debug)]
+pub(crate) struct TokenSource {
+    source: u128,
+    next: AtomicU64,
+}
+
+impl TokenSource {
+    fn new() -> Self {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).expect("the operating system gives random bits");
+        Self { source: u128::from_le_bytes(random), next: AtomicU64::new(1) }
+    }
+
+    pub(crate) fn next(&self) -> Token {
+        Token { source: self.source, n: self.next.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
+/// `user@host pid`, recorded with every hold where the layout has room for it.
+pub fn whoami() -> &'static str {
+    static WHO: OnceLock<String> = OnceLock::new();
+    WHO.get_or_init(|| {
+        let user = nix::unistd::User::from_uid(nix::unistd::getuid())
+            .ok()
+            .flatten()
+            .map_or_else(|| nix::unistd::getuid().to_string(), |user| user.name);
+        let host = nix::unistd::gethostname().unwrap_or_default();
+        format!("{user}@{} {}", host.to_string_lossy(), std::process::id())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_does_not_show_the_secret() {
+        let owner = Owner::new();
+        assert!(!format!("{owner:?}").contains(owner.id()));
+        let token = Token::source().next();
+        assert!(!format!("{token:?}").contains(&token.to_string()));
+    }
+
+    #[test]
+    fn owner_ids_are_visible_ascii() {
+        assert!(Owner::named("build-7").is_ok());
+        for bad in ["", "a b", "é", &"x".repeat(129)] {
+            assert!(Owner::named(bad).unwrap_err().to_string().contains("visible ASCII"));
+        }
+    }
+
+    #[test]
+    fn tokens_and_owners_are_unique() {
+        assert_ne!(Token::source().next(), Token::source().next());
+        assert_ne!(Owner::new(), Owner::new());
+    }
+}

@@ -1,0 +1,224 @@
+//! What a URL says: an engine, where it is, and options, each of which must be known.
+//!
+//! A URL may carry a password, so [`Endpoint`] prints itself without one and is never formatted otherwise.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use url::Url;
+
+use crate::error::{Error, Result};
+
+/// Query options whose values are never printed.
+const SECRET_OPTIONS: [&str; 4] = ["password", "passwd", "secret", "token"];
+
+/// A parsed URL that does not show its secrets.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    url: Url,
+}
+
+impl Endpoint {
+    /// Parses a URL such as `file:` or `file:///var/lib/app/locks`.
+    ///
+    /// # Errors
+    /// [`Error::Config`], without quoting what may be a secret.
+    pub fn parse(text: &str) -> Result<Self> {
+        let url = Url::parse(text).map_err(|e| {
+            Error::Config(format!(
+                "this is not the URL of an engine ({e}); it starts with a scheme, such as file: or file:///dir"
+            ))
+        })?;
+        Ok(Self { url })
+    }
+
+    /// The scheme, which selects the engine.
+    pub fn scheme(&self) -> &str {
+        self.url.scheme()
+    }
+
+    /// The whole URL, secrets included. For an engine's client, never for a message.
+    pub fn expose(&self) -> &Url {
+        &self.url
+    }
+
+    /// The query options, to be taken one by one.
+    pub fn options(&self) -> Options {
+        let pairs = self.url.query_pairs().map(|(k, v)| (k.into_owned(), v.into_owned())).collect();
+        Options { pairs, known: Vec::new(), scheme: self.scheme().to_owned() }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        Self::parse(text)
+    }
+}
+
+impl fmt::Display for Endpoint {
+    /// The URL without user, password and secret options.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = self.url.clone();
+        // Both fail only for URLs that cannot have a user at all.
+        let _ = shown.set_username("");
+        let _ = shown.set_password(None);
+        let kept: Vec<_> = shown
+            .query_pairs()
+            .filter(|(k, _)| !SECRET_OPTIONS.contains(&k.to_ascii_lowercase().as_str()))
+            .map(|(k, v)| (k.into_owned(), v.into_owned()))
+            .collect();
+        shown.set_query(None);
+        if !kept.is_empty() {
+            shown.query_pairs_mut().extend_pairs(kept);
+        }
+        shown.set_fragment(None);
+        f.write_str(shown.as_str())
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Endpoint({self})")
+    }
+}
+
+/// The options of a URL. An engine takes those it knows, then calls [`finish`](Options::finish).
+#[derive(Debug)]
+pub struct Options {
+    pairs: Vec<(String, String)>,
+    known: Vec<&'static str>,
+    scheme: String,
+}
+
+impl Options {
+    /// Takes an option that is one of a few words.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that lists the words.
+    pub fn choice<T: Copy>(
+        &mut self,
+        name: &'static str,
+        words: &[(&str, T)],
+    ) -> Result<Option<T>> {
+        let Some(value) = self.take(name)? else { return Ok(None) };
+        match words.iter().find(|(word, _)| *word == value) {
+            Some((_, meaning)) => Ok(Some(*meaning)),
+            None => {
+                let valid: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+                Err(Error::Config(format!(
+                    "option {name} cannot be {value:?}; it is one of: {}",
+                    valid.join(", ")
+                )))
+            }
+        }
+    }
+
+    /// Takes an option that is a duration, such as `500ms` or `2m`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that shows what a duration looks like.
+    pub fn duration(&mut self, name: &'static str) -> Result<Option<Duration>> {
+        let Some(value) = self.take(name)? else { return Ok(None) };
+        parse_duration(&value).map(Some).map_err(|e| Error::Config(format!("option {name}: {e}")))
+    }
+
+    /// Takes an option that is free text.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is given twice.
+    pub fn take(&mut self, name: &'static str) -> Result<Option<String>> {
+        self.known.push(name);
+        let mut found = None;
+        let mut twice = false;
+        self.pairs.retain(|(k, v)| {
+            let ours = k == name;
+            if ours {
+                twice |= found.replace(v.clone()).is_some();
+            }
+            !ours
+        });
+        if twice {
+            return Err(Error::Config(format!("option {name} is given twice")));
+        }
+        Ok(found)
+    }
+
+    /// Refuses what nobody took.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that lists the valid options.
+    pub fn finish(self) -> Result<()> {
+        let Some((name, _)) = self.pairs.first() else { return Ok(()) };
+        let valid = match self.known.as_slice() {
+            [] => "it takes none".to_owned(),
+            known => format!("it takes: {}", known.join(", ")),
+        };
+        Err(Error::Config(format!("{}: has no option {name:?}; {valid}", self.scheme)))
+    }
+}
+
+/// A duration as people write it: `1500ms`, `5s`, `2m 30s`; a bare number is seconds.
+///
+/// # Errors
+/// [`Error::Config`] that shows what a duration looks like.
+pub fn parse_duration(text: &str) -> Result<Duration> {
+    let text = text.trim();
+    let bare = text.parse::<f64>().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
+    bare.or_else(|| humantime::parse_duration(text).ok()).ok_or_else(|| {
+        Error::Config(format!(
+            "{text:?} is not a duration; write a number of seconds, or 500ms, 5s, 2m, 1h"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_never_printed() {
+        let endpoint =
+            Endpoint::parse("redis://me:canary@host:6379/1?password=canary&layout=string#canary")
+                .unwrap();
+        for shown in [endpoint.to_string(), format!("{endpoint:?}")] {
+            assert!(!shown.contains("canary") && !shown.contains("me"), "{shown}");
+            assert!(shown.contains("redis://host:6379/1?layout=string"), "{shown}");
+        }
+        let message = Endpoint::parse("//me:canary@host").unwrap_err().to_string();
+        assert!(!message.contains("canary"), "{message}");
+    }
+
+    #[test]
+    fn an_unknown_option_lists_the_known_ones() {
+        let mut options = Endpoint::parse("file:?colour=red").unwrap().options();
+        options.take("network").unwrap();
+        let message = options.finish().unwrap_err().to_string();
+        assert_eq!(message, r#"file: has no option "colour"; it takes: network"#);
+    }
+
+    #[test]
+    fn a_wrong_word_lists_the_right_ones() {
+        let mut options = Endpoint::parse("file:?network=perhaps").unwrap().options();
+        let message =
+            options.choice("network", &[("refuse", 0), ("allow", 1)]).unwrap_err().to_string();
+        assert!(message.ends_with("it is one of: refuse, allow"), "{message}");
+    }
+
+    #[test]
+    fn an_option_given_twice_is_refused() {
+        let mut options = Endpoint::parse("file:?a=1&a=2").unwrap().options();
+        assert!(options.take("a").is_err());
+    }
+
+    #[test]
+    fn durations_are_seconds_or_carry_a_unit() {
+        assert_eq!(parse_duration("2").unwrap(), Duration::from_secs(2));
+        assert_eq!(parse_duration("0.25").unwrap(), Duration::from_millis(250));
+        assert_eq!(parse_duration("1m 30s").unwrap(), Duration::from_secs(90));
+        for bad in ["", "-1", "soon", "5 parsecs", "nan", "inf", "1e300"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+}
