@@ -84,9 +84,17 @@ impl Directory {
 
     /// Opens a lock file, and makes it if it is not there.
     pub(super) fn open_file(&self, path: &Path) -> io::Result<File> {
-        let flags = libc::O_NOFOLLOW;
+        // Without a time of access, which would make every look at the file a change to its inode.
+        // Only the file's owner may ask for that.
+        match self.open_with(path, libc::O_NOATIME) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.open_with(path, 0),
+            opened => opened,
+        }
+    }
+
+    fn open_with(&self, path: &Path, flags: i32) -> io::Result<File> {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(flags);
+        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | flags);
         match options.open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             opened => return opened,
