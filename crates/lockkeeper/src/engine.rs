@@ -360,7 +360,11 @@ async fn release_until_confirmed(
         let answer = match first_poll(&mut answer).await {
             Poll::Ready(answer) => answer,
             Poll::Pending => timeout(limit, answer).await.unwrap_or_else(|_| {
-                Err(Error::broken(inner.engine(), "release a lock", "no answer for as long as its lease"))
+                Err(Error::broken(
+                    inner.engine(),
+                    "release a lock",
+                    "no answer for as long as its lease",
+                ))
             }),
         };
         match answer {

@@ -95,7 +95,9 @@ impl Meters {
         self.renewals()[0].increment(1);
         if let Some(slack) = slack {
             self.slack
-                .get_or_init(|| histogram!("lockkeeper_renewal_slack_seconds", "engine" => self.engine))
+                .get_or_init(
+                    || histogram!("lockkeeper_renewal_slack_seconds", "engine" => self.engine),
+                )
                 .record(slack);
         }
     }
@@ -135,9 +137,7 @@ impl Meters {
             Mode::Permits { .. } => 3,
         };
         let (engine, kind) = (self.engine, mode.kind());
-        let hold = |outcome: &'static str| {
-            histogram!("lockkeeper_hold_seconds", "engine" => engine, "kind" => kind, "outcome" => outcome)
-        };
+        let hold = |outcome: &'static str| histogram!("lockkeeper_hold_seconds", "engine" => engine, "kind" => kind, "outcome" => outcome);
         self.kinds[at].get_or_init(|| Kind {
             waiting: gauge!("lockkeeper_waiting", "engine" => engine, "kind" => kind),
             held: gauge!("lockkeeper_held", "engine" => engine, "kind" => kind),

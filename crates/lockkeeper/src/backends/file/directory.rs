@@ -5,11 +5,13 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use nix::sys::statfs::{FsType, statfs};
+use rustix::fs::{AtFlags, StatxFlags};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
@@ -87,7 +89,9 @@ impl Directory {
         // Without a time of access, which would make every look at the file a change to its inode.
         // Only the file's owner may ask for that.
         match self.open_with(path, libc::O_NOATIME) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.open_with(path, 0),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                self.open_with(path, 0)
+            }
             opened => opened,
         }
     }
@@ -146,7 +150,8 @@ impl Directory {
             return Vec::new();
         }
         // Everything here is for tidiness alone: what fails is left to the next one.
-        let Ok(file) = OpenOptions::new().write(true).create(true).truncate(true).mode(self.mode).open(&stamp)
+        let Ok(file) =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(self.mode).open(&stamp)
         else {
             return Vec::new();
         };
@@ -156,9 +161,29 @@ impl Directory {
     }
 }
 
-/// The file's identity, to see whether a path still leads to it.
-pub(super) fn identity(about: &fs::Metadata) -> (u64, u64) {
-    (about.dev(), about.ino())
+/// Which file this is, to see whether a path still leads to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    device: (u32, u32),
+    inode: u64,
+}
+
+impl Identity {
+    pub(super) fn of_file(file: &File) -> io::Result<Self> {
+        Self::ask(file, c"", AtFlags::EMPTY_PATH)
+    }
+
+    pub(super) fn of_path(path: &Path) -> io::Result<Self> {
+        Self::ask(rustix::fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// Asks for nothing but the inode: a look at the times would make the kernel note the next
+    /// write's time exactly, and so double the cost of that write.
+    fn ask(directory: impl AsFd, path: impl rustix::path::Arg, flags: AtFlags) -> io::Result<Self> {
+        let about = rustix::fs::statx(directory, path, flags, StatxFlags::INO)?;
+        let device = (about.stx_dev_major, about.stx_dev_minor);
+        Ok(Self { device, inode: about.stx_ino })
+    }
 }
 
 fn age(path: &Path) -> Option<Duration> {
@@ -179,9 +204,9 @@ fn file_name(key: &str) -> String {
     }
     if name.len() > LONGEST_NAME {
         // `=` never comes out of the spelling above.
-        name = Sha256::digest(key.as_bytes()).iter().fold("=".to_owned(), |name, byte| {
-            name + &format!("{byte:02x}")
-        });
+        name = Sha256::digest(key.as_bytes())
+            .iter()
+            .fold("=".to_owned(), |name, byte| name + &format!("{byte:02x}"));
     }
     name + SUFFIX
 }
@@ -197,7 +222,22 @@ mod tests {
     #[test]
     fn names_are_plain_short_and_differ() {
         let keys = [
-            "a", "A", "a ", "a/b", "a%2fb", "..", ".", "../a", "é", "e\u{301}", "%", "=", "{a}", "*", "'", "\u{202e}a",
+            "a",
+            "A",
+            "a ",
+            "a/b",
+            "a%2fb",
+            "..",
+            ".",
+            "../a",
+            "é",
+            "e\u{301}",
+            "%",
+            "=",
+            "{a}",
+            "*",
+            "'",
+            "\u{202e}a",
         ];
         let names: HashSet<_> = keys.iter().map(|key| file_name(key)).collect();
         assert_eq!(names.len(), keys.len());

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 
 use self::claim::FileClaim;
-use self::directory::{Directory, identity};
+use self::directory::{Directory, Identity};
 use self::kernel::{Bytes, Hold};
 use self::record::{COUNTERS_AT, HEAD, Left, LockFile, RECORD, Record, State};
 use crate::backend::{
@@ -60,7 +60,7 @@ struct Shared {
 #[derive(Debug)]
 struct Opened {
     file: File,
-    identity: (u64, u64),
+    identity: Identity,
     /// The last number that was given back through this file: that one need not be asked for.
     given_back: Option<u64>,
 }
@@ -289,13 +289,13 @@ impl Shared {
 
 impl Opened {
     fn new(file: File) -> io::Result<Self> {
-        let identity = identity(&file.metadata()?);
+        let identity = Identity::of_file(&file)?;
         Ok(Self { file, identity, given_back: None })
     }
 
     /// Whether the path leads to this very file.
     fn is_at(&self, path: &Path) -> bool {
-        std::fs::symlink_metadata(path).is_ok_and(|about| identity(&about) == self.identity)
+        Identity::of_path(path).is_ok_and(|identity| identity == self.identity)
     }
 
     /// What the file says; `None` while it is empty.
@@ -333,7 +333,8 @@ impl Opened {
         let expected = Record::granted_text(number);
         let mut text = [0; 64];
         let place = (HEAD + at * RECORD) as u64;
-        let length = self.file.read_at(&mut text, place).map_err(|e| failed("read a lock file", e))?;
+        let length =
+            self.file.read_at(&mut text, place).map_err(|e| failed("read a lock file", e))?;
         Ok(text[..length].starts_with(expected.as_bytes()))
     }
 
@@ -367,7 +368,10 @@ impl Opened {
                         .map_err(|error| failed("look at a lock file", error))?;
             if lives {
                 let Some(record) = left.read() else {
-                    return Err(failed("read a lock file", io::Error::other("a living claim's record is damaged")));
+                    return Err(failed(
+                        "read a lock file",
+                        io::Error::other("a living claim's record is damaged"),
+                    ));
                 };
                 living.push((at, record));
             }
