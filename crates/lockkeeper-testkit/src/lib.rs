@@ -5,5 +5,6 @@
 //! - [`Holder`](holder::Holder) is a process of its own that holds a lock, to be stopped and killed.
 
 pub mod conformance;
+pub mod history;
 pub mod holder;
 pub mod link;
