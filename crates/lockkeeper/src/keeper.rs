@@ -201,6 +201,7 @@ async fn renew(
                 meters.renewal_gone();
                 hold.end(Loss::Gone);
             }
+            Renewal::Unknown => telemetry::renewals(engine, "unknown", 1),
         }
     }
 }
