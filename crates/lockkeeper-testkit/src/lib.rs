@@ -13,4 +13,5 @@ pub mod history;
 pub mod holder;
 pub mod link;
 pub mod poll;
+pub mod server;
 pub mod simulation;

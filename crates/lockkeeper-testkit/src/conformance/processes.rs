@@ -36,7 +36,7 @@ pub(super) async fn a_stopped_holder_knows_when_it_resumes(store: Store) {
         assert_eq!(holder.ask("check").await, "ok");
         return assert_eq!(holder.ask("release").await, "Released");
     }
-    let next = client.mutex("key").acquire_within(lease * 2 + SLACK).await;
+    let next = client.mutex("key").acquire_within(store.grace() * 2 + SLACK).await;
     let next = next.expect("a stopped holder loses its lease");
     assert!(next.fence().get() > fence);
     holder.resume();
@@ -83,7 +83,7 @@ pub(super) async fn a_killed_holder_frees_its_lock(store: Store) {
         let took = died.elapsed();
         let bound = match store.guarantees().await.death {
             Death::AtOnce => SLACK,
-            Death::Lease | Death::Session => lease + SLACK,
+            Death::Lease | Death::Session => store.grace() + SLACK,
         };
         assert!(took <= bound, "free only {took:?} after its holder was killed");
         assert!(next.fence().get() > fence, "{} after {fence}", next.fence());

@@ -21,6 +21,7 @@ pub struct Store {
     url: Option<String>,
     paused: bool,
     ttl: Option<Duration>,
+    session: Option<Duration>,
     helper: Option<Program>,
     kept: Vec<Box<dyn Any + Send + Sync>>,
 }
@@ -50,7 +51,7 @@ impl Store {
     }
 
     fn new(open: Box<dyn Fn() -> Opening + Send + Sync>, paused: bool) -> Self {
-        Self { open, url: None, paused, ttl: None, helper: None, kept: Vec::new() }
+        Self { open, url: None, paused, ttl: None, session: None, helper: None, kept: Vec::new() }
     }
 
     /// The URL for other processes and for the blocking front.
@@ -62,6 +63,12 @@ impl Store {
     /// The shortest lease that the engine really grants. Default: one second.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
+        self
+    }
+
+    /// How long the store keeps the session of a dead holder, where that is longer than the lease.
+    pub fn session(mut self, session: Duration) -> Self {
+        self.session = Some(session);
         self
     }
 
@@ -83,6 +90,11 @@ impl Store {
     /// The lease that cases ask for.
     pub(super) fn lease(&self) -> Duration {
         self.ttl.unwrap_or(Duration::from_secs(1))
+    }
+
+    /// How long a dead holder's lock stays taken.
+    pub(super) fn grace(&self) -> Duration {
+        self.session.unwrap_or(self.lease())
     }
 
     pub(super) async fn client(&self) -> Client {

@@ -11,6 +11,8 @@ use crate::url::Endpoint;
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 /// A row of the table of schemes.
 struct Scheme {
@@ -38,6 +40,14 @@ const SCHEMES: &[Scheme] = &[
         #[cfg(feature = "memory")]
         open: Some(|endpoint| Box::pin(memory::open(endpoint))),
         #[cfg(not(feature = "memory"))]
+        open: None,
+    },
+    Scheme {
+        scheme: "zookeeper",
+        feature: "zookeeper",
+        #[cfg(feature = "zookeeper")]
+        open: Some(|endpoint| Box::pin(zookeeper::open(endpoint))),
+        #[cfg(not(feature = "zookeeper"))]
         open: None,
     },
 ];
@@ -79,6 +89,8 @@ mod tests {
     async fn an_unknown_scheme_lists_the_known_ones() {
         let endpoint = Endpoint::parse("gopher://me:canary@host").unwrap();
         let message = open(endpoint).await.unwrap_err().to_string();
-        assert_eq!(message, "there is no engine for gopher: URLs; the schemes are: file, memory");
+        let schemes: Vec<_> = schemes().collect();
+        let known = format!("the schemes are: {}", schemes.join(", "));
+        assert_eq!(message, format!("there is no engine for gopher: URLs; {known}"));
     }
 }
