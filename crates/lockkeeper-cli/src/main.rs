@@ -1,2 +1,73 @@
-//! x
-fn main() {}
+//! The command `lockkeeper`: mutual exclusion for scripts, cron jobs and people.
+//!
+//! `run` is the heart: [`run`] acquires and releases, [`care`] looks after the command by way of a
+//! [`child`] that a [`guardian`] process keeps on a [`leash`], on the [`timeline`] that a lease sets.
+
+mod args;
+mod care;
+mod child;
+mod config;
+mod exit;
+mod guardian;
+mod leash;
+mod run;
+mod say;
+mod signals;
+mod status;
+mod terminal;
+mod timeline;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::args::{Cli, Verb};
+use crate::exit::Failure;
+
+fn main() -> ExitCode {
+    let mut raw = std::env::args_os();
+    if raw.nth(1).is_some_and(|verb| verb == guardian::VERB) {
+        guardian::main(raw);
+    }
+    if std::env::args_os().len() <= 1 {
+        print!("{}", args::EXAMPLES);
+        return ExitCode::SUCCESS;
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misread(&error),
+    };
+    let code = exit::report(dispatch(cli));
+    code
+}
+
+fn dispatch(cli: Cli) -> exit::Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::own("start", error))?;
+    let outcome = match cli.verb {
+        Verb::Run(args) => runtime.block_on(run::run(*args)),
+        _ => Err(Failure::usage("not yet")),
+    };
+    // A thread may still be blocked in the kernel, waiting for a lock that nobody wants any more.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Help goes to stdout; everything else is bad usage, and says what would have been right.
+fn misread(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            print!("{}", error.render().ansi());
+            ExitCode::SUCCESS
+        }
+        _ => {
+            let text = error.render().to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text);
+            eprint!("lockkeeper: {text}");
+            ExitCode::from(exit::USAGE)
+        }
+    }
+}
