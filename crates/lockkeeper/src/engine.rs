@@ -44,7 +44,12 @@ pub struct Backoff {
 impl Backoff {
     /// Delays from `first` to `longest`; each is cut by a random part of up to a half.
     pub fn new(first: Duration, longest: Duration) -> Self {
-        Self { first, longest: longest.max(first) }
+        Self::between(first, longest.max(first))
+    }
+
+    /// As `new`, for constants whose author put them in order.
+    pub(crate) const fn between(first: Duration, longest: Duration) -> Self {
+        Self { first, longest }
     }
 
     /// The n-th delay, from 0.
@@ -61,8 +66,7 @@ impl Default for Backoff {
     }
 }
 
-const RETRIES: Backoff =
-    Backoff { first: Duration::from_millis(25), longest: Duration::from_secs(1) };
+const RETRIES: Backoff = Backoff::between(Duration::from_millis(25), Duration::from_secs(1));
 
 /// Work that outlives the call that began it.
 pub(crate) enum Chore {

@@ -40,6 +40,8 @@ struct Rounds {
     due: BTreeMap<(Instant, usize), Arc<Hold>>,
     /// When the task looks next by itself. `None`: not before it is woken.
     next: Option<Instant>,
+    /// Whether anything came since the task looked last.
+    fresh: bool,
 }
 
 impl Keeper {
@@ -50,6 +52,7 @@ impl Keeper {
             return;
         }
         rounds.schedule(hold, at);
+        rounds.fresh = true;
         // The task wakes by itself soon enough in most cases: waking it costs more than all the rest.
         if rounds.next.is_none_or(|next| at < next) {
             rounds.next = Some(at);
@@ -81,7 +84,7 @@ impl Keeper {
                 self.everyone_look_at_the_clock();
             }
             last = now;
-            let (due, next) = self.take_due(now.runtime(), clock);
+            let (due, next) = self.take_due(now.runtime());
             for batch in due.chunks(BATCH) {
                 tokio::spawn(renew(self.clone(), backend.clone(), batch.to_vec(), clock));
             }
@@ -96,7 +99,7 @@ impl Keeper {
     }
 
     /// Ends what is over, and takes what is to be renewed now; each is due again a sixth later.
-    fn take_due(&self, now: Instant, clock: Clock) -> (Vec<Arc<Hold>>, Option<Instant>) {
+    fn take_due(&self, now: Instant) -> (Vec<Arc<Hold>>, Option<Instant>) {
         let mut over = Vec::new();
         let mut batch = Vec::new();
         let mut rounds = self.lock();
@@ -120,10 +123,10 @@ impl Keeper {
             }
         }
         let first = rounds.due.first_key_value().map(|((at, _), _)| *at);
-        rounds.next = match clock {
-            Clock::System => first.map(|at| at.min(now + TICK)),
-            Clock::Runtime => first,
-        };
+        // While there is anything to do, look at the clocks once per tick; and stay up for one tick
+        // more, because locks that come and go quickly would wake the task each time otherwise.
+        let busy = first.is_some() || std::mem::take(&mut rounds.fresh);
+        rounds.next = busy.then(|| first.map_or(now + TICK, |at| at.min(now + TICK)));
         let next = rounds.next;
         drop(rounds);
         for hold in over {

@@ -30,6 +30,13 @@ impl Endpoint {
                 "this is not the URL of an engine ({e}); it starts with a scheme, such as file: or file:///dir"
             ))
         })?;
+        let rest = text.split_once(':').map_or("", |(_, rest)| rest);
+        if url.scheme() == "file" && !rest.is_empty() && !rest.starts_with(['/', '?', '#']) {
+            // The parser would make an absolute path of it, without a word.
+            return Err(Error::Config(format!(
+                "{text:?} is not absolute; write file: for the default directory, or file:///dir"
+            )));
+        }
         Ok(Self { url })
     }
 
@@ -188,6 +195,14 @@ mod tests {
         }
         let message = Endpoint::parse("//me:canary@host").unwrap_err().to_string();
         assert!(!message.contains("canary"), "{message}");
+    }
+
+    #[test]
+    fn a_relative_directory_is_refused() {
+        assert!(Endpoint::parse("file:locks").unwrap_err().to_string().contains("file:///dir"));
+        for good in ["file:", "file:?network=allow", "file:/dir", "file:///dir"] {
+            assert!(Endpoint::parse(good).is_ok(), "{good}");
+        }
     }
 
     #[test]
