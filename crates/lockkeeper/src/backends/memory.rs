@@ -26,6 +26,20 @@ use crate::url::Endpoint;
 /// How long a waiter that is not heard of keeps its place. Waiters ask again far more often.
 const WAITER_LEASE: Duration = Duration::from_secs(15);
 
+/// What this engine promises.
+pub(crate) const GUARANTEES: Guarantees = Guarantees {
+    engine: "memory",
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    order: Order::Fifo,
+    fence: FenceSource::Counter,
+    death: Death::Lease,
+    wakeup: Wakeup::Notify,
+    scope: Scope::Process,
+    survives: Survives::NothingApart,
+    reentrance: Reentrance::Store,
+};
+
 /// A store inside this process. Clones share it; so do connections to `memory:NAME` with one name.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
@@ -84,18 +98,7 @@ pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
 #[async_trait]
 impl Backend for Memory {
     fn guarantees(&self) -> Guarantees {
-        Guarantees {
-            engine: "memory",
-            read_write: Support::Yes,
-            semaphore: Support::Yes,
-            order: Order::Fifo,
-            fence: FenceSource::Counter,
-            death: Death::Lease,
-            wakeup: Wakeup::Notify,
-            scope: Scope::Process,
-            survives: Survives::NothingApart,
-            reentrance: Reentrance::Store,
-        }
+        GUARANTEES
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {

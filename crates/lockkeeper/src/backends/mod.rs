@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Guarantees};
 use crate::error::{Error, Result};
 use crate::url::Endpoint;
 
@@ -18,6 +18,8 @@ struct Scheme {
     feature: &'static str,
     /// `None` when the feature is switched off.
     open: Option<Open>,
+    /// What it promises, known without opening it.
+    guarantees: Option<Guarantees>,
 }
 
 type Open = fn(Endpoint) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send>>;
@@ -31,6 +33,10 @@ const SCHEMES: &[Scheme] = &[
         open: Some(|endpoint| Box::pin(file::open(endpoint))),
         #[cfg(not(feature = "file"))]
         open: None,
+        #[cfg(feature = "file")]
+        guarantees: Some(file::GUARANTEES),
+        #[cfg(not(feature = "file"))]
+        guarantees: None,
     },
     Scheme {
         scheme: "memory",
@@ -39,30 +45,55 @@ const SCHEMES: &[Scheme] = &[
         open: Some(|endpoint| Box::pin(memory::open(endpoint))),
         #[cfg(not(feature = "memory"))]
         open: None,
+        #[cfg(feature = "memory")]
+        guarantees: Some(memory::GUARANTEES),
+        #[cfg(not(feature = "memory"))]
+        guarantees: None,
     },
 ];
 
 /// Opens the engine that a URL names, and makes sure that it is there.
 pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
-    let Some(row) = SCHEMES.iter().find(|row| row.scheme == endpoint.scheme()) else {
-        return Err(Error::Config(format!(
-            "there is no engine for {}: URLs; the schemes are: {}",
-            endpoint.scheme(),
-            schemes().collect::<Vec<_>>().join(", ")
-        )));
-    };
-    let Some(open) = row.open else {
-        return Err(Error::Config(format!(
-            "the engine for {}: URLs is not compiled in; switch on the feature {:?}",
-            row.scheme, row.feature
-        )));
-    };
-    open(endpoint).await
+    match row(&endpoint)? {
+        Scheme { open: Some(open), .. } => open(endpoint).await,
+        row => Err(not_compiled_in(row)),
+    }
+}
+
+/// What the engine that a URL names promises. No I/O.
+///
+/// # Errors
+/// [`Error::Config`] if there is no such engine, or it is not compiled in.
+pub fn guarantees(endpoint: &Endpoint) -> Result<Guarantees> {
+    let row = row(endpoint)?;
+    row.guarantees.ok_or_else(|| not_compiled_in(row))
+}
+
+/// What each engine that is compiled in promises, along with its scheme.
+pub fn engines() -> impl Iterator<Item = (&'static str, Guarantees)> {
+    SCHEMES.iter().filter_map(|row| Some((row.scheme, row.guarantees?)))
 }
 
 /// The schemes that a URL may have, compiled in or not.
 pub fn schemes() -> impl Iterator<Item = &'static str> {
     SCHEMES.iter().map(|row| row.scheme)
+}
+
+fn row(endpoint: &Endpoint) -> Result<&'static Scheme> {
+    SCHEMES.iter().find(|row| row.scheme == endpoint.scheme()).ok_or_else(|| {
+        Error::Config(format!(
+            "there is no engine for {}: URLs; the schemes are: {}",
+            endpoint.scheme(),
+            schemes().collect::<Vec<_>>().join(", ")
+        ))
+    })
+}
+
+fn not_compiled_in(row: &Scheme) -> Error {
+    Error::Config(format!(
+        "the engine for {}: URLs is not compiled in; switch on the feature {:?}",
+        row.scheme, row.feature
+    ))
 }
 
 #[cfg(test)]
@@ -74,5 +105,17 @@ mod tests {
         let endpoint = Endpoint::parse("gopher://me:canary@host").unwrap();
         let message = open(endpoint).await.unwrap_err().to_string();
         assert_eq!(message, "there is no engine for gopher: URLs; the schemes are: file, memory");
+    }
+
+    #[tokio::test]
+    async fn what_is_told_without_opening_is_what_the_open_engine_says() {
+        let mut told = 0;
+        for (scheme, guarantees) in engines().filter(|(_, g)| g.engine == "memory") {
+            let endpoint = Endpoint::parse(&format!("{scheme}:")).unwrap();
+            assert_eq!(super::guarantees(&endpoint).unwrap(), guarantees);
+            assert_eq!(open(endpoint).await.unwrap().guarantees(), guarantees);
+            told += 1;
+        }
+        assert_eq!(told, usize::from(cfg!(feature = "memory")));
     }
 }

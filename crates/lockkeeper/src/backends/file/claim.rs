@@ -50,7 +50,9 @@ enum Obstacle {
     /// Nothing changes before this byte is free.
     Byte(Bytes),
     /// All permits are taken, and we are first in line.
-    Full { looks: u32 },
+    Full {
+        looks: u32,
+    },
 }
 
 impl FileClaim {
@@ -103,7 +105,8 @@ impl FileClaim {
         let used: Vec<usize> = living.iter().map(|(at, _)| *at).collect();
         living.retain(|(_, record)| Some(record.number) != own && record.state != State::Broken);
         let line: Vec<Record> = living.into_iter().map(|(_, record)| record).collect();
-        if let Some(other) = line.iter().find(|other| !queue::mixes(self.request.mode, other.mode)) {
+        if let Some(other) = line.iter().find(|other| !queue::mixes(self.request.mode, other.mode))
+        {
             let found =
                 format!("it is used as {} and was asked for as {}", other.mode, self.request.mode);
             return Err(Error::Conflict { key: self.request.key.clone(), found });
@@ -129,7 +132,8 @@ impl FileClaim {
         if turn == Turn::In {
             record.state = State::Granted;
             if let Mode::Permits { take, .. } = self.request.mode {
-                record.slots = queue::free_slots(line.iter().flat_map(|other| other.slots.clone()), take);
+                record.slots =
+                    queue::free_slots(line.iter().flat_map(|other| other.slots.clone()), take);
             }
             if self.request.mode != Mode::Read {
                 file.fence = file.fence.after(SystemTime::now());
@@ -199,7 +203,8 @@ impl FileClaim {
         let (Some((number, _)), Some(opened)) = (self.place.take(), &self.opened) else {
             return Ok(());
         };
-        kernel::unlock(&opened.file, both(number)).map_err(|error| failed("unlock a lock file", error))
+        kernel::unlock(&opened.file, both(number))
+            .map_err(|error| failed("unlock a lock file", error))
     }
 }
 

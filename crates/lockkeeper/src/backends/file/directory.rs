@@ -138,7 +138,8 @@ impl Directory {
             return Vec::new();
         }
         // Everything here is for tidiness alone: what fails is left to the next one.
-        let Ok(file) = OpenOptions::new().write(true).create(true).truncate(true).mode(self.mode).open(&stamp)
+        let Ok(file) =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(self.mode).open(&stamp)
         else {
             return Vec::new();
         };
@@ -171,9 +172,9 @@ fn file_name(key: &str) -> String {
     }
     if name.len() > LONGEST_NAME {
         // `=` never comes out of the spelling above.
-        name = Sha256::digest(key.as_bytes()).iter().fold("=".to_owned(), |name, byte| {
-            name + &format!("{byte:02x}")
-        });
+        name = Sha256::digest(key.as_bytes())
+            .iter()
+            .fold("=".to_owned(), |name, byte| name + &format!("{byte:02x}"));
     }
     name + SUFFIX
 }
@@ -189,7 +190,22 @@ mod tests {
     #[test]
     fn names_are_plain_short_and_differ() {
         let keys = [
-            "a", "A", "a ", "a/b", "a%2fb", "..", ".", "../a", "é", "e\u{301}", "%", "=", "{a}", "*", "'", "\u{202e}a",
+            "a",
+            "A",
+            "a ",
+            "a/b",
+            "a%2fb",
+            "..",
+            ".",
+            "../a",
+            "é",
+            "e\u{301}",
+            "%",
+            "=",
+            "{a}",
+            "*",
+            "'",
+            "\u{202e}a",
         ];
         let names: HashSet<_> = keys.iter().map(|key| file_name(key)).collect();
         assert_eq!(names.len(), keys.len());

@@ -44,6 +44,20 @@ const SPARE: usize = 64;
 /// How much of a lock file is read at once; the rest only if there is more.
 const PAGE: usize = HEAD + 2 * RECORD;
 
+/// What this engine promises.
+pub(crate) const GUARANTEES: Guarantees = Guarantees {
+    engine: "file",
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    order: Order::Fifo,
+    fence: FenceSource::Hybrid,
+    death: Death::AtOnce,
+    wakeup: Wakeup::Kernel,
+    scope: Scope::Machine,
+    survives: Survives::NothingApart,
+    reentrance: Reentrance::Store,
+};
+
 /// Locks in a directory of this machine.
 #[derive(Debug, Clone)]
 pub struct Files {
@@ -107,18 +121,7 @@ pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
 #[async_trait]
 impl Backend for Files {
     fn guarantees(&self) -> Guarantees {
-        Guarantees {
-            engine: "file",
-            read_write: Support::Yes,
-            semaphore: Support::Yes,
-            order: Order::Fifo,
-            fence: FenceSource::Hybrid,
-            death: Death::AtOnce,
-            wakeup: Wakeup::Kernel,
-            scope: Scope::Machine,
-            survives: Survives::NothingApart,
-            reentrance: Reentrance::Store,
-        }
+        GUARANTEES
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
@@ -333,7 +336,8 @@ impl Opened {
         let expected = Record::granted_text(number);
         let mut text = [0; 64];
         let place = (HEAD + at * RECORD) as u64;
-        let length = self.file.read_at(&mut text, place).map_err(|e| failed("read a lock file", e))?;
+        let length =
+            self.file.read_at(&mut text, place).map_err(|e| failed("read a lock file", e))?;
         Ok(text[..length].starts_with(expected.as_bytes()))
     }
 
@@ -367,7 +371,10 @@ impl Opened {
                         .map_err(|error| failed("look at a lock file", error))?;
             if lives {
                 let Some(record) = left.read() else {
-                    return Err(failed("read a lock file", io::Error::other("a living claim's record is damaged")));
+                    return Err(failed(
+                        "read a lock file",
+                        io::Error::other("a living claim's record is damaged"),
+                    ));
                 };
                 living.push((at, record));
             }

@@ -110,7 +110,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_passes_a_holder_or_those_who_wait_for_it() {
-        let mut records: Vec<Record> = (1..=2).map(|number| Record::new(&request(), number)).collect();
+        let mut records: Vec<Record> =
+            (1..=2).map(|number| Record::new(&request(), number)).collect();
         records[0].state = State::Granted;
         let mut sleepers = Sleepers::default();
         for _ in 0..3 {
