@@ -64,7 +64,8 @@ impl Care<'_> {
         job.foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
         let foreground = job.foreground;
         let child = Child::start(job, self.deadline())?;
-        let mut watch = Watch { care: self, child, terminal, stopped: false, lost: None, max_hold: false };
+        let mut watch =
+            Watch { care: self, child, terminal, stopped: false, lost: None, max_hold: false };
         let ended = watch.to_the_end(&name).await;
         if foreground && let Some(terminal) = &watch.terminal {
             terminal.take_back();
@@ -188,7 +189,9 @@ impl Watch<'_> {
                 lockkeeper::Error::Lost { reason, .. } => reason.to_string(),
                 other => other.to_string(),
             };
-            self.care.say.warn(format_args!("the lock was lost while the command was stopped: {reason}"));
+            self.care
+                .say
+                .warn(format_args!("the lock was lost while the command was stopped: {reason}"));
             self.lost = Some(reason);
             // TERM would need the command to run.
             self.child.order(Order::Deadline(Deadline { term: 0, kill: 0 }));
@@ -220,7 +223,10 @@ fn not_started(name: &str, errno: i32) -> Failure {
         nix::errno::Errno::ENOENT => {
             Failure::new(exit::NOT_FOUND, format!("{name}: command not found"))
         }
-        other => Failure::new(exit::NOT_EXECUTABLE, format!("{name}: cannot be executed: {}", other.desc())),
+        other => Failure::new(
+            exit::NOT_EXECUTABLE,
+            format!("{name}: cannot be executed: {}", other.desc()),
+        ),
     }
 }
 

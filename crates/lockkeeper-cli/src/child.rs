@@ -96,7 +96,9 @@ impl Child {
         while let Some(group) = self.group
             && killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH)
         {
-            while waitpid(None, Some(WaitPidFlag::WNOHANG)).is_ok_and(|status| status.pid().is_some()) {}
+            while waitpid(None, Some(WaitPidFlag::WNOHANG))
+                .is_ok_and(|status| status.pid().is_some())
+            {}
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -143,7 +145,6 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
     // If somebody kills the guardian, the command's orphans come to us.
     let _ = prctl::set_child_subreaper(true);
     // This very program, also if its file was replaced while we waited for the lock.
-    let guardian =
-        posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)?;
+    let guardian = posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)?;
     Ok(Child { leash, orders, guardian, group: None, heard: Vec::new() })
 }

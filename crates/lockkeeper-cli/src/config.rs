@@ -60,7 +60,9 @@ impl Config {
             }
             Err(error) => {
                 let path = path.display();
-                return Err(Failure::usage(format!("cannot read the configuration {path}: {error}")));
+                return Err(Failure::usage(format!(
+                    "cannot read the configuration {path}: {error}"
+                )));
             }
         };
         if text.is_empty() {
@@ -110,7 +112,9 @@ impl Config {
         };
         named.map_or(Ok(OnLost::Term), |word| {
             OnLost::from_str(&word, false).map_err(|_| {
-                Failure::usage(format!("on-lost cannot be {word:?}; it is one of: term, kill, ignore"))
+                Failure::usage(format!(
+                    "on-lost cannot be {word:?}; it is one of: term, kill, ignore"
+                ))
             })
         })
     }

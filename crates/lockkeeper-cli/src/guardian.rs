@@ -249,7 +249,11 @@ impl Guardian {
     }
 
     fn set_timer(&mut self) -> nix::Result<()> {
-        let next = if self.ending { self.deadline.kill } else { self.deadline.term.min(self.deadline.kill) };
+        let next = if self.ending {
+            self.deadline.kill
+        } else {
+            self.deadline.term.min(self.deadline.kill)
+        };
         if next == u64::MAX {
             return self.timer.unset();
         }

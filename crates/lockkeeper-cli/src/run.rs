@@ -63,10 +63,8 @@ fn verdict(end: &End, say: Say, status: &mut Status) -> u8 {
         How::Exited(code) => status.child_code = Some(code),
         How::Signalled(signal) => status.child_signal = Some(signal),
     }
-    let times = care::times(
-        Duration::from_secs_f64(status.waited),
-        Duration::from_secs_f64(status.held),
-    );
+    let times =
+        care::times(Duration::from_secs_f64(status.waited), Duration::from_secs_f64(status.held));
     say.note(times);
     if let Some(reason) = &end.lost {
         status.outcome = "lost";
@@ -108,7 +106,9 @@ async fn hold_and_run(
         let timeline = Timeline::new(Limit::None, grace, on_lost)?;
         let max_hold = args.max_hold;
         say.note("entered again: an outer run holds the lock for this owner");
-        return Care { guard: None, timeline, ttl, max_hold, signals, say }.run(job(Vec::new(), None)).await;
+        return Care { guard: None, timeline, ttl, max_hold, signals, say }
+            .run(job(Vec::new(), None))
+            .await;
     }
 
     let started = Instant::now();
@@ -117,7 +117,9 @@ async fn hold_and_run(
             let client = Client::connect(endpoint.expose().as_str()).await?;
             let guarantees = client.guarantees();
             if guarantees.scope == Scope::Process {
-                say.warn(format_args!("{place} excludes only inside one process: this keeps nobody out"));
+                say.warn(format_args!(
+                    "{place} excludes only inside one process: this keeps nobody out"
+                ));
             }
             let limit = match args.lease {
                 Some(lease) => Limit::Fixed(lease),

@@ -51,7 +51,8 @@ impl Status {
     /// Writes a file that is either not there or whole.
     pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
         let text = self.to_json() + "\n";
-        let refuse = |error| Failure::own(format_args!("write the status file {}", path.display()), error);
+        let refuse =
+            |error| Failure::own(format_args!("write the status file {}", path.display()), error);
         let mut beside = path.as_os_str().to_owned();
         beside.push(format!(".{}", std::process::id()));
         let beside = Path::new(&beside);
