@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use serde::{Deserialize, Serialize};
 
 /// Shown by `lockkeeper` alone. All of it works on a machine with nothing installed.
 pub(crate) const EXAMPLES: &str = "\
@@ -170,7 +171,7 @@ pub(crate) struct Where {
 }
 
 /// How a lock is asked for.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Default, Serialize, Deserialize)]
 pub(crate) struct Terms {
     /// Do not wait: exit 75 if the lock is busy
     #[arg(short = 'n', long, visible_alias = "nb", conflicts_with = "wait")]

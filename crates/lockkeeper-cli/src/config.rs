@@ -119,7 +119,7 @@ impl Config {
         })
     }
 
-    /// Opens the engine, and warns of one that keeps nobody out.
+    /// Opens the engine.
     pub(crate) async fn connect(&self, place: &Where) -> Result<Client, Failure> {
         Ok(Client::connect(self.endpoint(place)?.expose().as_str()).await?)
     }

@@ -9,7 +9,10 @@ mod child;
 mod config;
 mod exit;
 mod guardian;
+mod handle;
+mod holder;
 mod leash;
+mod once;
 mod run;
 mod say;
 mod signals;
@@ -34,26 +37,35 @@ fn main() -> ExitCode {
         print!("{}", args::EXAMPLES);
         return ExitCode::SUCCESS;
     }
+    if std::env::args_os().nth(1).is_some_and(|verb| verb == holder::VERB) {
+        return exit::report(block_on(holder::main()));
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return misread(&error),
     };
-    let code = exit::report(dispatch(cli));
-    code
+    exit::report(dispatch(cli))
 }
 
-fn dispatch(cli: Cli) -> exit::Outcome {
+fn block_on(work: impl Future<Output = exit::Outcome>) -> exit::Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::own("start", error))?;
-    let outcome = match cli.verb {
-        Verb::Run(args) => runtime.block_on(run::run(*args)),
-        _ => Err(Failure::usage("not yet")),
-    };
+    let outcome = runtime.block_on(work);
     // A thread may still be blocked in the kernel, waiting for a lock that nobody wants any more.
     runtime.shutdown_background();
     outcome
+}
+
+fn dispatch(cli: Cli) -> exit::Outcome {
+    match cli.verb {
+        Verb::Run(args) => block_on(run::run(*args)),
+        Verb::Acquire(args) => block_on(handle::acquire(args)),
+        Verb::Renew(args) => handle::renew(&args),
+        Verb::Release(args) => handle::release(&args),
+        _ => Err(Failure::usage("not yet")),
+    }
 }
 
 /// Help goes to stdout; everything else is bad usage, and says what would have been right.

@@ -14,6 +14,7 @@ use crate::care::{self, Care, End, How};
 use crate::child::Job;
 use crate::config::Config;
 use crate::exit::{self, Failure};
+use crate::once;
 use crate::say::Say;
 use crate::signals::Signals;
 use crate::status::{Status, seconds};
@@ -32,11 +33,10 @@ pub(crate) async fn run(args: Run) -> exit::Outcome {
         }
         Err(failure) => {
             status.fail(&failure);
-            let busy = status.outcome == "busy";
-            if !busy && !failure.message.is_empty() {
-                say.warn(&failure.message);
-            } else if busy {
-                say.note(&failure.message);
+            match failure.code {
+                exit::BUSY if args.skip_ok => say.note(&failure.message),
+                _ if failure.message.is_empty() => {}
+                _ => say.warn(&failure.message),
             }
             match failure.code {
                 exit::BUSY if args.skip_ok => 0,
@@ -112,66 +112,78 @@ async fn hold_and_run(
     }
 
     let started = Instant::now();
-    let (client, guard, timeline) = {
-        let acquire = async {
-            let client = Client::connect(endpoint.expose().as_str()).await?;
-            let guarantees = client.guarantees();
-            if guarantees.scope == Scope::Process {
-                say.warn(format_args!(
-                    "{place} excludes only inside one process: this keeps nobody out"
-                ));
-            }
-            let limit = match args.lease {
-                Some(lease) => Limit::Fixed(lease),
-                None if guarantees.death == Death::AtOnce => Limit::None,
-                None => Limit::Renewed(ttl),
-            };
-            let timeline = Timeline::new(limit, grace, on_lost)?;
-            let lock = lock(&client, &args.key, &args.terms).owner(&owner);
-            let lock = match limit {
-                Limit::None => lock.ttl(ttl),
-                Limit::Renewed(ttl) => lock.ttl(ttl).margin(timeline.notice(ttl)),
-                Limit::Fixed(lease) => lock.lease(lease).margin(timeline.notice(lease)),
-            };
-            match acquire(lock, &args.terms).await? {
-                Some(guard) => Ok((client, guard, timeline)),
-                None => Err(Failure::new(exit::BUSY, format!("lock {:?} is busy", args.key))),
-            }
-        };
-        let acquired = interruptible(acquire, signals).await;
-        status.waited = seconds(started.elapsed());
-        acquired.inspect_err(|failure| {
-            if failure.message.is_empty() {
-                status.outcome = "interrupted";
-            }
-        })?
+    let url = endpoint.expose().as_str();
+    let connected = interruptible(async { Ok(Client::connect(url).await?) }, signals).await;
+    let client = connected.inspect_err(|failure| status.interrupted(failure))?;
+    let guarantees = client.guarantees();
+    if guarantees.scope == Scope::Process {
+        say.warn(format_args!("{place} excludes only inside one process: this keeps nobody out"));
+    }
+    let limit = match args.lease {
+        Some(lease) => Limit::Fixed(lease),
+        None if guarantees.death == Death::AtOnce => Limit::None,
+        None => Limit::Renewed(ttl),
     };
-    let granted = Instant::now();
-    status.fence = Some(guard.fence().get());
-    say.note(format_args!("lock {:?} is ours, fence {}", args.key, guard.fence()));
-    let environment = vec![
-        ("LOCKKEEPER_KEY", args.key.clone()),
+    let timeline = Timeline::new(limit, grace, on_lost)?;
+    let lock = lock(&client, &args.key, &args.terms).owner(&owner);
+    let lock = match limit {
+        Limit::None => lock.ttl(ttl),
+        Limit::Renewed(ttl) => lock.ttl(ttl).margin(timeline.notice(ttl)),
+        Limit::Fixed(lease) => lock.lease(lease).margin(timeline.notice(lease)),
+    };
+    let acquired = interruptible(acquire(lock, &args.key, &args.terms), signals).await;
+    status.waited = seconds(started.elapsed());
+    let ended = match acquired {
+        Ok(guard) => {
+            let granted = Instant::now();
+            let care = Care { guard: Some(&guard), timeline, ttl, max_hold: args.max_hold, signals, say };
+            let environment = environment(&guard, &owner, place);
+            status.fence = Some(guard.fence().get());
+            let marked = match args.once_per {
+                Some(slot) => once::mark(&client, url, &args.key, slot, signals).await,
+                None => Ok(()),
+            };
+            let mut ended = match marked {
+                Ok(()) => care.run(job(environment, guard.bequeath())).await,
+                Err(failure) => Err(failure),
+            };
+            if ended.is_ok() && let Some(least) = args.min_hold {
+                wait_out(&guard, granted, least, signals).await;
+            }
+            status.held = seconds(granted.elapsed());
+            let released = release(guard, say).await;
+            if let (Ok(end), Some(reason)) = (&mut ended, released) {
+                end.lost.get_or_insert(reason);
+            }
+            ended
+        }
+        Err(failure) => {
+            status.interrupted(&failure);
+            Err(failure)
+        }
+    };
+    // What was begun in the background, a release or the undoing of a claim, ends before we do.
+    client.close().await;
+    ended
+}
+
+fn environment(guard: &Guard, owner: &Owner, place: String) -> Vec<(&'static str, String)> {
+    vec![
+        ("LOCKKEEPER_KEY", guard.key().to_string()),
         ("LOCKKEEPER_FENCE", guard.fence().to_string()),
         ("LOCKKEEPER_OWNER", owner.id().to_owned()),
         ("LOCKKEEPER_URL", place),
         ("LOCKKEEPER_HELD", "1".to_owned()),
-    ];
-    let care = Care { guard: Some(&guard), timeline, ttl, max_hold: args.max_hold, signals, say };
-    let mut ended = care.run(job(environment, guard.bequeath())).await;
-    if let Some(until) = args.min_hold.and_then(|least| granted.checked_add(least)) {
-        tokio::select! {
-            () = tokio::time::sleep_until(until) => {}
-            _ = signals.next() => {}
-            _ = guard.lost() => {}
-        }
+    ]
+}
+
+/// Keeps the lock until `least` has passed since the grant, unless somebody is in a hurry.
+async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Signals) {
+    tokio::select! {
+        () = tokio::time::sleep(least.saturating_sub(granted.elapsed())) => {}
+        _ = signals.next() => {}
+        _ = guard.lost() => {}
     }
-    status.held = seconds(granted.elapsed());
-    let released = release(guard, say).await;
-    if let (Ok(end), Some(reason)) = (&mut ended, released) {
-        end.lost.get_or_insert(reason);
-    }
-    client.close().await;
-    ended
 }
 
 /// The lock that was asked for, without its duration.
@@ -191,14 +203,14 @@ pub(crate) fn lock(client: &Client, key: &str, terms: &Terms) -> Lock {
     lock
 }
 
-/// Takes the lock as asked: once, for a while, or for as long as it takes. `None` means busy.
-pub(crate) async fn acquire(lock: Lock, terms: &Terms) -> Result<Option<Guard>, Failure> {
-    match terms.wait {
-        _ if terms.nonblock => Ok(lock.try_acquire().await?),
-        Some(limit) if limit.is_zero() => Ok(lock.try_acquire().await?),
-        Some(limit) => Ok(Some(lock.acquire_within(limit).await?)),
-        None => Ok(Some(lock.acquire().await?)),
-    }
+/// Takes the lock as asked: once, for a while, or for as long as it takes.
+pub(crate) async fn acquire(lock: Lock, key: &str, terms: &Terms) -> Result<Guard, Failure> {
+    let guard = match terms.wait {
+        Some(limit) if !limit.is_zero() => return Ok(lock.acquire_within(limit).await?),
+        None if !terms.nonblock => return Ok(lock.acquire().await?),
+        _ => lock.try_acquire().await?,
+    };
+    guard.ok_or_else(|| Failure::new(exit::BUSY, format!("lock {key:?} is busy")))
 }
 
 /// Does something until a signal says otherwise; then nothing is left of it.

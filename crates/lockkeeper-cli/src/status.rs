@@ -32,7 +32,7 @@ pub(crate) struct Status {
 impl Status {
     /// The outcome of a failure that was not told otherwise.
     pub(crate) fn fail(&mut self, failure: &Failure) {
-        self.reason = Some(failure.message.clone());
+        self.reason = Some(failure.message.clone()).filter(|reason| !reason.is_empty());
         if self.outcome.is_empty() {
             self.outcome = match failure.code {
                 exit::USAGE => "usage",
@@ -41,6 +41,13 @@ impl Status {
                 exit::BUSY => "busy",
                 _ => "failed",
             };
+        }
+    }
+
+    /// A failure without words is a signal that came while we waited.
+    pub(crate) fn interrupted(&mut self, failure: &Failure) {
+        if failure.message.is_empty() {
+            self.outcome = "interrupted";
         }
     }
 

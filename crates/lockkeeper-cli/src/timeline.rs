@@ -74,9 +74,6 @@ impl Timeline {
         self.grace + self.margin + lease / 100 + Duration::from_millis(2)
     }
 
-    pub(crate) fn grace(&self) -> Duration {
-        self.grace
-    }
 
     /// The deadline of a command whose lock is valid for `remaining`, if nothing renews it.
     pub(crate) fn deadline(&self, remaining: Duration) -> Deadline {
