@@ -38,6 +38,8 @@ pub(crate) struct End {
     pub(crate) max_hold: bool,
     /// Whether it had the terminal, and Ctrl-C ended it: then we end the same way.
     pub(crate) interrupted: bool,
+    /// Whether a signal that usually ends a program came through us, or by Ctrl-C.
+    pub(crate) asked_to_end: bool,
 }
 
 /// How the command ended.
@@ -64,17 +66,24 @@ impl Care<'_> {
         job.foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
         let foreground = job.foreground;
         let child = Child::start(job, self.deadline())?;
-        let mut watch =
-            Watch { care: self, child, terminal, stopped: false, lost: None, max_hold: false };
+        let mut watch = Watch {
+            care: self,
+            child,
+            terminal,
+            stopped: false,
+            lost: None,
+            max_hold: false,
+            asked_to_end: false,
+        };
         let ended = watch.to_the_end(&name).await;
         if foreground && let Some(terminal) = &watch.terminal {
             terminal.take_back();
         }
-        let Watch { child, lost, max_hold, .. } = watch;
+        let Watch { child, lost, max_hold, asked_to_end, .. } = watch;
         child.finish();
         let how = ended?;
         let interrupted = foreground && how == How::Signalled(Signal::SIGINT as i32);
-        Ok(End { how, lost, max_hold, interrupted })
+        Ok(End { how, lost, max_hold, interrupted, asked_to_end: asked_to_end || interrupted })
     }
 
     /// What the guardian has to know if we never speak again.
@@ -97,6 +106,7 @@ struct Watch<'a> {
     stopped: bool,
     lost: Option<String>,
     max_hold: bool,
+    asked_to_end: bool,
 }
 
 impl Watch<'_> {
@@ -144,7 +154,11 @@ impl Watch<'_> {
         match signal {
             Signal::SIGCONT if self.stopped => self.resume(),
             Signal::SIGCONT => {}
-            other => self.child.order(Order::Signal(other as i32)),
+            other => {
+                self.asked_to_end |=
+                    !matches!(other, Signal::SIGTSTP | Signal::SIGUSR1 | Signal::SIGUSR2);
+                self.child.order(Order::Signal(other as i32));
+            }
         }
     }
 

@@ -157,7 +157,9 @@ fn directory() -> Result<PathBuf, Failure> {
     if !about.is_dir() || about.uid() != user.as_raw() || about.mode() & 0o077 != 0 {
         return Err(Failure::new(
             exit::OWN,
-            format!("{shown} must be a directory of your own that nobody else can enter (mode 0700)"),
+            format!(
+                "{shown} must be a directory of your own that nobody else can enter (mode 0700)"
+            ),
         ));
     }
     Ok(path)

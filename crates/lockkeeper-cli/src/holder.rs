@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -83,6 +84,7 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
     let request = serde_json::to_string(request).expect("plain fields serialize") + "\n";
     // Not waited for: it outlives us. Init, or whoever reaps here, takes care of it in the end.
     Command::new("/proc/self/exe")
+        .arg0("lockkeeper")
         .arg(VERB)
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::null())
@@ -132,7 +134,8 @@ pub(crate) async fn main() -> exit::Outcome {
             let handle = socket.handle.to_string();
             let fence = guard.fence().get();
             if tell(&Reply::Granted(Granted { handle, fence, pid: std::process::id() })) {
-                let _ = nix::unistd::close(0);
+                // The number stays taken, so that nothing else becomes standard input.
+                let _ = fs::File::open("/dev/null").map(nix::unistd::dup2_stdin);
                 keep(guard, &socket, &request, &signals).await;
             }
             client.close().await;
@@ -143,7 +146,8 @@ pub(crate) async fn main() -> exit::Outcome {
 
 /// Takes the lock, unless the one who started us is gone before.
 async fn hold(request: &Request, signals: &Signals) -> Result<(Client, Guard, Socket), Failure> {
-    let starter = io::stdin().as_fd().try_clone_to_owned().map_err(|e| Failure::own("listen", e))?;
+    let starter =
+        io::stdin().as_fd().try_clone_to_owned().map_err(|e| Failure::own("listen", e))?;
     let starter = StdStream::from(starter);
     let own = |error: io::Error| Failure::own("listen to who started this", error);
     starter.set_nonblocking(true).map_err(own)?;

@@ -7,16 +7,22 @@ mod args;
 mod care;
 mod child;
 mod config;
+mod doctor;
+mod elect;
 mod exit;
+mod explain;
 mod guardian;
 mod handle;
 mod holder;
 mod leash;
+mod look;
+mod manual;
 mod once;
 mod run;
 mod say;
 mod signals;
 mod status;
+mod table;
 mod terminal;
 mod timeline;
 
@@ -64,7 +70,16 @@ fn dispatch(cli: Cli) -> exit::Outcome {
         Verb::Acquire(args) => block_on(handle::acquire(args)),
         Verb::Renew(args) => handle::renew(&args),
         Verb::Release(args) => handle::release(&args),
-        _ => Err(Failure::usage("not yet")),
+        Verb::Ls(args) => block_on(look::ls(args)),
+        Verb::Show(args) => block_on(look::show(args)),
+        Verb::Watch(args) => block_on(look::watch(args)),
+        Verb::Break(args) => block_on(look::break_lock(args)),
+        Verb::Elect(args) => block_on(elect::elect(*args)),
+        Verb::Explain(args) => explain::explain(args),
+        Verb::Doctor(args) => block_on(doctor::doctor(args)),
+        Verb::Bench(_) => Err(Failure::usage("not yet")),
+        Verb::Completions(args) => manual::completions(&args),
+        Verb::Man(args) => manual::man(args),
     }
 }
 

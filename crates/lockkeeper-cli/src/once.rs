@@ -41,7 +41,11 @@ pub(crate) async fn mark(
     let request = Request {
         url: url.to_owned(),
         key,
-        terms: Terms { nonblock: true, note: Some("mark of --once-per".to_owned()), ..Terms::default() },
+        terms: Terms {
+            nonblock: true,
+            note: Some("mark of --once-per".to_owned()),
+            ..Terms::default()
+        },
         ttl: lockkeeper::DEFAULT_TTL,
         owner: Owner::new().id().to_owned(),
         lease,
@@ -62,7 +66,10 @@ fn slot(key: &str, now: Duration, length: Duration) -> Result<(String, Duration)
     }
     let end = (now / slot + 1) * slot;
     let left = Duration::from_nanos(u64::try_from(end - now).unwrap_or(u64::MAX));
-    Ok((format!("{key}#once-per/{}s/{}", length.as_secs_f64(), now / slot), left + SKEW.min(length)))
+    Ok((
+        format!("{key}#once-per/{}s/{}", length.as_secs_f64(), now / slot),
+        left + SKEW.min(length),
+    ))
 }
 
 #[cfg(test)]

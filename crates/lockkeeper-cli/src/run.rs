@@ -58,7 +58,8 @@ pub(crate) async fn run(args: Run) -> exit::Outcome {
     Ok(code)
 }
 
-fn verdict(end: &End, say: Say, status: &mut Status) -> u8 {
+/// What the end of a command means: the code, and the rest of the status.
+pub(crate) fn verdict(end: &End, say: Say, status: &mut Status) -> u8 {
     match end.how {
         How::Exited(code) => status.child_code = Some(code),
         How::Signalled(signal) => status.child_signal = Some(signal),
@@ -136,7 +137,8 @@ async fn hold_and_run(
     let ended = match acquired {
         Ok(guard) => {
             let granted = Instant::now();
-            let care = Care { guard: Some(&guard), timeline, ttl, max_hold: args.max_hold, signals, say };
+            let care =
+                Care { guard: Some(&guard), timeline, ttl, max_hold: args.max_hold, signals, say };
             let environment = environment(&guard, &owner, place);
             status.fence = Some(guard.fence().get());
             let marked = match args.once_per {
@@ -147,7 +149,9 @@ async fn hold_and_run(
                 Ok(()) => care.run(job(environment, guard.bequeath())).await,
                 Err(failure) => Err(failure),
             };
-            if ended.is_ok() && let Some(least) = args.min_hold {
+            if ended.is_ok()
+                && let Some(least) = args.min_hold
+            {
                 wait_out(&guard, granted, least, signals).await;
             }
             status.held = seconds(granted.elapsed());
@@ -167,7 +171,12 @@ async fn hold_and_run(
     ended
 }
 
-fn environment(guard: &Guard, owner: &Owner, place: String) -> Vec<(&'static str, String)> {
+/// What the command is told about its lock.
+pub(crate) fn environment(
+    guard: &Guard,
+    owner: &Owner,
+    place: String,
+) -> Vec<(&'static str, String)> {
     vec![
         ("LOCKKEEPER_KEY", guard.key().to_string()),
         ("LOCKKEEPER_FENCE", guard.fence().to_string()),

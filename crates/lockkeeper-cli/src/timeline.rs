@@ -74,7 +74,6 @@ impl Timeline {
         self.grace + self.margin + lease / 100 + Duration::from_millis(2)
     }
 
-
     /// The deadline of a command whose lock is valid for `remaining`, if nothing renews it.
     pub(crate) fn deadline(&self, remaining: Duration) -> Deadline {
         if remaining == Duration::MAX || self.on_lost == OnLost::Ignore {
