@@ -4,6 +4,7 @@
 //! [`child`] that a [`guardian`] process keeps on a [`leash`], on the [`timeline`] that a lease sets.
 
 mod args;
+mod bench;
 mod care;
 mod child;
 mod config;
@@ -25,7 +26,9 @@ mod status;
 mod table;
 mod terminal;
 mod timeline;
+mod worker;
 
+use std::ffi::OsStr;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -35,16 +38,18 @@ use crate::args::{Cli, Verb};
 use crate::exit::Failure;
 
 fn main() -> ExitCode {
-    let mut raw = std::env::args_os();
-    if raw.nth(1).is_some_and(|verb| verb == guardian::VERB) {
-        guardian::main(raw);
+    let mut raw = std::env::args_os().skip(1);
+    let verb = raw.next();
+    // The hidden verbs: this program starts itself again. They come first because they are to be fast.
+    match verb.as_deref().and_then(OsStr::to_str) {
+        Some(guardian::VERB) => guardian::main(raw),
+        Some(holder::VERB) => return exit::report(block_on(holder::main())),
+        Some(worker::VERB) => return exit::report(block_on(worker::main())),
+        _ => {}
     }
-    if std::env::args_os().len() <= 1 {
+    if verb.is_none() {
         print!("{}", args::EXAMPLES);
         return ExitCode::SUCCESS;
-    }
-    if std::env::args_os().nth(1).is_some_and(|verb| verb == holder::VERB) {
-        return exit::report(block_on(holder::main()));
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -77,7 +82,7 @@ fn dispatch(cli: Cli) -> exit::Outcome {
         Verb::Elect(args) => block_on(elect::elect(*args)),
         Verb::Explain(args) => explain::explain(args),
         Verb::Doctor(args) => block_on(doctor::doctor(args)),
-        Verb::Bench(_) => Err(Failure::usage("not yet")),
+        Verb::Bench(args) => block_on(bench::bench(args)),
         Verb::Completions(args) => manual::completions(&args),
         Verb::Man(args) => manual::man(args),
     }
