@@ -40,7 +40,7 @@ fn a_hostile_note_cannot_move_the_cursor() {
     let mut holder = command.args(["\x1b[2Jgone", "--", "sleep", "60"]).spawn().unwrap();
     place.until("k", 1, 0);
     let shown = place.run("show k").exits(0).stdout;
-    assert!(shown.contains("\\u{1b}[2Jgone") && !shown.contains('\x1b'), "{shown}");
+    assert!(shown.contains("[2Jgone") && !shown.contains('\x1b'), "{shown}");
     holder.kill().unwrap();
     holder.wait().unwrap();
 }

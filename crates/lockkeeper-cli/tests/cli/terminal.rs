@@ -124,7 +124,7 @@ fn ctrl_z_stops_the_job_and_fg_resumes_it() {
         session.keys("lk run -n k true; echo code $?\n");
         session.shows("code 75");
         session.keys("fg\n");
-        session.shows("lk run k");
+        session.shows("\"$@\"");
     }
     session.keys("again\n");
     session.shows("got <again>");

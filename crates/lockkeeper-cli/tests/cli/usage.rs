@@ -24,7 +24,7 @@ fn alone_it_shows_three_examples_that_work() {
     let place = Place::new();
     let shown = place.run("").exits(0).stdout;
     let examples: Vec<_> =
-        shown.lines().filter_map(|line| line.trim().strip_prefix("lockkeeper ")).collect();
+        shown.lines().filter_map(|line| line.strip_prefix("  lockkeeper ")).collect();
     assert_eq!(examples.len(), 3, "{shown}");
     for example in examples {
         let words = example.split("   ").next().unwrap().replace("sleep 60", "sleep 0");
