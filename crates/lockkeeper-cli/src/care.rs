@@ -64,14 +64,11 @@ impl Care<'_> {
         let terminal = Terminal::open();
         let name = job.command[0].to_string_lossy().into_owned();
         job.foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
-        let foreground = job.foreground;
         let child = Child::start(job, self.deadline())?;
         let mut watch =
             Watch { care: self, child, terminal, lost: None, max_hold: false, asked_to_end: false };
         let ended = watch.until_the_end(&name).await;
-        if foreground && let Some(terminal) = &watch.terminal {
-            terminal.take_back();
-        }
+        let foreground = watch.take_terminal_back();
         let Watch { child, lost, max_hold, asked_to_end, .. } = watch;
         child.finish();
         let how = ended?;
@@ -176,14 +173,24 @@ impl Watch<'_> {
         let by_terminal = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU]
             .iter()
             .any(|stop| *stop as i32 == signal);
-        let Some(terminal) = self.terminal.as_ref().filter(|_| by_terminal) else { return };
-        terminal.take_back();
+        if self.terminal.is_none() || !by_terminal {
+            return;
+        }
+        self.take_terminal_back();
         if someone_would_continue_us() {
             stop();
             // Continued: SIGCONT is waiting to be read, and leads to `resume`.
         } else if signal == Signal::SIGTSTP as i32 {
             self.resume();
         }
+    }
+
+    /// Takes the terminal back from the command, if it had it. A job in the background must not.
+    fn take_terminal_back(&self) -> bool {
+        let group = self.child.group();
+        let ours =
+            self.terminal.as_ref().filter(|tty| group.is_some_and(|g| tty.has_foreground(g)));
+        ours.inspect(|terminal| terminal.take_back()).is_some()
     }
 
     /// Lets a stopped command go on, but only with its lock.
