@@ -157,11 +157,11 @@ fn table() -> String {
 |---|---|---|---|---|---|---|---|---|---|---|
 "
     .to_owned();
-    for (scheme, g) in backends::engines() {
+    for (url, g) in backends::ways() {
         let yes = |support| if support == Support::Yes { "yes" } else { "refused" };
         let cells = [
             g.engine,
-            &format!("`{scheme}:`"),
+            &format!("`{url}`"),
             match g.scope {
                 Scope::Process => "one process",
                 Scope::Machine => "one machine",
@@ -215,16 +215,16 @@ mod tests {
 
     #[test]
     fn every_engine_is_explained_with_promises_and_limits() {
-        for (scheme, guarantees) in backends::engines() {
+        for (url, guarantees) in backends::ways() {
             let text = sentences(&guarantees).join("\n");
-            assert!(text.contains("does not"), "{scheme}: {text}");
+            assert!(text.contains("does not"), "{url}: {text}");
             assert_eq!(sentences(&guarantees).len(), 10);
         }
     }
 
     #[test]
     fn the_table_has_a_row_per_engine() {
-        assert_eq!(table().lines().count(), 2 + backends::engines().count());
+        assert_eq!(table().lines().count(), 2 + backends::ways().count());
         let columns = |line: &str| line.matches('|').count();
         let counts: Vec<_> = table().lines().map(columns).collect();
         assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");

@@ -21,7 +21,6 @@ use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 use crate::lock::Terms;
 use crate::owner::Owner;
-use crate::telemetry;
 
 /// A lock that is held until the guard is released or dropped, or the lock is lost.
 ///
@@ -191,6 +190,8 @@ pub(crate) struct Hold {
     changed: Notify,
     /// Taken by whoever releases it.
     claim: Mutex<Option<Box<dyn Claim>>>,
+    /// From the grant until everyone has let go.
+    span: tracing::Span,
 }
 
 #[derive(Debug)]
@@ -215,9 +216,14 @@ impl Hold {
     ) -> (Arc<Self>, Guard) {
         let ttl = grant.lease.ttl;
         let limited = terms.fixed || !grant.bound;
-        // The end of a fixed lease is known from the start: nobody needs an early warning of it.
-        let usual = if terms.fixed { Duration::ZERO } else { ttl / 3 };
-        let margin = terms.margin.unwrap_or(usual);
+        let margin = terms.margin(ttl);
+        let span = tracing::debug_span!(
+            "hold",
+            key = %terms.key,
+            mode = %terms.mode,
+            fence = grant.fence.get(),
+            engine = inner.engine()
+        );
         let hold = Arc::new(Self {
             inner: inner.clone(),
             key: terms.key.clone(),
@@ -239,8 +245,9 @@ impl Hold {
             }),
             changed: Notify::new(),
             claim: Mutex::new(Some(claim)),
+            span,
         });
-        telemetry::held(inner.engine(), hold.mode);
+        inner.meters.held(hold.mode);
         let first = if terms.fixed { hold.until_signal().unwrap_or_default() } else { ttl / 3 };
         inner.keeper.watch(&hold, asked.runtime() + first);
         if let Some(gone) = grant.gone {
@@ -320,26 +327,29 @@ impl Hold {
         std::mem::replace(&mut self.state().due, due)
     }
 
-    /// A renewal that was asked for at `asked` was confirmed. Says how much time was left for it;
-    /// `None` when it came too late to matter.
-    pub(crate) fn renewed(&self, asked: Moment) -> Option<Duration> {
+    /// A renewal that was asked for at `asked` was confirmed. False when it came too late to matter.
+    pub(crate) fn renewed(&self, asked: Moment) -> bool {
         let now = self.inner.clock.now();
         let mut state = self.state();
         if state.over.is_some() {
-            return None;
+            return false;
         }
-        let Some(validity) = state.validity else { return Some(Duration::MAX) };
+        let Some(validity) = state.validity else {
+            self.inner.meters.renewed(None);
+            return true;
+        };
         let slack = validity.until_signal(&now);
         if slack.is_zero() {
-            return None;
+            return false;
         }
+        self.inner.meters.renewed(Some(slack));
         // Answers may come out of order; a later question is never undone by an earlier one.
         if asked.since(validity.from()) > Duration::ZERO {
             state.validity = Some(Validity::new(asked, self.ttl(), self.margin));
         }
         drop(state);
         self.look_at_the_clock();
-        Some(slack)
+        true
     }
 
     /// Makes everyone who waits for a loss count again.
@@ -360,10 +370,10 @@ impl Hold {
             }
         }
         let held = self.inner.clock.since(&self.since);
-        telemetry::ended(self.inner.engine(), self.mode, &loss, held);
+        self.inner.meters.ended(self.mode, &loss, held);
         self.inner.keeper.forget(self);
         if loss != Loss::Released {
-            tracing::warn!(key = %self.key, reason = %loss, "lock lost");
+            tracing::warn!(parent: &self.span, key = %self.key, reason = %loss, "lock lost");
             // Others in this process may ask for it again, as others elsewhere may.
             self.inner.local.leave(self);
             if loss == Loss::Ended && self.bound {

@@ -16,10 +16,13 @@ use crate::backend::{Backend, Renewal};
 use crate::clock::Clock;
 use crate::error::Loss;
 use crate::guard::Hold;
-use crate::telemetry;
+use crate::telemetry::{Call, Meters};
 
 /// How many leases go into one call.
 const BATCH: usize = 500;
+
+/// How many leases are looked at in one go.
+const PASS: usize = 8 * BATCH;
 
 /// How often the clocks are compared while anything is held, to notice a suspend.
 const TICK: Duration = Duration::from_secs(1);
@@ -76,7 +79,12 @@ impl Keeper {
     }
 
     /// The task. Ends when the client and all its guards are gone.
-    pub(crate) async fn run(self: Arc<Self>, backend: Arc<dyn Backend>, clock: Clock) {
+    pub(crate) async fn run(
+        self: Arc<Self>,
+        backend: Arc<dyn Backend>,
+        clock: Clock,
+        meters: Arc<Meters>,
+    ) {
         let mut last = clock.now();
         while !self.closed.load(Ordering::Relaxed) {
             let now = clock.now();
@@ -86,7 +94,8 @@ impl Keeper {
             last = now;
             let (due, next) = self.take_due(now.runtime());
             for batch in due.chunks(BATCH) {
-                tokio::spawn(renew(self.clone(), backend.clone(), batch.to_vec(), clock));
+                let (keeper, backend) = (self.clone(), backend.clone());
+                tokio::spawn(renew(keeper, backend, batch.to_vec(), clock, meters.clone()));
             }
             match next {
                 Some(next) => tokio::select! {
@@ -103,7 +112,10 @@ impl Keeper {
         let mut over = Vec::new();
         let mut batch = Vec::new();
         let mut rounds = self.lock();
-        while let Some(((at, _), hold)) = rounds.due.first_key_value() {
+        // A part at a time, so that nobody waits long for the lock.
+        while batch.len() < PASS
+            && let Some(((at, _), hold)) = rounds.due.first_key_value()
+        {
             // A little early, so that leases taken one after the other share a call ever after.
             if *at > now + hold.ttl() / 30 || (hold.is_fixed() && *at > now) {
                 break;
@@ -165,31 +177,31 @@ async fn renew(
     backend: Arc<dyn Backend>,
     holds: Vec<Arc<Hold>>,
     clock: Clock,
+    meters: Arc<Meters>,
 ) {
     let leases: Vec<_> = holds.iter().map(|hold| hold.lease().clone()).collect();
-    let engine = backend.guarantees().engine;
     let asked = clock.now();
-    let answers = telemetry::call(engine, "renew", backend.renew(&leases)).await;
+    let answers = meters.call(Call::Renew, backend.renew(&leases)).await;
     let answers = match answers {
         Ok(answers) => answers,
         Err(error) => {
             tracing::warn!(%error, leases = leases.len(), "a renewal got no answer; it is asked again");
-            telemetry::renewals(engine, "unknown", leases.len());
+            meters.renewals_unknown(leases.len());
             return;
         }
     };
     for (hold, answer) in holds.iter().zip(answers) {
         match answer {
             Renewal::Renewed => {
-                if let Some(slack) = hold.renewed(asked) {
-                    telemetry::renewed(engine, slack);
+                if hold.renewed(asked) {
                     keeper.watch(hold, asked.runtime() + hold.ttl() / 3);
                 }
             }
             Renewal::Gone => {
-                telemetry::renewals(engine, "gone", 1);
+                meters.renewal_gone();
                 hold.end(Loss::Gone);
             }
+            Renewal::Unknown => meters.renewals_unknown(1),
         }
     }
 }

@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use crate::backend::{Mode, Order, Request, Support};
 use crate::client::Inner;
+use crate::clock::usable;
 use crate::engine::{self, Backoff};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::key::Key;
 use crate::local::{Enter, Wake};
 use crate::owner::{Owner, Token};
-use crate::telemetry;
+use crate::telemetry::Outcome;
 
 /// How long a lock lasts after its holder died, unless set: the lease that the watchdog renews.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -30,8 +32,8 @@ const TTL_RANGE: std::ops::RangeInclusive<Duration> =
 #[must_use = "a lock does nothing before it is acquired"]
 pub struct Lock {
     inner: Arc<Inner>,
-    /// The key is checked when it is used, so that setters need no `?`.
-    name: String,
+    /// What is wrong with a key is said when it is used, so that setters need no `?`.
+    key: std::result::Result<Key, String>,
     mode: Mode,
     ttl: Duration,
     fixed: bool,
@@ -46,7 +48,7 @@ impl Lock {
     pub(crate) fn new(inner: &Arc<Inner>, name: &str, mode: Mode) -> Self {
         Self {
             inner: inner.clone(),
-            name: name.to_owned(),
+            key: Key::new(name).map_err(|error| error.to_string()),
             mode,
             ttl: DEFAULT_TTL,
             fixed: false,
@@ -153,10 +155,10 @@ impl Lock {
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
     pub async fn acquire_within(self, limit: Duration) -> Result<Guard> {
-        let name = self.name.clone();
+        let key = self.key()?;
         match self.pursue(false, Some(limit)).await? {
             Some(guard) => Ok(guard),
-            None => Err(Error::Timeout { key: Key::new(name)?, waited: limit }),
+            None => Err(Error::Timeout { key, waited: limit }),
         }
     }
 
@@ -195,8 +197,8 @@ impl Lock {
         Ok(done)
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+    pub(crate) fn key(&self) -> Result<Key> {
+        self.key.clone().map_err(Error::Config)
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -206,27 +208,29 @@ impl Lock {
     async fn pursue(self, once: bool, limit: Option<Duration>) -> Result<Option<Guard>> {
         let terms = self.terms()?;
         let inner = &self.inner;
-        let mut watch = Watch::new(inner.engine(), terms.mode);
+        let mut watch = Watch::new(inner, terms.mode);
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let span = tracing::debug_span!("acquire", key = %terms.key, mode = %terms.mode, engine = inner.engine());
+        let pursuit = line_up(inner, &terms, once).instrument(span);
         let result = match deadline {
-            None => line_up(inner, &terms, once).await,
-            Some(at) => match tokio::time::timeout_at(at, line_up(inner, &terms, once)).await {
+            None => pursuit.await,
+            Some(at) => match tokio::time::timeout_at(at, pursuit).await {
                 Ok(result) => result,
                 Err(_) => Ok(None),
             },
         };
         watch.outcome = match &result {
-            Ok(Some(_)) => "acquired",
-            Ok(None) if once => "busy",
-            Ok(None) => "timeout",
-            Err(_) => "error",
+            Ok(Some(_)) => Outcome::Acquired,
+            Ok(None) if once => Outcome::Busy,
+            Ok(None) => Outcome::Timeout,
+            Err(_) => Outcome::Error,
         };
         result
     }
 
     /// Checks everything, and refuses what the engine does not do before any I/O.
     fn terms(&self) -> Result<Terms> {
-        let key = Key::new(&self.name)?;
+        let key = self.key()?;
         let guarantees = &self.inner.guarantees;
         let refuse = |what: String| Error::Unsupported { engine: guarantees.engine, what };
         let support = match self.mode {
@@ -283,13 +287,24 @@ pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     pub(crate) fixed: bool,
     pub(crate) spin: Option<Backoff>,
-    pub(crate) margin: Option<Duration>,
     pub(crate) owner: Option<Owner>,
     fair: bool,
+    margin: Option<Duration>,
     note: Option<Arc<str>>,
 }
 
 impl Terms {
+    /// How long after the request left the holder of such a lease is told to stop.
+    pub(crate) fn signal_after(&self, ttl: Duration) -> Duration {
+        usable(ttl).min(ttl.saturating_sub(self.margin(ttl)))
+    }
+
+    /// The notice that the holder of such a lease gets.
+    pub(crate) fn margin(&self, ttl: Duration) -> Duration {
+        // The end of a fixed lease is known from the start: nobody needs an early warning of it.
+        self.margin.unwrap_or(if self.fixed { Duration::ZERO } else { ttl / 3 })
+    }
+
     pub(crate) fn request(&self, queue: bool) -> Request {
         Request {
             key: self.key.clone(),
@@ -333,23 +348,22 @@ async fn line_up(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option
 }
 
 /// Reports how an acquire went, also when it is dropped before its end.
-struct Watch {
-    engine: &'static str,
+struct Watch<'a> {
+    inner: &'a Inner,
     mode: Mode,
     started: Instant,
-    outcome: &'static str,
+    outcome: Outcome,
 }
 
-impl Watch {
-    fn new(engine: &'static str, mode: Mode) -> Self {
-        telemetry::waiting(engine, mode, 1.0);
-        Self { engine, mode, started: Instant::now(), outcome: "cancelled" }
+impl<'a> Watch<'a> {
+    fn new(inner: &'a Inner, mode: Mode) -> Self {
+        inner.meters.waiting(mode);
+        Self { inner, mode, started: Instant::now(), outcome: Outcome::Cancelled }
     }
 }
 
-impl Drop for Watch {
+impl Drop for Watch<'_> {
     fn drop(&mut self) {
-        telemetry::waiting(self.engine, self.mode, -1.0);
-        telemetry::acquire(self.engine, self.mode, self.outcome, self.started.elapsed());
+        self.inner.meters.acquire(self.mode, self.outcome, self.started.elapsed());
     }
 }

@@ -5,11 +5,13 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use nix::sys::statfs::{FsType, statfs};
+use rustix::fs::{AtFlags, StatxFlags};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
@@ -84,9 +86,19 @@ impl Directory {
 
     /// Opens a lock file, and makes it if it is not there.
     pub(super) fn open_file(&self, path: &Path) -> io::Result<File> {
-        let flags = libc::O_NOFOLLOW;
+        // Without a time of access, which would make every look at the file a change to its inode.
+        // Only the file's owner may ask for that.
+        match self.open_with(path, libc::O_NOATIME) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                self.open_with(path, 0)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_with(&self, path: &Path, flags: i32) -> io::Result<File> {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(flags);
+        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | flags);
         match options.open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             opened => return opened,
@@ -149,9 +161,29 @@ impl Directory {
     }
 }
 
-/// The file's identity, to see whether a path still leads to it.
-pub(super) fn identity(about: &fs::Metadata) -> (u64, u64) {
-    (about.dev(), about.ino())
+/// Which file this is, to see whether a path still leads to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    device: (u32, u32),
+    inode: u64,
+}
+
+impl Identity {
+    pub(super) fn of_file(file: &File) -> io::Result<Self> {
+        Self::ask(file, c"", AtFlags::EMPTY_PATH)
+    }
+
+    pub(super) fn of_path(path: &Path) -> io::Result<Self> {
+        Self::ask(rustix::fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// Asks for nothing but the inode: a look at the times would make the kernel note the next
+    /// write's time exactly, and so double the cost of that write.
+    fn ask(directory: impl AsFd, path: impl rustix::path::Arg, flags: AtFlags) -> io::Result<Self> {
+        let about = rustix::fs::statx(directory, path, flags, StatxFlags::INO)?;
+        let device = (about.stx_dev_major, about.stx_dev_minor);
+        Ok(Self { device, inode: about.stx_ino })
+    }
 }
 
 fn age(path: &Path) -> Option<Duration> {

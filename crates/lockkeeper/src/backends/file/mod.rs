@@ -24,9 +24,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 
 use self::claim::FileClaim;
-use self::directory::{Directory, identity};
+use self::directory::{Directory, Identity};
 use self::kernel::{Bytes, Hold};
 use self::record::{COUNTERS_AT, HEAD, Left, LockFile, RECORD, Record, State};
+use super::Engine;
 use crate::backend::{
     Backend, Claim, Death, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query,
     Reentrance, Renewal, Request, Scope, Severity, Snapshot, Support, Survives, Wakeup,
@@ -44,8 +45,14 @@ const SPARE: usize = 64;
 /// How much of a lock file is read at once; the rest only if there is more.
 const PAGE: usize = HEAD + 2 * RECORD;
 
+pub(crate) const ENGINE: Engine = Engine {
+    open: |endpoint| Box::pin(open(endpoint)),
+    guarantees: |endpoint| settings(endpoint).map(|_| GUARANTEES),
+    ways: &["file:"],
+};
+
 /// What this engine promises.
-pub(crate) const GUARANTEES: Guarantees = Guarantees {
+const GUARANTEES: Guarantees = Guarantees {
     engine: "file",
     read_write: Support::Yes,
     semaphore: Support::Yes,
@@ -74,7 +81,7 @@ struct Shared {
 #[derive(Debug)]
 struct Opened {
     file: File,
-    identity: (u64, u64),
+    identity: Identity,
     /// The last number that was given back through this file: that one need not be asked for.
     given_back: Option<u64>,
 }
@@ -101,10 +108,8 @@ impl Files {
 }
 
 /// Opens `file:` (the user's own directory) or `file:///dir`.
-pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
-    let mut options = endpoint.options();
-    let network = options.choice("network", &[("refuse", false), ("allow", true)])?;
-    options.finish()?;
+async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
+    let network_allowed = settings(&endpoint)?;
     let url = endpoint.expose();
     let path = match url.path() {
         "/" | "" if !url.has_host() || url.host_str().is_none() => Directory::default_path()?,
@@ -114,8 +119,16 @@ pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
             ))
         })?,
     };
-    let directory = Directory::open(path, network.unwrap_or(false))?;
+    let directory = Directory::open(path, network_allowed)?;
     Ok(Arc::new(Files::start(directory)?))
+}
+
+/// The only option: whether a network file system will do.
+fn settings(endpoint: &Endpoint) -> Result<bool> {
+    let mut options = endpoint.options();
+    let network = options.choice("network", &[("refuse", false), ("allow", true)])?;
+    options.finish()?;
+    Ok(network.unwrap_or(false))
 }
 
 #[async_trait]
@@ -292,13 +305,13 @@ impl Shared {
 
 impl Opened {
     fn new(file: File) -> io::Result<Self> {
-        let identity = identity(&file.metadata()?);
+        let identity = Identity::of_file(&file)?;
         Ok(Self { file, identity, given_back: None })
     }
 
     /// Whether the path leads to this very file.
     fn is_at(&self, path: &Path) -> bool {
-        std::fs::symlink_metadata(path).is_ok_and(|about| identity(&about) == self.identity)
+        Identity::of_path(path).is_ok_and(|identity| identity == self.identity)
     }
 
     /// What the file says; `None` while it is empty.
