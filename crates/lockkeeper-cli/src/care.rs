@@ -64,21 +64,11 @@ impl Care<'_> {
         let terminal = Terminal::open();
         let name = job.command[0].to_string_lossy().into_owned();
         job.foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
-        let foreground = job.foreground;
         let child = Child::start(job, self.deadline())?;
-        let mut watch = Watch {
-            care: self,
-            child,
-            terminal,
-            stopped: false,
-            lost: None,
-            max_hold: false,
-            asked_to_end: false,
-        };
-        let ended = watch.to_the_end(&name).await;
-        if foreground && let Some(terminal) = &watch.terminal {
-            terminal.take_back();
-        }
+        let mut watch =
+            Watch { care: self, child, terminal, lost: None, max_hold: false, asked_to_end: false };
+        let ended = watch.until_the_end(&name).await;
+        let foreground = watch.take_terminal_back();
         let Watch { child, lost, max_hold, asked_to_end, .. } = watch;
         child.finish();
         let how = ended?;
@@ -103,14 +93,13 @@ struct Watch<'a> {
     care: &'a Care<'a>,
     child: Child,
     terminal: Option<Terminal>,
-    stopped: bool,
     lost: Option<String>,
     max_hold: bool,
     asked_to_end: bool,
 }
 
 impl Watch<'_> {
-    async fn to_the_end(&mut self, name: &str) -> Result<How, Failure> {
+    async fn until_the_end(&mut self, name: &str) -> Result<How, Failure> {
         let care = self.care;
         let mut lost = pin!(care.lost());
         let started = Instant::now();
@@ -152,8 +141,8 @@ impl Watch<'_> {
 
     fn signalled(&mut self, signal: Signal) {
         match signal {
-            Signal::SIGCONT if self.stopped => self.resume(),
-            Signal::SIGCONT => {}
+            // Also if we have not heard of a stop: the report may be on its way.
+            Signal::SIGCONT => self.resume(),
             other => {
                 self.asked_to_end |=
                     !matches!(other, Signal::SIGTSTP | Signal::SIGUSR1 | Signal::SIGUSR2);
@@ -181,12 +170,13 @@ impl Watch<'_> {
 
     /// Stops with the command when a terminal stopped it, as one job; otherwise goes on renewing.
     fn child_stopped(&mut self, signal: i32) {
-        self.stopped = true;
         let by_terminal = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU]
             .iter()
             .any(|stop| *stop as i32 == signal);
-        let Some(terminal) = self.terminal.as_ref().filter(|_| by_terminal) else { return };
-        terminal.take_back();
+        if self.terminal.is_none() || !by_terminal {
+            return;
+        }
+        self.take_terminal_back();
         if someone_would_continue_us() {
             stop();
             // Continued: SIGCONT is waiting to be read, and leads to `resume`.
@@ -195,9 +185,16 @@ impl Watch<'_> {
         }
     }
 
+    /// Takes the terminal back from the command, if it had it. A job in the background must not.
+    fn take_terminal_back(&self) -> bool {
+        let group = self.child.group();
+        let ours =
+            self.terminal.as_ref().filter(|tty| group.is_some_and(|g| tty.has_foreground(g)));
+        ours.inspect(|terminal| terminal.take_back()).is_some()
+    }
+
     /// Lets a stopped command go on, but only with its lock.
     fn resume(&mut self) {
-        self.stopped = false;
         if let Some(Err(error)) = self.care.guard.map(Guard::check) {
             let reason = match error {
                 lockkeeper::Error::Lost { reason, .. } => reason.to_string(),

@@ -79,6 +79,11 @@ impl Child {
         }
     }
 
+    /// The command's process group, once it runs.
+    pub(crate) fn group(&self) -> Option<Pid> {
+        self.group
+    }
+
     /// Tells the guardian what to do. If it is dead, `report` says so.
     pub(crate) fn order(&self, order: Order) {
         let _ = (&self.orders).write(&order.encode());

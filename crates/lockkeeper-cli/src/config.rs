@@ -33,7 +33,7 @@ struct File {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Text {
-    Text(String),
+    Written(String),
     Whole(u32),
     Seconds(f64),
 }
@@ -165,7 +165,7 @@ impl Config {
 impl Text {
     fn to_text(&self) -> String {
         match self {
-            Text::Text(text) => text.clone(),
+            Text::Written(text) => text.clone(),
             Text::Whole(seconds) => seconds.to_string(),
             Text::Seconds(seconds) => seconds.to_string(),
         }

@@ -14,7 +14,7 @@ use crate::exit::{self, Failure};
 use crate::run::{self, interruptible};
 use crate::say::Say;
 use crate::signals::Signals;
-use crate::status::{Status, seconds};
+use crate::status::{self, Status, seconds};
 use crate::table::plain;
 use crate::timeline::{Limit, Timeline};
 
@@ -62,6 +62,9 @@ async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
 /// Stands, leads, and stands again.
 async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals) -> exit::Outcome {
     let say = Say { quiet: args.care.quiet, verbose: args.care.verbose };
+    if let Some(path) = &args.care.status_file {
+        status::probe(path)?;
+    }
     let ttl = config.ttl(args.ttl)?;
     let limit = match client.guarantees().death {
         Death::AtOnce => Limit::None,
@@ -101,12 +104,7 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
         end.lost = end.lost.or(released);
         let code = run::verdict(&end, say, &mut status);
         status.exit_code = code;
-        if let Some(path) = &args.care.status_file {
-            status.write(path)?;
-        }
-        if args.care.json {
-            eprintln!("{}", status.to_json());
-        }
+        status.tell(&args.care, say);
         if !again(args, &end) {
             return Ok(code);
         }

@@ -118,9 +118,11 @@ pub(crate) async fn main() -> exit::Outcome {
     let signals = Signals::collect().map_err(own)?;
     let mut starter = StdStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(own)?);
     let mut text = String::new();
-    BufReader::new(&starter).read_line(&mut text).map_err(own)?;
-    let request: Request = serde_json::from_str(&text)
-        .map_err(|_| Failure::usage(format!("{VERB} is not meant to be called; see acquire")))?;
+    let read = BufReader::new(&starter).read_line(&mut text);
+    let request: Option<Request> = read.ok().and_then(|_| serde_json::from_str(&text).ok());
+    let Some(request) = request else {
+        return Err(Failure::usage(format!("{VERB} is not meant to be called; see acquire")));
+    };
     let mut tell = |reply: &Reply| {
         let line = serde_json::to_string(reply).expect("plain fields serialize") + "\n";
         starter.write_all(line.as_bytes()).is_ok()

@@ -92,7 +92,8 @@ fn dispatch(cli: Cli) -> exit::Outcome {
 fn misread(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            print!("{}", error.render().ansi());
+            // In colour on a terminal only. It fails when nobody reads, who then does not care.
+            let _ = error.print();
             ExitCode::SUCCESS
         }
         _ => {

@@ -17,13 +17,16 @@ use crate::exit::{self, Failure};
 use crate::once;
 use crate::say::Say;
 use crate::signals::Signals;
-use crate::status::{Status, seconds};
+use crate::status::{self, Status, seconds};
 use crate::terminal::someone_would_continue_us;
 use crate::timeline::{Limit, Timeline};
 
 pub(crate) async fn run(args: Run) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
     let say = Say { quiet: args.care.quiet, verbose: args.care.verbose };
+    if let Some(path) = &args.care.status_file {
+        status::probe(path)?;
+    }
     let mut status = Status { key: args.key.clone(), ..Status::default() };
     let mut interrupted = false;
     let code = match hold_and_run(&args, &signals, say, &mut status).await {
@@ -46,12 +49,7 @@ pub(crate) async fn run(args: Run) -> exit::Outcome {
         }
     };
     status.exit_code = code;
-    if let Some(path) = &args.care.status_file {
-        status.write(path)?;
-    }
-    if args.care.json {
-        eprintln!("{}", status.to_json());
-    }
+    status.tell(&args.care, say);
     if interrupted {
         care::die_of_interrupt(&signals);
     }

@@ -1,13 +1,15 @@
 //! How a run went, as one JSON object for machines.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::args::Care;
 use crate::exit::{self, Failure};
+use crate::say::Say;
 
 /// What `--status-file` and `--json` tell. Times are in seconds.
 #[derive(Debug, Default, Serialize)]
@@ -51,22 +53,47 @@ impl Status {
         }
     }
 
-    pub(crate) fn to_json(&self) -> String {
+    /// Tells it where it was asked for. The command's code counts more than a file that failed.
+    pub(crate) fn tell(&self, care: &Care, say: Say) {
+        if let Some(Err(failure)) = care.status_file.as_deref().map(|path| self.write(path)) {
+            say.warn(failure.message);
+        }
+        if care.json {
+            eprintln!("{}", self.to_json());
+        }
+    }
+
+    fn to_json(&self) -> String {
         serde_json::to_string(self).expect("plain fields serialize")
     }
 
-    /// Writes a file that is either not there or whole.
-    pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
+    /// Writes a file that is either as it was or whole.
+    fn write(&self, path: &Path) -> Result<(), Failure> {
         let text = self.to_json() + "\n";
-        let refuse =
-            |error| Failure::own(format_args!("write the status file {}", path.display()), error);
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(format!(".{}", std::process::id()));
-        let beside = Path::new(&beside);
-        let mut file = fs::File::create(beside).map_err(refuse)?;
-        let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(beside, path));
-        written.inspect_err(|_| drop(fs::remove_file(beside))).map_err(refuse)
+        let beside = beside(path);
+        let written = File::create(&beside)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|()| fs::rename(&beside, path));
+        written.inspect_err(|_| drop(fs::remove_file(&beside))).map_err(|error| refuse(path, error))
     }
+}
+
+/// Makes sure that a status file can be written, before anything is done that it would tell about.
+pub(crate) fn probe(path: &Path) -> Result<(), Failure> {
+    let beside = beside(path);
+    let tried = File::create(&beside).and_then(|_| fs::remove_file(&beside));
+    tried.map_err(|error| refuse(path, error))
+}
+
+/// In the same directory, so that it can be renamed.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    name.into()
+}
+
+fn refuse(path: &Path, error: std::io::Error) -> Failure {
+    Failure::own(format_args!("write the status file {}", path.display()), error)
 }
 
 /// Seconds, to the microsecond.

@@ -72,7 +72,10 @@ pub(crate) async fn tasks(
                 let mut holds = Vec::new();
                 while now() < until {
                     let guard = lock.clone().acquire().await?;
-                    holds.push(Hold { granted: now(), released: now() });
+                    let granted = now();
+                    // Let the others line up, as other processes would meanwhile.
+                    tokio::task::yield_now().await;
+                    holds.push(Hold { granted, released: now() });
                     guard.release().await?;
                 }
                 Ok::<_, lockkeeper::Error>(holds)
