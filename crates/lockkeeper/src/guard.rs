@@ -192,6 +192,8 @@ pub(crate) struct Hold {
     changed: Notify,
     /// Taken by whoever releases it.
     claim: Mutex<Option<Box<dyn Claim>>>,
+    /// From the grant until everyone has let go.
+    span: tracing::Span,
 }
 
 #[derive(Debug)]
@@ -217,9 +219,14 @@ impl Hold {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let ttl = grant.lease.ttl;
         let limited = terms.fixed || !grant.bound;
-        // The end of a fixed lease is known from the start: nobody needs an early warning of it.
-        let usual = if terms.fixed { Duration::ZERO } else { ttl / 3 };
-        let margin = terms.margin.unwrap_or(usual);
+        let margin = terms.margin(ttl);
+        let span = tracing::debug_span!(
+            "hold",
+            key = %terms.key,
+            mode = %terms.mode,
+            fence = grant.fence.get(),
+            engine = inner.engine()
+        );
         let hold = Arc::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             inner: inner.clone(),
@@ -242,6 +249,7 @@ impl Hold {
             }),
             changed: Notify::new(),
             claim: Mutex::new(Some(claim)),
+            span,
         });
         inner.meters.held(hold.mode);
         let first = if terms.fixed { hold.until_signal().unwrap_or_default() } else { ttl / 3 };
@@ -373,7 +381,7 @@ impl Hold {
         self.inner.meters.ended(self.mode, &loss, held);
         self.inner.keeper.forget(self);
         if loss != Loss::Released {
-            tracing::warn!(key = %self.key, reason = %loss, "lock lost");
+            tracing::warn!(parent: &self.span, key = %self.key, reason = %loss, "lock lost");
             // Others in this process may ask for it again, as others elsewhere may.
             self.inner.local.leave(self);
             if loss == Loss::Ended && self.bound {
