@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -187,6 +187,8 @@ impl fmt::Debug for Guard {
 
 /// What all guards of one grant share with the keeper and the queue.
 pub(crate) struct Hold {
+    /// Later holds have higher ones.
+    id: u64,
     inner: Arc<Inner>,
     key: Key,
     mode: Mode,
@@ -230,6 +232,7 @@ impl Hold {
         grant: Grant,
         asked: Moment,
     ) -> (Arc<Self>, Guard) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let ttl = grant.lease.ttl;
         let limited = terms.fixed || !grant.bound;
         // A session or a connection vouches for less than a long fixed lease, again and again.
@@ -244,6 +247,7 @@ impl Hold {
             engine = inner.engine()
         );
         let hold = Arc::new(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             inner: inner.clone(),
             key: terms.key.clone(),
             mode: terms.mode,
@@ -280,6 +284,10 @@ impl Hold {
         }
         let guard = Guard { hold: Some(hold.clone()) };
         (hold, guard)
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -455,6 +463,7 @@ impl Hold {
                     self.end(self.run_out());
                 }
                 Some(left) => tokio::select! {
+                    biased;
                     () = tokio::time::sleep(left) => {}
                     () = changed => {}
                 },

@@ -1,14 +1,14 @@
 //! ZooKeeper, one server or an ensemble, from Debian's package `zookeeper`.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::{Process, free_ports};
+use super::Warden;
 
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 
@@ -28,7 +28,7 @@ pub struct Server {
     port: u16,
     configuration: String,
     log: std::path::PathBuf,
-    process: Process,
+    process: Warden,
 }
 
 impl Ensemble {
@@ -48,8 +48,8 @@ impl Ensemble {
             "{JAR} is missing; install the Debian package zookeeper: apt-get install -y zookeeper"
         );
         let directory = tempfile::tempdir().expect("a temporary directory can be made");
-        let clients = free_ports::<N>();
-        let (peers, votes) = (free_ports::<N>(), free_ports::<N>());
+        let ports = free_ports::<9>();
+        let (clients, peers, votes) = (&ports[..3], &ports[3..6], &ports[6..]);
         let mut members = String::new();
         if N > 1 {
             for n in 0..N {
@@ -142,7 +142,7 @@ impl Server {
     }
 
     /// Its process, to be stopped and killed.
-    pub fn process(&self) -> &Process {
+    pub fn process(&self) -> &Warden {
         &self.process
     }
 
@@ -178,7 +178,7 @@ impl Server {
     }
 }
 
-fn launch(configuration: &str, log: &Path) -> Process {
+fn launch(configuration: &str, log: &Path) -> Warden {
     let arguments = [
         "-Xmx256m",
         "-XX:+UseSerialGC",
@@ -192,5 +192,12 @@ fn launch(configuration: &str, log: &Path) -> Process {
         "org.apache.zookeeper.server.quorum.QuorumPeerMain",
         configuration,
     ];
-    Process::start("java", &arguments.map(str::to_owned), log)
+    Warden::start("java", &arguments.map(str::to_owned), log)
+}
+
+/// Ports that nobody uses at the moment.
+fn free_ports<const N: usize>() -> [u16; N] {
+    // All are held until all are known, so that they differ.
+    let held = [(); N].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"));
+    held.map(|port| port.local_addr().expect("it is bound").port())
 }

@@ -4,15 +4,15 @@ use zookeeper_client as zk;
 
 use crate::error::Error;
 
-pub(super) const ENGINE: &str = "zookeeper";
+pub(super) const NAME: &str = "zookeeper";
 
 /// What a failure means: may it pass by itself?
 pub(super) fn failed(doing: impl Into<String>) -> impl FnOnce(zk::Error) -> Error {
     move |error| {
         if passes(&error) {
-            Error::unreachable(ENGINE, doing, error)
+            Error::unreachable(NAME, doing, error)
         } else {
-            Error::broken(ENGINE, doing, error)
+            Error::broken(NAME, doing, error)
         }
     }
 }

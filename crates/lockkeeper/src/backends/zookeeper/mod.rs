@@ -28,6 +28,7 @@ use async_trait::async_trait;
 use self::place::Standing;
 use self::session::{Session, Sessions};
 use self::settings::Settings;
+use super::Engine;
 use crate::backend::{
     Asked, Backend, Claim, Death, Entry, Fence, FenceSource, Finding, Grant, Guarantees, Lease,
     Mode, Order, Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
@@ -43,6 +44,26 @@ const LOCKS: &str = "locks";
 /// Where its permits are.
 const LEASES: &str = "leases";
 
+pub(crate) const ENGINE: Engine = Engine {
+    open: |endpoint| Box::pin(open(endpoint)),
+    guarantees: |endpoint| Settings::parse(endpoint).map(|_| GUARANTEES),
+    ways: &["zookeeper://h1,h2,h3/locks"],
+};
+
+/// What this engine promises.
+const GUARANTEES: Guarantees = Guarantees {
+    engine: error::NAME,
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    order: Order::Fifo,
+    fence: FenceSource::Revision,
+    death: Death::Session,
+    wakeup: Wakeup::Push,
+    scope: Scope::Network,
+    survives: Survives::Minority,
+    reentrance: Reentrance::Client,
+};
+
 /// Locks in a ZooKeeper ensemble.
 #[derive(Debug)]
 pub struct ZooKeeper {
@@ -50,7 +71,7 @@ pub struct ZooKeeper {
 }
 
 /// Opens `zookeeper://h1,h2,h3/root`.
-pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
+async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
     let settings = Settings::parse(&endpoint)?;
     let sessions = Sessions::connect(settings.clone()).await?;
     Ok(Arc::new(ZooKeeper {
@@ -61,18 +82,7 @@ pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
 #[async_trait]
 impl Backend for ZooKeeper {
     fn guarantees(&self) -> Guarantees {
-        Guarantees {
-            engine: error::ENGINE,
-            read_write: Support::Yes,
-            semaphore: Support::Yes,
-            order: Order::Fifo,
-            fence: FenceSource::Revision,
-            death: Death::Session,
-            wakeup: Wakeup::Push,
-            scope: Scope::Network,
-            survives: Survives::Minority,
-            reentrance: Reentrance::Client,
-        }
+        GUARANTEES
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {

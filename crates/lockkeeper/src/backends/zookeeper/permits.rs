@@ -33,6 +33,8 @@ pub(super) struct Permits {
     /// The path that the wait is for, and the alarm once we listen.
     waiting: Option<(Behind, Option<Alarm>)>,
     asked: Arc<watch::Sender<bool>>,
+    /// Whether it asked before.
+    asked_before: bool,
     /// Whether deletions were asked for and not all answered.
     leaving: bool,
 }
@@ -69,6 +71,7 @@ impl Permits {
             step: Step::Outside,
             waiting: None,
             asked,
+            asked_before: false,
             leaving: false,
         }
     }
@@ -139,7 +142,7 @@ impl Permits {
                 }
             }
         }
-        Err(Error::unreachable(super::error::ENGINE, doing, "its directory is removed at once"))
+        Err(Error::unreachable(super::error::NAME, doing, "its directory is removed at once"))
     }
 
     /// Whether the transaction took effect: then our leases are there, with their slots in their names.
@@ -215,6 +218,18 @@ impl Claim for Permits {
             }
             self.step = Step::Outside;
             self.gate.start_again();
+        }
+        // One who spins takes a place the first time, in the hope of being first; then it only looks.
+        if std::mem::replace(&mut self.asked_before, true)
+            && !self.request.queue
+            && self.gate.standing().is_none()
+        {
+            let leases = session.zk.list_children(&self.leases);
+            let first = line(&self.gate.others(&session).await?).is_empty();
+            let taken = self.listed(leases.await)?.len() + self.take as usize;
+            if !first || taken > self.limit as usize {
+                return Ok(None);
+            }
         }
         let record = record::write(&self.request, None);
         let (gate, children) = self.gate.stand(&session, &record).await?;

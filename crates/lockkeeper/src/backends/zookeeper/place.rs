@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use zookeeper_client as zk;
 
-use super::error::{ENGINE, ends_session, failed, refused};
+use super::error::{NAME, ends_session, failed, refused};
 use super::names::{Kind, new_id};
 use super::session::Session;
 use crate::backend::Released;
@@ -127,7 +127,15 @@ impl Place {
                 }
             }
         }
-        Err(Error::unreachable(ENGINE, doing(), "it is taken away as soon as it is there"))
+        Err(Error::unreachable(NAME, doing(), "it is taken away as soon as it is there"))
+    }
+
+    /// Everyone in the directory, without taking a place.
+    pub(super) async fn others(&self, session: &Session) -> Result<Vec<String>> {
+        match session.zk.list_children(&self.dir).await {
+            Err(zk::Error::NoNode) => Ok(Vec::new()),
+            children => children.map_err(failed(format!("look at {:?}", self.dir))),
+        }
     }
 
     /// Whether our node and another one are both still there: nothing changed, at little cost.
@@ -152,15 +160,20 @@ impl Place {
             self.look_for_it(&session).await?;
         }
         let At::Here(standing) = &self.at else { return Ok(Released::Yes) };
-        let deleted = session.zk.delete(&standing.path, None);
-        let asked_before = std::mem::replace(&mut self.leaving, true);
-        let released = match deleted.await {
-            Ok(()) => Released::Yes,
-            // Deleted by the request before, whose reply was lost.
-            Err(zk::Error::NoNode) if asked_before => Released::Yes,
-            Err(zk::Error::NoNode) => Released::AlreadyGone,
-            Err(error) if ends_session(&error) => Released::AlreadyGone,
-            Err(error) => return Err(failed(format!("leave {:?}", self.dir))(error)),
+        let mut moved = false;
+        let released = loop {
+            let deleted = session.zk.delete(&standing.path, None);
+            let asked_before = std::mem::replace(&mut self.leaving, true);
+            match deleted.await {
+                Ok(()) => break Released::Yes,
+                // Deleted by the request before, whose reply was lost.
+                Err(zk::Error::NoNode) if asked_before => break Released::Yes,
+                Err(zk::Error::NoNode) => break Released::AlreadyGone,
+                Err(error) if ends_session(&error) => break Released::AlreadyGone,
+                // The session moves to another server, or turns out to be over.
+                Err(zk::Error::ConnectionLoss) if !moved => moved = true,
+                Err(error) => return Err(failed(format!("leave {:?}", self.dir))(error)),
+            }
         };
         self.start_again();
         Ok(released)

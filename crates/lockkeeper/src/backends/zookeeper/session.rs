@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use zookeeper_client as zk;
 
-use super::error::{ENGINE, failed};
+use super::error::{NAME, failed};
 use super::settings::Settings;
 use crate::engine::CALL_LIMIT;
 use crate::error::{Error, Result};
@@ -27,7 +27,7 @@ impl Session {
         let connecting = settings.connector().connect(&servers);
         match timeout(CALL_LIMIT, connecting).await {
             Ok(connected) => Ok(Self { zk: connected.map_err(failed(doing()))? }),
-            Err(_) => Err(Error::unreachable(ENGINE, doing(), "no answer")),
+            Err(_) => Err(Error::unreachable(NAME, doing(), "no answer")),
         }
     }
 
