@@ -21,8 +21,6 @@ pub(super) struct Line {
     request: Request,
     place: Place,
     waiting: Option<Waiting>,
-    /// Whether it asked before.
-    asked_before: bool,
     /// Whether the holder was asked to give way.
     asked: Arc<watch::Sender<bool>>,
 }
@@ -44,8 +42,7 @@ impl Line {
     pub(super) fn new(shared: &Arc<Shared>, request: Request) -> Self {
         let dir = shared.dir(&request.key);
         let place = Place::new(dir, Kind::of(request.mode), shared.settings.acls());
-        let shared = shared.clone();
-        Self { shared, request, place, waiting: None, asked_before: false, asked: Arc::default() }
+        Self { shared: shared.clone(), request, place, waiting: None, asked: Arc::default() }
     }
 
     /// Refuses to stand in a line with those who do not see each other.
@@ -118,11 +115,8 @@ impl Claim for Line {
         }
         self.waiting = None;
         let session = self.shared.sessions.get().await?;
-        // One who spins takes a place the first time, in the hope of being alone; then it only looks.
-        if std::mem::replace(&mut self.asked_before, true)
-            && !self.request.queue
-            && self.place.standing().is_none()
-        {
+        // One who does not queue looks first, so that it does not stand in anyone's way.
+        if !self.request.queue && self.place.standing().is_none() {
             let others = line(&self.place.others(&session).await?);
             if others.iter().any(|node| queue::conflict(self.request.mode, node.kind.mode())) {
                 return Ok(None);

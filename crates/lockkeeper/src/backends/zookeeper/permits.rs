@@ -33,8 +33,6 @@ pub(super) struct Permits {
     /// The path that the wait is for, and the alarm once we listen.
     waiting: Option<(Behind, Option<Alarm>)>,
     asked: Arc<watch::Sender<bool>>,
-    /// Whether it asked before.
-    asked_before: bool,
     /// Whether deletions were asked for and not all answered.
     leaving: bool,
 }
@@ -71,7 +69,6 @@ impl Permits {
             step: Step::Outside,
             waiting: None,
             asked,
-            asked_before: false,
             leaving: false,
         }
     }
@@ -219,13 +216,10 @@ impl Claim for Permits {
             self.step = Step::Outside;
             self.gate.start_again();
         }
-        // One who spins takes a place the first time, in the hope of being first; then it only looks.
-        if std::mem::replace(&mut self.asked_before, true)
-            && !self.request.queue
-            && self.gate.standing().is_none()
-        {
-            let leases = session.zk.list_children(&self.leases);
+        // One who does not queue looks first, so that it does not stand in anyone's way.
+        if !self.request.queue && self.gate.standing().is_none() {
             let first = line(&self.gate.others(&session).await?).is_empty();
+            let leases = session.zk.list_children(&self.leases);
             let taken = self.listed(leases.await)?.len() + self.take as usize;
             if !first || taken > self.limit as usize {
                 return Ok(None);

@@ -130,11 +130,16 @@ impl Place {
         Err(Error::unreachable(NAME, doing(), "it is taken away as soon as it is there"))
     }
 
-    /// Everyone in the directory, without taking a place.
+    /// Everyone in the directory as it is now, without taking a place.
     pub(super) async fn others(&self, session: &Session) -> Result<Vec<String>> {
-        match session.zk.list_children(&self.dir).await {
+        let doing = || format!("look at {:?}", self.dir);
+        // An outdated server would show those who left already.
+        let sync = session.zk.sync(&self.dir);
+        let list = session.zk.list_children(&self.dir);
+        sync.await.map_err(failed(doing()))?;
+        match list.await {
             Err(zk::Error::NoNode) => Ok(Vec::new()),
-            children => children.map_err(failed(format!("look at {:?}", self.dir))),
+            children => children.map_err(failed(doing())),
         }
     }
 
@@ -188,14 +193,7 @@ impl Place {
     async fn look_for_it(&mut self, session: &Arc<Session>) -> Result<()> {
         let dir = self.dir.clone();
         let doing = || format!("find our place in {dir:?} again");
-        // The server that answers now may be another one, which has not heard of it yet.
-        let sync = session.zk.sync(&self.dir);
-        let list = session.zk.list_children(&self.dir);
-        sync.await.map_err(failed(doing()))?;
-        let children = match list.await {
-            Err(zk::Error::NoNode) => Vec::new(),
-            children => children.map_err(failed(doing()))?,
-        };
+        let children = self.others(session).await?;
         let Some(name) = children.iter().find(|name| name.starts_with(&self.id)) else {
             self.at = At::Nowhere;
             return Ok(());
