@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -171,6 +171,8 @@ impl fmt::Debug for Guard {
 
 /// What all guards of one grant share with the keeper and the queue.
 pub(crate) struct Hold {
+    /// Later holds have higher ones.
+    id: u64,
     inner: Arc<Inner>,
     key: Key,
     mode: Mode,
@@ -214,6 +216,7 @@ impl Hold {
         grant: Grant,
         asked: Moment,
     ) -> (Arc<Self>, Guard) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let ttl = grant.lease.ttl;
         let limited = terms.fixed || !grant.bound;
         let margin = terms.margin(ttl);
@@ -225,6 +228,7 @@ impl Hold {
             engine = inner.engine()
         );
         let hold = Arc::new(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             inner: inner.clone(),
             key: terms.key.clone(),
             mode: terms.mode,
@@ -262,6 +266,10 @@ impl Hold {
         }
         let guard = Guard { hold: Some(hold.clone()) };
         (hold, guard)
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -413,6 +421,7 @@ impl Hold {
                     self.end(if self.fixed { Loss::Ended } else { Loss::Expired });
                 }
                 Some(left) => tokio::select! {
+                    biased;
                     () = tokio::time::sleep(left) => {}
                     () = changed => {}
                 },
