@@ -162,6 +162,7 @@ impl Claim for Ticket {
         let next = self.shared.lock().next_end(&self.request.key);
         match next {
             Some(next) => tokio::select! {
+                biased;
                 () = self.turn.notified() => {}
                 () = sleep_until(next) => {}
             },
