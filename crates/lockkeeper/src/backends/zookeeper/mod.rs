@@ -45,7 +45,7 @@ const LOCKS: &str = "locks";
 const LEASES: &str = "leases";
 
 pub(crate) const ENGINE: Engine = Engine {
-    open: |endpoint| Box::pin(open(endpoint)),
+    open: |endpoint| Box::pin(async { Ok(Arc::new(open(endpoint).await?) as Arc<dyn Backend>) }),
     guarantees: |endpoint| Settings::parse(endpoint).map(|_| GUARANTEES),
     ways: &["zookeeper://h1,h2,h3/locks"],
 };
@@ -71,12 +71,11 @@ pub struct ZooKeeper {
 }
 
 /// Opens `zookeeper://h1,h2,h3/root`.
-async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
+async fn open(endpoint: Endpoint) -> Result<ZooKeeper> {
     let settings = Settings::parse(&endpoint)?;
     let sessions = Sessions::connect(settings.clone()).await?;
-    Ok(Arc::new(ZooKeeper {
-        shared: Arc::new(Shared { settings, sessions, held: Mutex::default() }),
-    }))
+    let shared = Shared { settings, sessions, held: Mutex::default() };
+    Ok(ZooKeeper { shared: Arc::new(shared) })
 }
 
 #[async_trait]

@@ -107,3 +107,39 @@ impl Sessions {
         self.current.lock().expect("nothing panics under this lock")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_testkit::server::zookeeper::Ensemble;
+    use tokio::task::spawn_blocking;
+
+    use super::*;
+    use crate::{Client, Loss};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_session_that_somebody_closed_takes_its_locks_along_and_another_one_is_made() {
+        let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
+        let url = servers.url("closed", Duration::from_secs(10));
+        let engine = super::super::open(url.parse().unwrap()).await.unwrap();
+        let shared = engine.shared.clone();
+        let client = Client::new(engine);
+        let guard = client.mutex("key").acquire().await.unwrap();
+        let session = shared.sessions.get().await.unwrap();
+        let mut lost = Box::pin(guard.lost());
+        let loss = loop {
+            // Both are the same session to the server: one moves it here, the other one back, until
+            // the end of the one here is the end of both.
+            let connector = zk::Client::connector().with_session(session.zk.session().clone());
+            drop(connector.connect(&servers.hosts()).await);
+            if let Ok(loss) = timeout(Duration::from_millis(300), &mut lost).await {
+                break loss;
+            }
+        };
+        assert!(matches!(loss, Loss::Disconnected(_)), "{loss:?}");
+        assert!(guard.check().is_err());
+        let again = client.mutex("key").acquire().await.unwrap();
+        assert!(again.fence() > guard.fence());
+        let next = shared.sessions.get().await.unwrap();
+        assert_ne!(next.zk.session_id(), session.zk.session_id());
+    }
+}
