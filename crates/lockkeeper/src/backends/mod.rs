@@ -7,6 +7,8 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::url::Endpoint;
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
 #[cfg(feature = "memory")]
@@ -24,6 +26,8 @@ type Open = fn(Endpoint) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>
 
 /// Every scheme there is, also those that are not compiled in. A new engine adds its line here.
 const SCHEMES: &[Scheme] = &[
+    Scheme { scheme: "etcd", feature: "etcd", open: ETCD },
+    Scheme { scheme: "etcds", feature: "etcd", open: ETCD },
     Scheme {
         scheme: "file",
         feature: "file",
@@ -41,6 +45,11 @@ const SCHEMES: &[Scheme] = &[
         open: None,
     },
 ];
+
+#[cfg(feature = "etcd")]
+const ETCD: Option<Open> = Some(|endpoint| Box::pin(etcd::open(endpoint)));
+#[cfg(not(feature = "etcd"))]
+const ETCD: Option<Open> = None;
 
 /// Opens the engine that a URL names, and makes sure that it is there.
 ///
@@ -79,6 +88,6 @@ mod tests {
     async fn an_unknown_scheme_lists_the_known_ones() {
         let endpoint = Endpoint::parse("gopher://me:canary@host").unwrap();
         let message = open(endpoint).await.unwrap_err().to_string();
-        assert_eq!(message, "there is no engine for gopher: URLs; the schemes are: file, memory");
+        assert_eq!(message, "there is no engine for gopher: URLs; the schemes are: etcd, etcds, file, memory");
     }
 }
