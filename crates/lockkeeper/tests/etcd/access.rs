@@ -110,11 +110,13 @@ fn certificates(directory: &Path) {
         openssl(&[&req[..], &key].concat());
         let extensions = format!("subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n");
         std::fs::write(directory.join("extensions"), extensions).unwrap();
-        openssl(&[
-            &["x509", "-req", "-in", &request, "-CA", "ca.pem", "-CAkey", "ca.key"][..],
-            &["-CAcreateserial", "-out", &format!("{name}.pem"), "-extfile", "extensions"],
-        ]
-        .concat());
+        openssl(
+            &[
+                &["x509", "-req", "-in", &request, "-CA", "ca.pem", "-CAkey", "ca.key"][..],
+                &["-CAcreateserial", "-out", &format!("{name}.pem"), "-extfile", "extensions"],
+            ]
+            .concat(),
+        );
     }
 }
 

@@ -140,7 +140,8 @@ async fn a_waiter_whose_place_is_taken_away_lines_up_again() {
     let (holder, waiter) = (connect(servers.url("")).await, connect(servers.url("")).await);
     let guard = holder.mutex("key").ttl(TTL).acquire().await.unwrap();
     let waiting = tokio::spawn(waiter.mutex("key").ttl(TTL).acquire());
-    let places = async || servers.keys().into_iter().filter(|key| key.starts_with("key/")).collect();
+    let places =
+        async || servers.keys().into_iter().filter(|key| key.starts_with("key/")).collect();
     let mut before: Vec<String> = Vec::new();
     eventually("two are in line", TTL, async || {
         before = places().await;

@@ -21,12 +21,15 @@ fn fresh(servers: &Servers) -> Store {
     Store::at(servers.url(&prefix)).ttl(Duration::from_secs(2))
 }
 
-conformance!(one, {
+fn one() -> Store {
     static ONE: OnceLock<Servers> = OnceLock::new();
     fresh(ONE.get_or_init(|| Servers::start(1)))
-});
+}
 
-conformance!(three, {
+fn three() -> Store {
     static THREE: OnceLock<Servers> = OnceLock::new();
     fresh(THREE.get_or_init(|| Servers::start(3)))
-});
+}
+
+conformance!(one_member, one());
+conformance!(three_members, three());

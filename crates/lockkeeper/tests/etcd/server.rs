@@ -2,6 +2,7 @@
 //!
 //! A shell stands between: it kills its server when its input ends, which it does when the test
 //! process ends, however that happens.
+#![allow(dead_code, reason = "the benchmark uses some of it")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

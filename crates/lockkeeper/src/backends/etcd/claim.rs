@@ -17,7 +17,7 @@ use etcd_client::{
 };
 use tokio::time::sleep;
 
-use super::cluster::{ENGINE, PATIENCE, is_not_found};
+use super::cluster::{NAME, PATIENCE, is_not_found};
 use super::leases::{Lent, revoke};
 use super::line::{self, Seat, mixes, refuse_mix};
 use super::pulse::Beat;
@@ -229,8 +229,7 @@ impl Ticket {
         let seat = names.seat(key, lease);
         let with_lease = || Some(PutOptions::new().with_lease(lease));
         self.record.since = Some(std::time::SystemTime::now());
-        let mut conditions =
-            vec![Compare::create_revision(seat.clone(), CompareOp::Equal, number)];
+        let mut conditions = vec![Compare::create_revision(seat.clone(), CompareOp::Equal, number)];
         let mut then = vec![TxnOp::put(seat, self.record.text(), with_lease())];
         match self.request.mode {
             Mode::Mutex | Mode::Read => {}
@@ -337,7 +336,7 @@ impl Claim for Ticket {
                 (Err(error), _) => return Err(error),
                 (Ok(_), Beat::Unknown) => {
                     let silence = "no member answered";
-                    return Err(Error::unreachable(ENGINE, "keep a lease alive", silence));
+                    return Err(Error::unreachable(NAME, "keep a lease alive", silence));
                 }
                 (Ok(None), Beat::Alive) => return Ok(None),
                 (Ok(Some(view)), Beat::Alive) => view,

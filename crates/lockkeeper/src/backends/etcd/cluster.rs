@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::error::{Error, Result};
 
-pub(super) const ENGINE: &str = "etcd";
+pub(super) const NAME: &str = "etcd";
 
 /// How long a member may be silent before the next one is asked.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -190,7 +190,7 @@ pub(super) fn sorted(doing: &str, error: EtcdError) -> Error {
         error => !is_answer(error),
     };
     match may_pass {
-        true => Error::unreachable(ENGINE, doing, error),
-        false => Error::broken(ENGINE, doing, error),
+        true => Error::unreachable(NAME, doing, error),
+        false => Error::broken(NAME, doing, error),
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmType, StatusResponse};
 
+use super::Shared;
 use super::claim::Ticket;
 use super::cluster::PATIENCE;
 use super::leases::{Leases, revoke};
-use super::Shared;
 use crate::backend::{Claim, Finding, Mode, Request, Severity};
 use crate::error::Result;
 use crate::key::Key;

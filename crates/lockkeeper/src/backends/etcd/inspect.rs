@@ -45,7 +45,8 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
 
 /// Deletes the places of those who hold, if they are still the same ones.
 pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
-    let line = line::line_of(&shared.names, key, &read_range(shared, shared.names.line(key)).await?);
+    let line =
+        line::line_of(&shared.names, key, &read_range(shared, shared.names.line(key)).await?);
     let snapshot = snapshot(shared, key.clone(), &line).await?;
     let mut broken = Vec::new();
     for (holder, seat) in snapshot.holders.into_iter().zip(line) {

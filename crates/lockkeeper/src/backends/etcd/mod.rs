@@ -28,13 +28,14 @@ use async_trait::async_trait;
 use etcd_client::{GetOptions, GetResponse, Txn, TxnOp, TxnOpResponse, TxnResponse};
 
 use self::claim::Ticket;
-use self::cluster::{Cluster, ENGINE, PATIENCE};
+use self::cluster::{Cluster, NAME, PATIENCE};
 use self::departures::Departures;
 use self::leases::Leases;
 use self::names::Names;
 use self::options::Settings;
 use self::pulse::{Beat, Pulse};
 use self::watch::Watches;
+use super::Engine;
 use crate::backend::{
     Backend, Claim, Death, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query,
     Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
@@ -43,6 +44,26 @@ use crate::error::Result;
 use crate::key::Key;
 use crate::owner::Token;
 use crate::url::Endpoint;
+
+pub(crate) const ENGINE: Engine = Engine {
+    open: |endpoint| Box::pin(open(endpoint)),
+    guarantees: |endpoint| Settings::read(endpoint).map(|_| GUARANTEES),
+    ways: &["etcd://h1,h2,h3"],
+};
+
+/// What this engine promises.
+const GUARANTEES: Guarantees = Guarantees {
+    engine: NAME,
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    order: Order::Fifo,
+    fence: FenceSource::Revision,
+    death: Death::Lease,
+    wakeup: Wakeup::Push,
+    scope: Scope::Network,
+    survives: Survives::Minority,
+    reentrance: Reentrance::Client,
+};
 
 /// How many keys are looked at in one transaction; servers refuse more than 128.
 const LOOKS: usize = 100;
@@ -76,7 +97,7 @@ struct Held {
 }
 
 /// Opens `etcd://h1,h2,h3` or, with TLS, `etcds://`, and makes sure that a member answers.
-pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
+async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
     let settings = Settings::read(&endpoint)?;
     let cluster = Arc::new(Cluster::new(settings.addresses, settings.connect));
     let hello = cluster.ask("connect", PATIENCE, |client| {
@@ -97,26 +118,10 @@ pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(Etcd { shared: Arc::new(shared) }))
 }
 
-/// What this engine promises, which is known without a cluster.
-pub(crate) fn guarantees() -> Guarantees {
-    Guarantees {
-        engine: ENGINE,
-        read_write: Support::Yes,
-        semaphore: Support::Yes,
-        order: Order::Fifo,
-        fence: FenceSource::Revision,
-        death: Death::Lease,
-        wakeup: Wakeup::Push,
-        scope: Scope::Network,
-        survives: Survives::Minority,
-        reentrance: Reentrance::Client,
-    }
-}
-
 #[async_trait]
 impl Backend for Etcd {
     fn guarantees(&self) -> Guarantees {
-        guarantees()
+        GUARANTEES
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
@@ -208,8 +213,7 @@ impl Shared {
 
     async fn get(&self, doing: &str, key: Vec<u8>, options: GetOptions) -> Result<GetResponse> {
         let answer = self.cluster.ask(doing, PATIENCE, |client| {
-            let (mut client, key, options) =
-                (client.kv_client(), key.clone(), options.clone());
+            let (mut client, key, options) = (client.kv_client(), key.clone(), options.clone());
             async move { client.get(key, Some(options)).await }
         });
         answer.await

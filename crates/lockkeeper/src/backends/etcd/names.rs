@@ -108,7 +108,8 @@ mod tests {
     fn a_line_holds_its_places_and_no_others_but_nested_ones() {
         let names = Names::new(String::new());
         let (start, end) = names.line(&key("a"));
-        let inside = |name: &str| names.seat(&key(name), 7) >= start && names.seat(&key(name), 7) < end;
+        let inside =
+            |name: &str| names.seat(&key(name), 7) >= start && names.seat(&key(name), 7) < end;
         assert!(inside("a") && inside("a/b") && inside("a//"));
         assert!(!inside("ab") && !inside("a ") && !inside("a0") && !inside("A"));
     }

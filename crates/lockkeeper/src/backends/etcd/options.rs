@@ -43,7 +43,8 @@ impl Settings {
         let pair = (options.take("cert")?, options.take("key")?);
         let server_name = options.take("server_name")?;
         options.finish()?;
-        if !secure && (ca.is_some() || pair.0.is_some() || pair.1.is_some() || server_name.is_some())
+        if !secure
+            && (ca.is_some() || pair.0.is_some() || pair.1.is_some() || server_name.is_some())
         {
             return Err(Error::Config(
                 "the options ca, cert, key and server_name are for TLS; write etcds://".to_owned(),
@@ -62,12 +63,15 @@ impl Settings {
         if secure {
             // An authority of one's own is trusted instead of those that the system trusts.
             let mut tls = match ca {
-                Some(ca) => TlsOptions::new().ca_certificate(Certificate::from_pem(file("ca", &ca)?)),
+                Some(ca) => {
+                    TlsOptions::new().ca_certificate(Certificate::from_pem(file("ca", &ca)?))
+                }
                 None => TlsOptions::new().with_enabled_roots(),
             };
             match pair {
                 (Some(cert), Some(key)) => {
-                    tls = tls.identity(Identity::from_pem(file("cert", &cert)?, file("key", &key)?));
+                    tls =
+                        tls.identity(Identity::from_pem(file("cert", &cert)?, file("key", &key)?));
                 }
                 (None, None) => {}
                 _ => {
@@ -136,14 +140,20 @@ mod tests {
     fn a_password_is_decoded_and_never_shown() {
         let settings = read("etcd://me:can%40ary@one").unwrap();
         assert!(settings.bare_password);
-        assert!(format!("{:?}", settings.connect).contains("can@ary"), "else it would be sent wrong");
+        assert!(
+            format!("{:?}", settings.connect).contains("can@ary"),
+            "else it would be sent wrong"
+        );
         assert!(!refusal("etcd://me:canary@one?colour=red").contains("canary"));
     }
 
     #[test]
     fn what_is_refused_names_what_is_accepted() {
         assert!(refusal("etcd://one/locks").contains("?prefix=locks/"));
-        assert!(refusal("etcd://one?colour=red").contains("it takes: prefix, ca, cert, key, server_name"));
+        assert!(
+            refusal("etcd://one?colour=red")
+                .contains("it takes: prefix, ca, cert, key, server_name")
+        );
         assert!(refusal("etcd://one?ca=/ca.pem").contains("etcds://"));
         assert!(refusal("etcds://one?ca=/not/there").contains("/not/there"));
         assert!(refusal("etcds://one?cert=/dev/null").contains("name both"));

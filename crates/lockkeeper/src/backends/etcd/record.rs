@@ -104,7 +104,9 @@ mod tests {
 
     #[test]
     fn what_others_wrote_is_a_mutex() {
-        for foreign in [&b""[..], b"hello", b"\xff\xfe", b"lockkeeper", b"lockkeeper tower\nwho me\n"] {
+        for foreign in
+            [&b""[..], b"hello", b"\xff\xfe", b"lockkeeper", b"lockkeeper tower\nwho me\n"]
+        {
             assert_eq!(Record::read(foreign).mode, Mode::Mutex);
         }
     }

@@ -150,7 +150,8 @@ impl Task {
     /// Opens a stream with everything that is wanted on it.
     async fn open(&self, member: usize) -> Result<Stream, EtcdError> {
         let mut watches = self.wanted.iter();
-        let (id, Watch { target: first, .. }) = watches.next().expect("a stream is opened when something is wanted");
+        let (id, Watch { target: first, .. }) =
+            watches.next().expect("a stream is opened when something is wanted");
         let mut client = self.cluster.client(member).await?.watch_client();
         let stream = client.watch(first.key.clone(), Some(first.options(*id))).await?;
         let (mut requests, replies) = stream.split();

@@ -1,10 +1,10 @@
 //! How far etcd's locks are from the least that etcd itself can do, in one run.
 //!
 //! ```sh
-//! cargo run --release -p lockkeeper --features etcd --example etcd_floor -- 127.0.0.1:2379
+//! cargo bench -p lockkeeper --features etcd --bench etcd_floor
 //! ```
 //!
-//! The floor is a put with a lease and a delete. The lock service inside the server is the other
+//! It starts a server of its own. The floor is a put with a lease and a delete. The lock service inside the server is the other
 //! measure. Each is done in turns, so that a busy machine hurts all alike; only the ratios mean anything.
 
 use std::future::Future;
@@ -13,13 +13,17 @@ use std::time::{Duration, Instant};
 use etcd_client::{LockOptions, PutOptions};
 use lockkeeper::Client;
 
+#[path = "../tests/etcd/server.rs"]
+mod server;
+
 const ROUNDS: usize = 10;
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 #[tokio::main]
 async fn main() -> Outcome {
-    let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:2379".to_owned());
+    let servers = server::Servers::start(1);
+    let address = servers.address(0);
     let mut raw = etcd_client::Client::connect([&address], None).await?;
     let lease = raw.lease_grant(60, None).await?.id();
     let client = Client::connect(format!("etcd://{address}?prefix=floor/")).await?;
