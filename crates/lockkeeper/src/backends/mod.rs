@@ -7,6 +7,8 @@ use crate::backend::{Backend, Guarantees};
 use crate::error::{Error, Result};
 use crate::url::Endpoint;
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
 #[cfg(feature = "memory")]
@@ -29,6 +31,7 @@ pub(crate) struct Engine {
     /// What it promises under the options of a URL. No I/O.
     pub(crate) guarantees: fn(&Endpoint) -> Result<Guarantees>,
     /// One URL for each way of using it that promises something else, for tables and examples.
+    /// Each is listed with the scheme that it begins with.
     pub(crate) ways: &'static [&'static str],
 }
 
@@ -54,6 +57,8 @@ const SCHEMES: &[Scheme] = &[
         feature: "zookeeper",
         engine: engine!("zookeeper", zookeeper::ENGINE),
     },
+    Scheme { scheme: "etcd", feature: "etcd", engine: engine!("etcd", etcd::ENGINE) },
+    Scheme { scheme: "etcds", feature: "etcd", engine: engine!("etcd", etcd::ENGINE) },
 ];
 
 /// Opens the engine that a URL names, and makes sure that it is there.
@@ -77,8 +82,12 @@ pub fn guarantees(endpoint: &Endpoint) -> Result<Guarantees> {
 
 /// What the engines that are compiled in promise: a URL for each way of using them, and the promises.
 pub fn ways() -> impl Iterator<Item = (&'static str, Guarantees)> {
-    let engines = SCHEMES.iter().filter_map(|row| row.engine.as_ref());
-    engines.flat_map(|engine| engine.ways).map(|url| {
+    // An engine of several schemes is listed once, under the scheme of its example.
+    let own = |row: &'static Scheme| {
+        let is_own = |url: &&str| url.split(':').next() == Some(row.scheme);
+        row.engine.iter().flat_map(|engine| engine.ways).filter(move |url| is_own(url))
+    };
+    SCHEMES.iter().flat_map(own).map(|url| {
         let told = Endpoint::parse(url).and_then(|endpoint| guarantees(&endpoint));
         (*url, told.expect("an engine understands its own examples"))
     })

@@ -1,0 +1,102 @@
+//! How far etcd's locks are from the least that etcd itself can do, in one run.
+//!
+//! ```sh
+//! cargo bench -p lockkeeper --features etcd --bench etcd_floor
+//! ```
+//!
+//! It starts a server of its own. The floor is a put with a lease and a delete. The lock service inside the server is the other
+//! measure. Each is done in turns, so that a busy machine hurts all alike; only the ratios mean anything.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use etcd_client::{LockOptions, PutOptions};
+use lockkeeper::Client;
+
+#[path = "../tests/etcd/server.rs"]
+mod server;
+
+const ROUNDS: usize = 10;
+
+type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+#[tokio::main]
+async fn main() -> Outcome {
+    let servers = server::Servers::start(1);
+    let address = servers.address(0);
+    let mut raw = etcd_client::Client::connect([&address], None).await?;
+    let lease = raw.lease_grant(60, None).await?.id();
+    let client = Client::connect(format!("etcd://{address}?prefix=floor/")).await?;
+
+    let again = raw.clone();
+    let floor = move |key: String| {
+        let mut raw = again.clone();
+        async move {
+            raw.put(key.clone(), "", Some(PutOptions::new().with_lease(lease))).await?;
+            raw.delete(key, None).await?;
+            Outcome::Ok(())
+        }
+    };
+    let again = raw.clone();
+    let service = move |key: String| {
+        let mut raw = again.clone();
+        async move {
+            let held = raw.lock(key, Some(LockOptions::new().with_lease(lease))).await?;
+            raw.unlock(held.key()).await?;
+            Outcome::Ok(())
+        }
+    };
+    let again = client.clone();
+    let ours = move |key: String| {
+        let client = again.clone();
+        async move {
+            client.mutex(key).acquire().await?.release().await?;
+            Outcome::Ok(())
+        }
+    };
+
+    for (tasks, cycles) in [(1, 100), (64, 10)] {
+        let mut times = [Duration::ZERO; 3];
+        for _ in 0..ROUNDS {
+            times[0] += measure(tasks, cycles, "raw", floor.clone()).await?;
+            times[1] += measure(tasks, cycles, "service", service.clone()).await?;
+            times[2] += measure(tasks, cycles, "ours", ours.clone()).await?;
+        }
+        let all = (ROUNDS * tasks * cycles) as f64;
+        let [floor, service, ours] = times.map(|time| time.as_secs_f64());
+        println!("{tasks} at once, each with a key of its own, {all} cycles:");
+        println!("  the floor           {:.0} cycles per second", all / floor);
+        println!("  the lock service    {:.2} times the floor", service / floor);
+        println!("  lockkeeper          {:.2} times the floor", ours / floor);
+    }
+    client.close().await;
+    raw.lease_revoke(lease).await?;
+    Ok(())
+}
+
+/// The time that so many tasks take for so many cycles each.
+async fn measure<F>(
+    tasks: usize,
+    cycles: usize,
+    name: &str,
+    cycle: impl Fn(String) -> F + Clone + Send + 'static,
+) -> Result<Duration, Box<dyn std::error::Error + Send + Sync>>
+where
+    F: Future<Output = Outcome> + Send,
+{
+    let started = Instant::now();
+    let mut running = tokio::task::JoinSet::new();
+    for n in 0..tasks {
+        let (cycle, key) = (cycle.clone(), format!("{name}-{n}"));
+        running.spawn(async move {
+            for _ in 0..cycles {
+                cycle(key.clone()).await?;
+            }
+            Outcome::Ok(())
+        });
+    }
+    while let Some(done) = running.join_next().await {
+        done??;
+    }
+    Ok(started.elapsed())
+}

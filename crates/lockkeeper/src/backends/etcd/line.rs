@@ -1,0 +1,73 @@
+//! A line as the store shows it: places in order of their create revisions.
+//!
+//! Being ahead *is* holding: nobody can get ahead of a place that exists, so "it is in" never becomes
+//! untrue while that place is there. A stale read can therefore not let anybody in too early; all it
+//! can hide is that the place itself is gone.
+
+use etcd_client::KeyValue;
+
+use super::names::Names;
+use super::record::Record;
+use crate::backend::Mode;
+use crate::error::{Error, Result};
+use crate::key::Key;
+use crate::queue::{self, Place, Turn};
+
+/// One place in line.
+#[derive(Debug, Clone)]
+pub(super) struct Seat {
+    /// As it is stored.
+    pub(super) name: Vec<u8>,
+    pub(super) lease: i64,
+    /// The create revision: unlike any other, and higher than those ahead.
+    pub(super) number: i64,
+    pub(super) record: Record,
+}
+
+impl Seat {
+    /// A stored key that is a place in the line of this lock, and not of one nested in it.
+    pub(super) fn of(names: &Names, key: &Key, stored: &KeyValue) -> Option<Self> {
+        (names.lock_of(stored)? == *key).then(|| Self::read(stored))
+    }
+
+    pub(super) fn read(stored: &KeyValue) -> Self {
+        Self {
+            name: stored.key().to_vec(),
+            lease: stored.lease(),
+            number: stored.create_revision(),
+            record: Record::read(stored.value()),
+        }
+    }
+}
+
+/// Sorts the places of one lock into a line.
+pub(super) fn line_of(names: &Names, key: &Key, stored: &[KeyValue]) -> Vec<Seat> {
+    let mut line: Vec<_> = stored.iter().filter_map(|kv| Seat::of(names, key, kv)).collect();
+    line.sort_by_key(|seat| seat.number);
+    line
+}
+
+/// Whose turn it is, by the one rule.
+pub(super) fn turn(line: &[Seat], at: usize) -> Turn {
+    let places: Vec<_> = line
+        .iter()
+        .map(|seat| Place { owner: seat.number, mode: seat.record.mode, granted: false })
+        .collect();
+    queue::turn(&places, at)
+}
+
+/// Refuses a mode that does not go with the first one in line.
+pub(super) fn refuse_mix(key: &Key, mode: Mode, line: &[Seat]) -> Result<()> {
+    match line.first() {
+        Some(first) if !mixes(mode, first.record.mode) => Err(Error::Conflict {
+            key: key.clone(),
+            found: format!("it is used as {} and was asked for as {mode}", first.record.mode),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// A mutex carries its own fence and readers carry the last writer's, so those two do not go together.
+pub(super) fn mixes(a: Mode, b: Mode) -> bool {
+    queue::mixes(a, b) && (a == Mode::Mutex) == (b == Mode::Mutex)
+}

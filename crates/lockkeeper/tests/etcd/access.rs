@@ -1,0 +1,153 @@
+//! Users, permissions and TLS.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use lockkeeper::backend::Severity;
+use lockkeeper::{Client, Error, Release};
+
+use crate::server::Servers;
+
+const TTL: Duration = Duration::from_secs(5);
+
+/// A cluster on which `keeper` may use keys under `locks/`, and nobody else may do anything.
+fn guarded(more: &[&str]) -> Servers {
+    let servers = Servers::with(1, more);
+    for command in [
+        &["user", "add", "root:secret"][..],
+        &["user", "grant-role", "root", "root"],
+        &["role", "add", "keeper"],
+        &["role", "grant-permission", "keeper", "--prefix=true", "readwrite", "locks/"],
+        &["user", "add", "keeper:p@ss word"],
+        &["user", "grant-role", "keeper", "keeper"],
+        &["auth", "enable"],
+    ] {
+        servers.ctl(command);
+    }
+    servers
+}
+
+fn url(servers: &Servers, prefix: &str) -> String {
+    format!("etcd://keeper:p%40ss%20word@{}?prefix={prefix}", servers.address(0))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_least_rights_that_are_documented_are_enough_for_everything() {
+    let servers = guarded(&[]);
+    let client = Client::connect(url(&servers, "locks/")).await.unwrap();
+    for lock in [
+        client.mutex("a/b"),
+        client.write("report"),
+        client.read("report"),
+        client.semaphore("gpu", 2),
+    ] {
+        let guard = lock.ttl(TTL).acquire().await.unwrap();
+        assert_eq!(client.list("").await.unwrap().len(), 1);
+        assert_eq!(client.break_lock(guard.key()).await.unwrap().len(), 1);
+        assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+    }
+    let findings = client.doctor().await.unwrap();
+    assert!(findings.iter().all(|finding| finding.severity < Severity::Problem), "{findings:#?}");
+    let bare = findings.iter().any(|finding| finding.what.contains("plain text"));
+    assert!(bare, "the password was sent in plain text, and nobody said so");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_rights_and_wrong_passwords_are_told_at_once_and_without_the_password() {
+    let servers = guarded(&[]);
+    let elsewhere = Client::connect(url(&servers, "elsewhere/")).await.unwrap();
+    let refused = elsewhere.mutex("key").acquire().await;
+    assert!(matches!(refused, Err(Error::Backend { retryable: false, .. })), "{refused:?}");
+    let findings = elsewhere.doctor().await.unwrap();
+    assert!(findings.iter().any(|finding| finding.severity == Severity::Problem), "{findings:#?}");
+    let wrong = format!("etcd://keeper:canary@{}", servers.address(0));
+    let refused = Client::connect(wrong).await;
+    let shown = format!("{refused:?}");
+    assert!(matches!(refused, Err(Error::Backend { .. })) && !shown.contains("canary"), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_ended_is_renewed_and_no_lock_is_lost() {
+    let servers = guarded(&["--auth-token-ttl", "1"]);
+    let client = Client::connect(url(&servers, "locks/")).await.unwrap();
+    let guard = client.mutex("key").ttl(TTL).acquire().await.unwrap();
+    for round in 0..2 {
+        match round {
+            // A token that is not used ends after its time.
+            0 => tokio::time::sleep(Duration::from_secs(3)).await,
+            // And all of them end with the server, which keeps them in memory only.
+            _ => {
+                servers.kill(0);
+                servers.restart(0);
+            }
+        }
+        let again = client.mutex("another").ttl(TTL).acquire_within(TTL * 4).await.unwrap();
+        assert!(again.fence() > guard.fence());
+        again.release().await.unwrap();
+        guard.check().unwrap();
+    }
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    client.close().await;
+}
+
+/// An authority, a certificate for the server at 127.0.0.1 and one for a client.
+fn certificates(directory: &Path) {
+    let openssl = |arguments: &[&str]| {
+        let output = Command::new("openssl").args(arguments).current_dir(directory).output();
+        let output = output.expect("openssl can be run; it is in Debian's package openssl");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "openssl {arguments:?}: {error}");
+    };
+    let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
+    let ca = ["req", "-x509", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem"];
+    openssl(&[&ca[..], &key].concat());
+    for (name, usage) in [("server", "serverAuth"), ("client", "clientAuth")] {
+        let (key_file, request) = (format!("{name}.key"), format!("{name}.csr"));
+        let subject = format!("/CN={name}");
+        let req = ["req", "-subj", &subject, "-keyout", &key_file, "-out", &request];
+        openssl(&[&req[..], &key].concat());
+        let extensions = format!("subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n");
+        std::fs::write(directory.join("extensions"), extensions).unwrap();
+        openssl(
+            &[
+                &["x509", "-req", "-in", &request, "-CA", "ca.pem", "-CAkey", "ca.key"][..],
+                &["-CAcreateserial", "-out", &format!("{name}.pem"), "-extfile", "extensions"],
+            ]
+            .concat(),
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_is_checked_on_both_sides() {
+    let directory = tempfile::tempdir().unwrap();
+    certificates(directory.path());
+    let file = |name: &str| directory.path().join(name).display().to_string();
+    let servers = Servers::with(
+        1,
+        &[
+            ["--cert-file", &file("server.pem")],
+            ["--key-file", &file("server.key")],
+            ["--trusted-ca-file", &file("ca.pem")],
+            ["--client-cert-auth", "--auto-tls=false"],
+        ]
+        .concat(),
+    );
+    let host = servers.address(0);
+    let (ca, cert, key) = (file("ca.pem"), file("client.pem"), file("client.key"));
+    let client = Client::connect(format!("etcds://{host}?ca={ca}&cert={cert}&key={key}"));
+    let client = client.await.unwrap();
+    client.mutex("key").ttl(TTL).acquire().await.unwrap().release().await.unwrap();
+    client.close().await;
+    for refused in [
+        format!("etcds://{host}?ca={ca}"),
+        format!("etcds://{host}?ca={cert}&cert={cert}&key={key}"),
+        format!("etcds://{host}?ca={ca}&cert={cert}&key={key}&server_name=elsewhere"),
+        format!("etcd://{host}"),
+    ] {
+        let connected = Client::connect(&refused).await;
+        assert!(matches!(connected, Err(Error::Backend { .. })), "{refused}: {connected:?}");
+    }
+}

@@ -1,0 +1,199 @@
+//! Lines that are shared with etcd's own clients.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use etcd_client::{LockOptions, PutOptions};
+use lockkeeper::backend::{Mode, Severity};
+use lockkeeper::{Client, Error};
+
+use crate::server::Servers;
+
+/// `etcdctl lock NAME`, which says the key that it holds as soon as it does.
+struct EtcdctlLock {
+    child: Child,
+}
+
+impl EtcdctlLock {
+    fn start(servers: &Servers, name: &str) -> Self {
+        let mut command = servers.ctl_command(&["lock", name]);
+        let child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn();
+        Self { child: child.expect("etcdctl is in Debian's package etcd-client") }
+    }
+
+    /// Waits until it holds.
+    async fn held(&mut self) -> String {
+        let output = self.child.stdout.take().expect("it was asked for, and only once");
+        let read = tokio::task::spawn_blocking(move || {
+            let mut line = String::new();
+            BufReader::new(output).read_line(&mut line).map(|_| line)
+        });
+        read.await.unwrap().unwrap().trim().to_owned()
+    }
+
+    /// Tells it to unlock.
+    fn end(mut self) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for EtcdctlLock {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+async fn waiters(client: &Client, key: &str) -> usize {
+    let snapshot = client.inspect(key).await.unwrap();
+    snapshot.and_then(|snapshot| snapshot.waiters).map_or(0, |waiters| waiters.len())
+}
+
+async fn until_waiting(client: &Client, key: &str, number: usize) {
+    let waiting = async {
+        while waiters(client, key).await < number {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waiting).await.expect("they line up");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcdctl_and_we_stand_in_one_line_and_are_served_in_order() {
+    let servers = Servers::start(1);
+    let (a, b) = (
+        Client::connect(servers.url("")).await.unwrap(),
+        Client::connect(servers.url("")).await.unwrap(),
+    );
+    let guard = a.mutex("shared/name").acquire().await.unwrap();
+    let mut theirs = EtcdctlLock::start(&servers, "shared/name");
+    until_waiting(&a, "shared/name", 1).await;
+    let ours = tokio::spawn(b.mutex("shared/name").note("behind").acquire());
+    until_waiting(&a, "shared/name", 2).await;
+    assert!(a.mutex("shared/name").try_acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    assert!(theirs.held().await.starts_with("shared/name/"));
+    assert!(!ours.is_finished(), "let in beside etcdctl");
+    let snapshot = a.inspect("shared/name").await.unwrap().unwrap();
+    assert_eq!(snapshot.holders[0].mode, Mode::Mutex);
+    assert_eq!(snapshot.waiters.unwrap()[0].note.as_deref(), Some("behind"));
+    theirs.end();
+    let guard = ours.await.unwrap().unwrap();
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lock_service_of_the_server_and_we_exclude_each_other() {
+    let servers = Servers::start(1);
+    let client = Client::connect(servers.url("")).await.unwrap();
+    let mut raw = etcd_client::Client::connect([servers.address(0)], None).await.unwrap();
+    let lease = raw.lease_grant(20, None).await.unwrap().id();
+    let held = raw.lock("key", Some(LockOptions::new().with_lease(lease))).await.unwrap();
+    assert!(client.mutex("key").try_acquire().await.unwrap().is_none());
+    // A lock of another kind is refused, not let in.
+    for refused in
+        [client.semaphore("key", 2).try_acquire().await, client.read("key").try_acquire().await]
+    {
+        assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+    }
+    let ours = tokio::spawn(client.mutex("key").acquire());
+    until_waiting(&client, "key", 1).await;
+    raw.unlock(held.key()).await.unwrap();
+    let guard = ours.await.unwrap().unwrap();
+    let theirs = tokio::spawn(async move {
+        let options = LockOptions::new().with_lease(lease);
+        raw.lock("key", Some(options)).await.map(|_| ())
+    });
+    until_waiting(&client, "key", 1).await;
+    assert!(!theirs.is_finished());
+    guard.release().await.unwrap();
+    theirs.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_does_not_wait_for_names_nested_in_it_nor_for_data_beside_it() {
+    let servers = Servers::start(1);
+    let (a, b) = (
+        Client::connect(servers.url("")).await.unwrap(),
+        Client::connect(servers.url("")).await.unwrap(),
+    );
+    let mut raw = etcd_client::Client::connect([servers.address(0)], None).await.unwrap();
+    raw.put("a/data", "not a lock", None).await.unwrap();
+    let lease = raw.lease_grant(60, None).await.unwrap().id();
+    let leased = Some(PutOptions::new().with_lease(lease));
+    raw.put("a/leased-data", "not a lock either", leased).await.unwrap();
+    let nested = b.mutex("a/b").acquire().await.unwrap();
+    // All ways in: at once, as a try, and after a wait.
+    let guard = a.mutex("a").acquire().await.unwrap();
+    assert!(b.mutex("a").try_acquire().await.unwrap().is_none());
+    let waiting = tokio::spawn(b.mutex("a").acquire());
+    until_waiting(&a, "a", 1).await;
+    guard.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    a.mutex("a").try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+    nested.check().unwrap();
+    nested.release().await.unwrap();
+    assert_eq!(servers.keys(), ["a/data", "a/leased-data"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_off_costs_the_same_requests_however_many_wait() {
+    let servers = Servers::start(1);
+    let mut costs = Vec::new();
+    for waiting in [3, 30] {
+        let key = format!("key-{waiting}");
+        let holder = Client::connect(servers.url("")).await.unwrap();
+        let guard = holder.mutex(&key).acquire().await.unwrap();
+        let mut clients = Vec::new();
+        for n in 0..waiting {
+            let client = Client::connect(servers.url("")).await.unwrap();
+            clients.push(tokio::spawn(client.mutex(&key).acquire()));
+            until_waiting(&holder, &key, n + 1).await;
+        }
+        let before = requests(&servers);
+        guard.release().await.unwrap();
+        let next = clients.remove(0).await.unwrap().unwrap();
+        costs.push(requests(&servers) - before);
+        for client in &clients {
+            client.abort();
+        }
+        next.release().await.unwrap();
+    }
+    // Those who wait look again every few seconds, and a few of them may just have done so.
+    assert!(costs[1] <= costs[0] + 10, "{costs:?} requests with 3 and with 30 waiters");
+}
+
+/// How many unary requests the server has answered, by its own count.
+fn requests(servers: &Servers) -> usize {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(servers.address(0)).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let count = |line: &str| -> Option<usize> {
+        let rest = line.strip_prefix("grpc_server_started_total")?;
+        if !rest.contains("unary") {
+            return None;
+        }
+        rest.rsplit_once(' ')?.1.parse().ok()
+    };
+    text.lines().filter_map(count).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_names_what_ails_a_real_server() {
+    let servers = Servers::start(1);
+    let client = Client::connect(servers.url("")).await.unwrap();
+    let findings = client.doctor().await.unwrap();
+    let said = |what: &str| findings.iter().any(|finding| finding.what.contains(what));
+    assert!(said("1 of the 1 members"), "{findings:#?}");
+    assert!(said("the shortest lease is 2s"), "{findings:#?}");
+    assert!(said("could be taken and given back"), "{findings:#?}");
+    assert!(findings.iter().all(|finding| finding.severity < Severity::Problem), "{findings:#?}");
+    client.close().await;
+    assert_eq!((servers.keys().len(), servers.leases()), (0, 0), "it left something behind");
+}

@@ -1,0 +1,35 @@
+//! Everything that is tested against real etcd servers.
+
+mod access;
+mod faults;
+mod interop;
+mod load;
+mod proxy;
+mod server;
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use lockkeeper_testkit::conformance;
+use lockkeeper_testkit::conformance::Store;
+
+use self::server::Servers;
+
+/// A part of a cluster that nobody else uses, with the shortest lease that servers grant.
+fn fresh(servers: &Servers) -> Store {
+    let prefix = format!("?prefix=t{:x}/", fastrand::u64(..));
+    Store::at(servers.url(&prefix)).ttl(Duration::from_secs(2))
+}
+
+fn one() -> Store {
+    static ONE: OnceLock<Servers> = OnceLock::new();
+    fresh(ONE.get_or_init(|| Servers::start(1)))
+}
+
+fn three() -> Store {
+    static THREE: OnceLock<Servers> = OnceLock::new();
+    fresh(THREE.get_or_init(|| Servers::start(3)))
+}
+
+conformance!(one_member, one());
+conformance!(three_members, three());

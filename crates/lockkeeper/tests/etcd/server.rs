@@ -1,0 +1,233 @@
+//! Etcd servers of the tests' own: on free ports, in temporary directories, and never left behind.
+//!
+//! A shell stands between: it kills its server when its input ends, which it does when the test
+//! process ends, however that happens.
+#![allow(dead_code, reason = "the benchmark uses some of it")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+/// How long a server may take to serve.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A cluster of one or more members.
+pub(crate) struct Servers {
+    members: Vec<Member>,
+    _directory: TempDir,
+}
+
+struct Member {
+    client: u16,
+    arguments: Vec<String>,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    shell: Child,
+    /// Its end is the server's.
+    _input: ChildStdin,
+    pid: Pid,
+}
+
+impl Servers {
+    /// Starts so many members and waits until they serve.
+    pub(crate) fn start(members: usize) -> Self {
+        Self::with(members, &[])
+    }
+
+    /// As `start`, with more arguments for every member.
+    pub(crate) fn with(members: usize, more: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let ports: Vec<_> = (0..members).map(|_| (free_port(), free_port())).collect();
+        let cluster: Vec<_> = ports
+            .iter()
+            .enumerate()
+            .map(|(n, (_, peer))| format!("m{n}=http://127.0.0.1:{peer}"))
+            .collect();
+        let member = |(n, (client, peer)): (usize, &(u16, u16))| {
+            let secure = more.contains(&"--cert-file");
+            let client_url = format!("http{}://127.0.0.1:{client}", if secure { "s" } else { "" });
+            let peer_url = format!("http://127.0.0.1:{peer}");
+            let data = directory.path().join(format!("m{n}"));
+            let mut arguments: Vec<_> = [
+                ("--name", format!("m{n}")),
+                ("--data-dir", data.display().to_string()),
+                ("--listen-client-urls", client_url.clone()),
+                ("--advertise-client-urls", client_url),
+                ("--listen-peer-urls", peer_url.clone()),
+                ("--initial-advertise-peer-urls", peer_url),
+                ("--initial-cluster", cluster.join(",")),
+                ("--log-level", "error".to_owned()),
+                ("--logger", "zap".to_owned()),
+            ]
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value])
+            .collect();
+            arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
+            Member { client: *client, arguments, running: Mutex::default() }
+        };
+        let members = ports.iter().enumerate().map(member).collect();
+        let servers = Self { members, _directory: directory };
+        (0..servers.members.len()).for_each(|n| servers.members[n].spawn());
+        (0..servers.members.len()).for_each(|n| servers.wait_until_healthy(n));
+        servers
+    }
+
+    /// `host:port` of a member.
+    pub(crate) fn address(&self, n: usize) -> String {
+        format!("127.0.0.1:{}", self.members[n].client)
+    }
+
+    /// A URL of all members, with options.
+    pub(crate) fn url(&self, options: &str) -> String {
+        let addresses: Vec<_> = (0..self.members.len()).map(|n| self.address(n)).collect();
+        format!("etcd://{}{options}", addresses.join(","))
+    }
+
+    /// Sends a signal to a member.
+    pub(crate) fn signal(&self, n: usize, signal: Signal) {
+        let running = self.members[n].running();
+        kill(running.as_ref().expect("the member runs").pid, signal).expect("it can be signalled");
+    }
+
+    /// Kills a member.
+    pub(crate) fn kill(&self, n: usize) {
+        self.signal(n, Signal::SIGKILL);
+        // Its shell ends with it.
+        if let Some(mut running) = self.members[n].running().take() {
+            running.shell.wait().expect("the shell ends");
+        }
+    }
+
+    /// Starts a member again after it was killed, with what it has on disk.
+    pub(crate) fn restart(&self, n: usize) {
+        self.members[n].spawn();
+        self.wait_until_healthy(n);
+    }
+
+    /// Runs `etcdctl` with these arguments against all members, and returns what it printed.
+    pub(crate) fn ctl(&self, arguments: &[&str]) -> String {
+        let output = self.ctl_command(arguments).output().expect(MISSING_CTL);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "etcdctl {arguments:?}: {error}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// `etcdctl` with these arguments, to be started.
+    pub(crate) fn ctl_command(&self, arguments: &[&str]) -> Command {
+        let addresses: Vec<_> = (0..self.members.len()).map(|n| self.address(n)).collect();
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").arg("--endpoints").arg(addresses.join(",")).args(arguments);
+        command
+    }
+
+    /// Which member leads.
+    pub(crate) fn leader(&self) -> usize {
+        let started = Instant::now();
+        loop {
+            for n in 0..self.members.len() {
+                let status = self.ctl(&["endpoint", "status", "--endpoints", &self.address(n)]);
+                // address, id, version, size, is leader, …
+                if status.split(", ").nth(4) == Some("true") {
+                    return n;
+                }
+            }
+            assert!(started.elapsed() < PATIENCE, "nobody leads");
+        }
+    }
+
+    /// The leases that there are.
+    pub(crate) fn leases(&self) -> usize {
+        // The first line says how many.
+        self.ctl(&["lease", "list"]).lines().skip(1).filter(|line| !line.is_empty()).count()
+    }
+
+    /// Everything that is stored, one key per line.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let keys = self.ctl(&["get", "", "--from-key", "--keys-only"]);
+        keys.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    }
+
+    fn wait_until_healthy(&self, n: usize) {
+        let started = Instant::now();
+        while !self.members[n].is_healthy() {
+            assert!(started.elapsed() < PATIENCE, "member {n} does not serve");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// What runs in the background gets no input of its own, so the shell's is handed on.
+const RUN: &str = r#"
+    exec 3<&0
+    etcd "$@" >/dev/null 2>&1 3<&- &
+    pid=$!
+    echo $pid
+    (cat <&3 >/dev/null; kill -9 $pid) &
+    wait $pid
+"#;
+
+const MISSING_CTL: &str = "etcdctl can be run; it is in Debian's package etcd-client";
+
+impl Member {
+    fn spawn(&self) {
+        let mut shell = Command::new("sh")
+            .args(["-c", RUN])
+            .arg("sh")
+            .args(&self.arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a shell can be started");
+        let input = shell.stdin.take().expect("it was asked for");
+        let mut pid = String::new();
+        let output = shell.stdout.take().expect("it was asked for");
+        BufReader::new(output).read_line(&mut pid).expect("the shell says what it started");
+        let found = Command::new("etcd").arg("--version").output();
+        assert!(found.is_ok(), "etcd cannot be run; it is in Debian's package etcd-server");
+        let pid = Pid::from_raw(pid.trim().parse().expect("it is a number"));
+        *self.running() = Some(Running { shell, _input: input, pid });
+    }
+
+    /// Whether it serves and knows a leader, by its own word.
+    fn is_healthy(&self) -> bool {
+        if self.arguments.iter().any(|argument| argument == "--cert-file") {
+            return TcpStream::connect(("127.0.0.1", self.client)).is_ok();
+        }
+        let ask = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect(("127.0.0.1", self.client))?;
+            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+            stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        ask().is_ok_and(|answer| answer.contains(r#""health":"true""#))
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if let Some(mut running) = self.running().take() {
+            let _ = kill(running.pid, Signal::SIGKILL);
+            let _ = running.shell.wait();
+        }
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
+    listener.local_addr().expect("it is bound").port()
+}
