@@ -187,6 +187,7 @@ async fn renew(
                 telemetry::renewals(engine, "gone", 1);
                 hold.end(Loss::Gone);
             }
+            Renewal::Unknown => telemetry::renewals(engine, "unknown", 1),
         }
     }
 }
