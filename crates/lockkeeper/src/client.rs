@@ -17,6 +17,7 @@ use crate::keeper::Keeper;
 use crate::key::Key;
 use crate::local::Local;
 use crate::lock::Lock;
+use crate::telemetry::Meters;
 use crate::url::Endpoint;
 
 /// A connection to one engine. Cheap to clone; clones share everything.
@@ -78,7 +79,8 @@ impl Client {
         let (chores, queue) = mpsc::unbounded_channel();
         let keeper = Arc::new(Keeper::default());
         let clock = backend.clock();
-        runtime.spawn(keeper.clone().run(backend.clone(), clock));
+        let meters = Arc::new(Meters::new(backend.guarantees().engine));
+        runtime.spawn(keeper.clone().run(backend.clone(), clock, meters.clone()));
         runtime.spawn(engine::background(queue));
         let inner = Inner {
             guarantees: backend.guarantees(),
@@ -88,6 +90,7 @@ impl Client {
             runtime,
             local: Local::default(),
             keeper,
+            meters,
             chores,
             pending: Arc::default(),
         };
@@ -205,6 +208,7 @@ pub(crate) struct Inner {
     pub(crate) runtime: Handle,
     pub(crate) local: Local,
     pub(crate) keeper: Arc<Keeper>,
+    pub(crate) meters: Arc<Meters>,
     chores: mpsc::UnboundedSender<(Chore, Pending)>,
     pending: Arc<Count>,
 }

@@ -18,13 +18,14 @@ use crate::owner::whoami;
 #[derive(Debug, Clone)]
 pub struct Election {
     client: Client,
+    name: String,
     lock: Lock,
 }
 
 impl Election {
     pub(crate) fn new(client: Client, name: &str) -> Self {
         let lock = client.mutex(name).note(format!("candidate {}", whoami()));
-        Self { client, lock }
+        Self { client, name: name.to_owned(), lock }
     }
 
     /// How long a leader that died stays leader. Default 30 s; see [`Lock::ttl`].
@@ -90,8 +91,7 @@ impl Election {
     ///
     /// Asks the engine at most once per `every`; it costs one inspection each time.
     pub fn observe(&self, every: Duration) -> Observer {
-        let name = self.lock.name().to_owned();
-        Observer { client: self.client.clone(), name, every, last: None }
+        Observer { client: self.client.clone(), name: self.name.clone(), every, last: None }
     }
 }
 

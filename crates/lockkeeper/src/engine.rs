@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::guard::{Guard, Hold, Release};
 use crate::local::Place;
 use crate::lock::Terms;
-use crate::telemetry;
+use crate::telemetry::Call;
 
 /// How long a single call to an engine may take before its caller is told that there is no answer.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
@@ -44,7 +44,12 @@ pub struct Backoff {
 impl Backoff {
     /// Delays from `first` to `longest`; each is cut by a random part of up to a half.
     pub fn new(first: Duration, longest: Duration) -> Self {
-        Self { first, longest: longest.max(first) }
+        Self::between(first, longest.max(first))
+    }
+
+    /// As `new`, for constants whose author put them in order.
+    pub(crate) const fn between(first: Duration, longest: Duration) -> Self {
+        Self { first, longest }
     }
 
     /// The n-th delay, from 0.
@@ -61,8 +66,7 @@ impl Default for Backoff {
     }
 }
 
-const RETRIES: Backoff =
-    Backoff { first: Duration::from_millis(25), longest: Duration::from_secs(1) };
+const RETRIES: Backoff = Backoff::between(Duration::from_millis(25), Duration::from_secs(1));
 
 /// Work that outlives the call that began it.
 pub(crate) enum Chore {
@@ -173,8 +177,9 @@ impl Pursuit {
         let asked = self.inner.clock.now();
         if let Step::Idle(mut claim) = std::mem::replace(&mut self.step, Step::Done) {
             // The claim moves into the future, so that the two can be left to the background as one.
+            let meters = self.inner.meters.clone();
             self.step = Step::Asking(Box::pin(async move {
-                let answer = telemetry::call(engine, "attempt", claim.attempt()).await;
+                let answer = meters.call(Call::Attempt, claim.attempt()).await;
                 (claim, answer)
             }));
         }
@@ -244,9 +249,9 @@ impl Pursuit {
                 Step::Asking(asking) => Box::pin(async move { asking.await.0 }),
                 Step::Done => return None,
             };
-        let (engine, place, ttl) = (self.inner.engine(), self.place.take(), self.ttl);
+        let (inner, place, ttl) = (self.inner.clone(), self.place.take(), self.ttl);
         Some(Box::pin(async move {
-            let mut work = Box::pin(release_until_confirmed(engine, claim.await, ttl));
+            let mut work = Box::pin(release_until_confirmed(inner, claim.await, ttl));
             let first = first_poll(&mut work).await;
             drop(place);
             if first.is_pending() {
@@ -271,9 +276,9 @@ pub(crate) async fn release(hold: &Arc<Hold>) -> Result<Release> {
         // Its fixed time was up, and the background releases it already.
         return Ok(Release::AlreadyLost);
     };
-    let engine = inner.engine();
+    let meters = inner.meters.clone();
     let work = async move {
-        let answer = telemetry::call(engine, "release", claim.release()).await;
+        let answer = meters.call(Call::Release, claim.release()).await;
         (claim, answer)
     };
     let mut departure = Departure { hold: hold.clone(), work: Some(Box::pin(work)) };
@@ -291,9 +296,9 @@ pub(crate) async fn release(hold: &Arc<Hold>) -> Result<Release> {
         Ok(Released::AlreadyGone) => Ok(Release::AlreadyLost),
         Err(error) if error.is_retryable() => {
             tracing::debug!(%error, "a release is repeated in the background");
-            let ttl = hold.ttl();
+            let again = release_until_confirmed(inner.clone(), claim, hold.ttl());
             inner.chore(Chore::Finish(Box::pin(async move {
-                let _ = release_until_confirmed(engine, claim, ttl).await;
+                let _ = again.await;
             })));
             Ok(Release::Unconfirmed)
         }
@@ -319,7 +324,7 @@ impl Drop for Departure {
             if let Ok((claim, Err(error))) = answered
                 && error.is_retryable()
             {
-                let _ = release_until_confirmed(hold.inner().engine(), claim, hold.ttl()).await;
+                let _ = release_until_confirmed(hold.inner().clone(), claim, hold.ttl()).await;
             }
         })));
     }
@@ -329,9 +334,9 @@ impl Drop for Departure {
 pub(crate) async fn begin_release(hold: &Arc<Hold>) {
     let Some(claim) = hold.take_claim() else { return };
     let inner = hold.inner();
-    let (engine, ttl) = (inner.engine(), hold.ttl());
+    let release = release_until_confirmed(inner.clone(), claim, hold.ttl());
     let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
-        let _ = release_until_confirmed(engine, claim, ttl).await;
+        let _ = release.await;
     });
     let first = first_poll(&mut work).await;
     inner.local.leave(hold);
@@ -342,7 +347,7 @@ pub(crate) async fn begin_release(hold: &Arc<Hold>) {
 
 /// Repeats a release until the engine confirms it, or the lease must have run out by itself.
 async fn release_until_confirmed(
-    engine: &'static str,
+    inner: Arc<Inner>,
     mut claim: Box<dyn Claim>,
     ttl: Duration,
 ) -> Result<Released> {
@@ -350,12 +355,16 @@ async fn release_until_confirmed(
     let limit = ttl.max(RELEASE_FOR);
     let mut tries = 0;
     loop {
-        let answer = telemetry::call(engine, "release", claim.release());
+        let answer = inner.meters.call(Call::Release, claim.release());
         let mut answer = Box::pin(answer);
         let answer = match first_poll(&mut answer).await {
             Poll::Ready(answer) => answer,
             Poll::Pending => timeout(limit, answer).await.unwrap_or_else(|_| {
-                Err(Error::broken(engine, "release a lock", "no answer for as long as its lease"))
+                Err(Error::broken(
+                    inner.engine(),
+                    "release a lock",
+                    "no answer for as long as its lease",
+                ))
             }),
         };
         match answer {

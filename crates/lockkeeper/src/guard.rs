@@ -21,7 +21,6 @@ use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 use crate::lock::Terms;
 use crate::owner::Owner;
-use crate::telemetry;
 
 /// A lock that is held until the guard is released or dropped, or the lock is lost.
 ///
@@ -240,7 +239,7 @@ impl Hold {
             changed: Notify::new(),
             claim: Mutex::new(Some(claim)),
         });
-        telemetry::held(inner.engine(), hold.mode);
+        inner.meters.held(hold.mode);
         let first = if terms.fixed { hold.until_signal().unwrap_or_default() } else { ttl / 3 };
         inner.keeper.watch(&hold, asked.runtime() + first);
         if let Some(gone) = grant.gone {
@@ -320,26 +319,29 @@ impl Hold {
         std::mem::replace(&mut self.state().due, due)
     }
 
-    /// A renewal that was asked for at `asked` was confirmed. Says how much time was left for it;
-    /// `None` when it came too late to matter.
-    pub(crate) fn renewed(&self, asked: Moment) -> Option<Duration> {
+    /// A renewal that was asked for at `asked` was confirmed. False when it came too late to matter.
+    pub(crate) fn renewed(&self, asked: Moment) -> bool {
         let now = self.inner.clock.now();
         let mut state = self.state();
         if state.over.is_some() {
-            return None;
+            return false;
         }
-        let Some(validity) = state.validity else { return Some(Duration::MAX) };
+        let Some(validity) = state.validity else {
+            self.inner.meters.renewed(None);
+            return true;
+        };
         let slack = validity.until_signal(&now);
         if slack.is_zero() {
-            return None;
+            return false;
         }
+        self.inner.meters.renewed(Some(slack));
         // Answers may come out of order; a later question is never undone by an earlier one.
         if asked.since(validity.from()) > Duration::ZERO {
             state.validity = Some(Validity::new(asked, self.ttl(), self.margin));
         }
         drop(state);
         self.look_at_the_clock();
-        Some(slack)
+        true
     }
 
     /// Makes everyone who waits for a loss count again.
@@ -360,7 +362,7 @@ impl Hold {
             }
         }
         let held = self.inner.clock.since(&self.since);
-        telemetry::ended(self.inner.engine(), self.mode, &loss, held);
+        self.inner.meters.ended(self.mode, &loss, held);
         self.inner.keeper.forget(self);
         if loss != Loss::Released {
             tracing::warn!(key = %self.key, reason = %loss, "lock lost");

@@ -16,7 +16,7 @@ use crate::backend::{Backend, Renewal};
 use crate::clock::Clock;
 use crate::error::Loss;
 use crate::guard::Hold;
-use crate::telemetry;
+use crate::telemetry::{Call, Meters};
 
 /// How many leases go into one call.
 const BATCH: usize = 500;
@@ -40,6 +40,8 @@ struct Rounds {
     due: BTreeMap<(Instant, usize), Arc<Hold>>,
     /// When the task looks next by itself. `None`: not before it is woken.
     next: Option<Instant>,
+    /// Whether anything came since the task looked last.
+    fresh: bool,
 }
 
 impl Keeper {
@@ -50,6 +52,7 @@ impl Keeper {
             return;
         }
         rounds.schedule(hold, at);
+        rounds.fresh = true;
         // The task wakes by itself soon enough in most cases: waking it costs more than all the rest.
         if rounds.next.is_none_or(|next| at < next) {
             rounds.next = Some(at);
@@ -73,7 +76,12 @@ impl Keeper {
     }
 
     /// The task. Ends when the client and all its guards are gone.
-    pub(crate) async fn run(self: Arc<Self>, backend: Arc<dyn Backend>, clock: Clock) {
+    pub(crate) async fn run(
+        self: Arc<Self>,
+        backend: Arc<dyn Backend>,
+        clock: Clock,
+        meters: Arc<Meters>,
+    ) {
         let mut last = clock.now();
         while !self.closed.load(Ordering::Relaxed) {
             let now = clock.now();
@@ -81,9 +89,10 @@ impl Keeper {
                 self.everyone_look_at_the_clock();
             }
             last = now;
-            let (due, next) = self.take_due(now.runtime(), clock);
+            let (due, next) = self.take_due(now.runtime());
             for batch in due.chunks(BATCH) {
-                tokio::spawn(renew(self.clone(), backend.clone(), batch.to_vec(), clock));
+                let (keeper, backend) = (self.clone(), backend.clone());
+                tokio::spawn(renew(keeper, backend, batch.to_vec(), clock, meters.clone()));
             }
             match next {
                 Some(next) => tokio::select! {
@@ -96,7 +105,7 @@ impl Keeper {
     }
 
     /// Ends what is over, and takes what is to be renewed now; each is due again a sixth later.
-    fn take_due(&self, now: Instant, clock: Clock) -> (Vec<Arc<Hold>>, Option<Instant>) {
+    fn take_due(&self, now: Instant) -> (Vec<Arc<Hold>>, Option<Instant>) {
         let mut over = Vec::new();
         let mut batch = Vec::new();
         let mut rounds = self.lock();
@@ -120,10 +129,10 @@ impl Keeper {
             }
         }
         let first = rounds.due.first_key_value().map(|((at, _), _)| *at);
-        rounds.next = match clock {
-            Clock::System => first.map(|at| at.min(now + TICK)),
-            Clock::Runtime => first,
-        };
+        // While there is anything to do, look at the clocks once per tick; and stay up for one tick
+        // more, because locks that come and go quickly would wake the task each time otherwise.
+        let busy = first.is_some() || std::mem::take(&mut rounds.fresh);
+        rounds.next = busy.then(|| first.map_or(now + TICK, |at| at.min(now + TICK)));
         let next = rounds.next;
         drop(rounds);
         for hold in over {
@@ -162,29 +171,28 @@ async fn renew(
     backend: Arc<dyn Backend>,
     holds: Vec<Arc<Hold>>,
     clock: Clock,
+    meters: Arc<Meters>,
 ) {
     let leases: Vec<_> = holds.iter().map(|hold| hold.lease().clone()).collect();
-    let engine = backend.guarantees().engine;
     let asked = clock.now();
-    let answers = telemetry::call(engine, "renew", backend.renew(&leases)).await;
+    let answers = meters.call(Call::Renew, backend.renew(&leases)).await;
     let answers = match answers {
         Ok(answers) => answers,
         Err(error) => {
             tracing::warn!(%error, leases = leases.len(), "a renewal got no answer; it is asked again");
-            telemetry::renewals(engine, "unknown", leases.len());
+            meters.renewals_unknown(leases.len());
             return;
         }
     };
     for (hold, answer) in holds.iter().zip(answers) {
         match answer {
             Renewal::Renewed => {
-                if let Some(slack) = hold.renewed(asked) {
-                    telemetry::renewed(engine, slack);
+                if hold.renewed(asked) {
                     keeper.watch(hold, asked.runtime() + hold.ttl() / 3);
                 }
             }
             Renewal::Gone => {
-                telemetry::renewals(engine, "gone", 1);
+                meters.renewal_gone();
                 hold.end(Loss::Gone);
             }
             Renewal::Unknown => telemetry::renewals(engine, "unknown", 1),

@@ -13,7 +13,7 @@ use crate::guard::Guard;
 use crate::key::Key;
 use crate::local::{Enter, Wake};
 use crate::owner::{Owner, Token};
-use crate::telemetry;
+use crate::telemetry::Outcome;
 
 /// How long a lock lasts after its holder died, unless set: the lease that the watchdog renews.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -30,8 +30,8 @@ const TTL_RANGE: std::ops::RangeInclusive<Duration> =
 #[must_use = "a lock does nothing before it is acquired"]
 pub struct Lock {
     inner: Arc<Inner>,
-    /// The key is checked when it is used, so that setters need no `?`.
-    name: String,
+    /// What is wrong with a key is said when it is used, so that setters need no `?`.
+    key: std::result::Result<Key, String>,
     mode: Mode,
     ttl: Duration,
     fixed: bool,
@@ -46,7 +46,7 @@ impl Lock {
     pub(crate) fn new(inner: &Arc<Inner>, name: &str, mode: Mode) -> Self {
         Self {
             inner: inner.clone(),
-            name: name.to_owned(),
+            key: Key::new(name).map_err(|error| error.to_string()),
             mode,
             ttl: DEFAULT_TTL,
             fixed: false,
@@ -153,10 +153,10 @@ impl Lock {
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
     pub async fn acquire_within(self, limit: Duration) -> Result<Guard> {
-        let name = self.name.clone();
+        let key = self.key()?;
         match self.pursue(false, Some(limit)).await? {
             Some(guard) => Ok(guard),
-            None => Err(Error::Timeout { key: Key::new(name)?, waited: limit }),
+            None => Err(Error::Timeout { key, waited: limit }),
         }
     }
 
@@ -195,8 +195,8 @@ impl Lock {
         Ok(done)
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+    pub(crate) fn key(&self) -> Result<Key> {
+        self.key.clone().map_err(Error::Config)
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -206,7 +206,7 @@ impl Lock {
     async fn pursue(self, once: bool, limit: Option<Duration>) -> Result<Option<Guard>> {
         let terms = self.terms()?;
         let inner = &self.inner;
-        let mut watch = Watch::new(inner.engine(), terms.mode);
+        let mut watch = Watch::new(inner, terms.mode);
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let result = match deadline {
             None => line_up(inner, &terms, once).await,
@@ -216,17 +216,17 @@ impl Lock {
             },
         };
         watch.outcome = match &result {
-            Ok(Some(_)) => "acquired",
-            Ok(None) if once => "busy",
-            Ok(None) => "timeout",
-            Err(_) => "error",
+            Ok(Some(_)) => Outcome::Acquired,
+            Ok(None) if once => Outcome::Busy,
+            Ok(None) => Outcome::Timeout,
+            Err(_) => Outcome::Error,
         };
         result
     }
 
     /// Checks everything, and refuses what the engine does not do before any I/O.
     fn terms(&self) -> Result<Terms> {
-        let key = Key::new(&self.name)?;
+        let key = self.key()?;
         let guarantees = &self.inner.guarantees;
         let refuse = |what: String| Error::Unsupported { engine: guarantees.engine, what };
         let support = match self.mode {
@@ -333,23 +333,22 @@ async fn line_up(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option
 }
 
 /// Reports how an acquire went, also when it is dropped before its end.
-struct Watch {
-    engine: &'static str,
+struct Watch<'a> {
+    inner: &'a Inner,
     mode: Mode,
     started: Instant,
-    outcome: &'static str,
+    outcome: Outcome,
 }
 
-impl Watch {
-    fn new(engine: &'static str, mode: Mode) -> Self {
-        telemetry::waiting(engine, mode, 1.0);
-        Self { engine, mode, started: Instant::now(), outcome: "cancelled" }
+impl<'a> Watch<'a> {
+    fn new(inner: &'a Inner, mode: Mode) -> Self {
+        inner.meters.waiting(mode);
+        Self { inner, mode, started: Instant::now(), outcome: Outcome::Cancelled }
     }
 }
 
-impl Drop for Watch {
+impl Drop for Watch<'_> {
     fn drop(&mut self) {
-        telemetry::waiting(self.engine, self.mode, -1.0);
-        telemetry::acquire(self.engine, self.mode, self.outcome, self.started.elapsed());
+        self.inner.meters.acquire(self.mode, self.outcome, self.started.elapsed());
     }
 }

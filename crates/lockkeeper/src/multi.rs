@@ -29,7 +29,8 @@ impl Multi {
     /// Locks of any kinds, of any clients.
     pub fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
         let mut locks: Vec<Lock> = locks.into_iter().collect();
-        locks.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
+        // Bad keys, which are refused later, come first.
+        locks.sort_by_cached_key(place_of);
         Self { locks }
     }
 
@@ -75,10 +76,11 @@ impl Multi {
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
     pub async fn acquire_within(self, limit: Duration) -> Result<MultiGuard> {
-        let first = self.locks.first().map(|lock| lock.name().to_owned()).unwrap_or_default();
+        self.check()?;
+        let key = self.locks[0].key()?;
         match self.pursue(Instant::now().checked_add(limit)).await? {
             Some(guard) => Ok(guard),
-            None => Err(Error::Timeout { key: Key::new(first)?, waited: limit }),
+            None => Err(Error::Timeout { key, waited: limit }),
         }
     }
 
@@ -108,7 +110,7 @@ impl Multi {
         match self.locks.windows(2).find(|pair| place_of(&pair[0]) == place_of(&pair[1])) {
             Some(pair) => Err(Error::Config(format!(
                 "lock {:?} is named twice in one multi-lock, and would wait for itself; name it once",
-                pair[0].name()
+                pair[0].key()?
             ))),
             None => Ok(()),
         }
@@ -151,8 +153,8 @@ impl Multi {
 
 /// Where a lock stands in the common order. The key comes first: programs may well name the same
 /// store by different URLs.
-fn place_of(lock: &Lock) -> (&str, &str) {
-    (lock.name(), &lock.inner().place)
+fn place_of(lock: &Lock) -> (Option<Key>, String) {
+    (lock.key().ok(), lock.inner().place.clone())
 }
 
 /// All locks of a [`Multi`], held.

@@ -63,6 +63,11 @@ pub struct Token {
 }
 
 impl Token {
+    /// A token that nobody else has. The core chooses them; tests of an engine need them too.
+    pub fn fresh() -> Self {
+        Self::source().next()
+    }
+
     /// The process-wide source of tokens.
     pub(crate) fn source() -> &'static TokenSource {
         static SOURCE: OnceLock<TokenSource> = OnceLock::new();

@@ -38,6 +38,13 @@ impl Endpoint {
         for other in &others {
             Url::parse(&format!("{}://{other}", url.scheme())).map_err(refuse)?;
         }
+        let rest = text.split_once(':').map_or("", |(_, rest)| rest);
+        if url.scheme() == "file" && !rest.is_empty() && !rest.starts_with(['/', '?', '#']) {
+            // The parser would make an absolute path of it, without a word.
+            return Err(Error::Config(format!(
+                "{text:?} is not absolute; write file: for the default directory, or file:///dir"
+            )));
+        }
         Ok(Self { url, others })
     }
 
@@ -240,6 +247,14 @@ mod tests {
         assert_eq!(endpoint.to_string(), "redis+cluster://one:7000,two,[::1]:7002/x?prefix=p");
         assert!(Endpoint::parse("redis://one,two:seven").is_err());
         assert!(Endpoint::parse("redis:///var/run/a.sock").unwrap().hosts().is_empty());
+    }
+
+    #[test]
+    fn a_relative_directory_is_refused() {
+        assert!(Endpoint::parse("file:locks").unwrap_err().to_string().contains("file:///dir"));
+        for good in ["file:", "file:?network=allow", "file:/dir", "file:///dir"] {
+            assert!(Endpoint::parse(good).is_ok(), "{good}");
+        }
     }
 
     #[test]

@@ -57,7 +57,13 @@ const REDIS: Option<Open> = Some(|endpoint| Box::pin(redis::open(endpoint)));
 const REDIS: Option<Open> = None;
 
 /// Opens the engine that a URL names, and makes sure that it is there.
-pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
+///
+/// [`Client::connect`](crate::Client::connect) does this and more; use it directly to put
+/// [layers](crate::layers) between the engine and a client.
+///
+/// # Errors
+/// As [`Client::connect`](crate::Client::connect).
+pub async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
     let Some(row) = SCHEMES.iter().find(|row| row.scheme == endpoint.scheme()) else {
         return Err(Error::Config(format!(
             "there is no engine for {}: URLs; the schemes are: {}",

@@ -225,7 +225,8 @@ impl Ticket {
                 }
             }
             if let (None, Some(channel)) = (&bell, channel) {
-                let heard = self.store.servers.listen(slot, channel, shared, self.store.sharded).await;
+                let heard =
+                    self.store.servers.listen(slot, channel, shared, self.store.sharded).await;
                 *bell = Some(heard.map_err(|error| sort("listen for a release", error))?);
             }
         }
@@ -255,8 +256,7 @@ impl Claim for Ticket {
     async fn attempt(&mut self) -> Result<Option<Grant>> {
         self.check()?;
         let before = std::mem::replace(&mut self.trace, Trace::Unknown);
-        let reply =
-            self.call(true).await.map_err(|error| sort(self.doing("acquire"), error))?;
+        let reply = self.call(true).await.map_err(|error| sort(self.doing("acquire"), error))?;
         let answer = read_answer(&reply.value)
             .ok_or_else(|| garbage(self.doing("acquire"), &reply.value))?;
         match answer {
@@ -311,8 +311,7 @@ impl Claim for Ticket {
             return Ok(Released::Yes);
         }
         let again = std::mem::replace(&mut self.released_once, true);
-        let reply =
-            self.call(false).await.map_err(|error| sort(self.doing("release"), error))?;
+        let reply = self.call(false).await.map_err(|error| sort(self.doing("release"), error))?;
         let Value::Int(found) = reply.value else {
             return Err(garbage(self.doing("release"), &reply.value));
         };
@@ -369,7 +368,11 @@ fn read_answer(value: &Value) -> Option<Answer> {
             let (fence, slots) = rest.split_first()?;
             Some(Answer::Granted {
                 fence: u64::from_redis_value_ref(fence).ok()?,
-                slots: slots.iter().map(u32::from_redis_value_ref).collect::<Result<_, _>>().ok()?,
+                slots: slots
+                    .iter()
+                    .map(u32::from_redis_value_ref)
+                    .collect::<Result<_, _>>()
+                    .ok()?,
                 minted: false,
             })
         }
@@ -379,7 +382,12 @@ fn read_answer(value: &Value) -> Option<Answer> {
             let left = u64::try_from(left).ok().map(Duration::from_millis);
             Some(Answer::Busy(Hope { left, first }))
         }
-        _ => rest.iter().map(String::from_redis_value_ref).collect::<Result<_, _>>().ok().map(Answer::Conflict),
+        _ => rest
+            .iter()
+            .map(String::from_redis_value_ref)
+            .collect::<Result<_, _>>()
+            .ok()
+            .map(Answer::Conflict),
     }
 }
 

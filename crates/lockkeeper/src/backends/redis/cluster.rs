@@ -132,7 +132,8 @@ impl Cluster {
             let (from, to) = (u16::from_redis_value_ref(from)?, u16::from_redis_value_ref(to)?);
             let Value::Array(master) = master else { continue };
             let [host, port, ..] = master.as_slice() else { continue };
-            let host = Option::<String>::from_redis_value_ref(host)?.filter(|host| !host.is_empty());
+            let host =
+                Option::<String>::from_redis_value_ref(host)?.filter(|host| !host.is_empty());
             let port = u16::from_redis_value_ref(port)?;
             let link = self.link((host.unwrap_or_else(|| asked.to_owned()), port));
             for slot in from..=to.min(SLOTS - 1) {
@@ -150,9 +151,7 @@ impl Cluster {
             // Whoever has a new slot may have taken it over from a server that died.
             map.links.values().for_each(|link| link.doubt());
         }
-        map.links.retain(|_, link| {
-            owners.iter().flatten().any(|owner| Arc::ptr_eq(owner, link))
-        });
+        map.links.retain(|_, link| owners.iter().flatten().any(|owner| Arc::ptr_eq(owner, link)));
         map.owners = owners;
         map.version += 1;
         self.stale.store(false, Ordering::Relaxed);

@@ -54,7 +54,12 @@ impl Dial {
 
     /// A server behind a socket in the file system.
     pub(super) fn unix(path: &str, manner: Manner) -> Self {
-        Self { target: Arc::new(Target::Address { address: ConnectionAddr::Unix(path.into()), manner }) }
+        Self {
+            target: Arc::new(Target::Address {
+                address: ConnectionAddr::Unix(path.into()),
+                manner,
+            }),
+        }
     }
 
     /// The master that the sentinels agree on.
@@ -103,10 +108,15 @@ async fn ask_for_master(
         .set_connection_timeout(Some(sentinel.timeout()))
         .set_response_timeout(Some(sentinel.timeout()));
     let mut asked = Box::pin(sentinel.connect(patient, ProtocolVersion::RESP2)).await?;
-    let address: Option<(String, u16)> =
-        redis::cmd("SENTINEL").arg("get-master-addr-by-name").arg(master).query_async(&mut asked).await?;
+    let address: Option<(String, u16)> = redis::cmd("SENTINEL")
+        .arg("get-master-addr-by-name")
+        .arg(master)
+        .query_async(&mut asked)
+        .await?;
     let Some((host, port)) = address else {
-        return Err(std::io::Error::other(format!("the sentinels know no master {master:?}")).into());
+        return Err(
+            std::io::Error::other(format!("the sentinels know no master {master:?}")).into()
+        );
     };
     let server = Dial::server(&host, port, manner);
     let mut connection = Box::pin(server.connect(config.clone(), protocol)).await?;
@@ -114,7 +124,9 @@ async fn ask_for_master(
     let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
     match role.first() {
         Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
-        _ => Err(std::io::Error::other(format!("{host}:{port} is not the master (any more)")).into()),
+        _ => {
+            Err(std::io::Error::other(format!("{host}:{port} is not the master (any more)")).into())
+        }
     }
 }
 

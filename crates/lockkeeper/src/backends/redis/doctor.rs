@@ -32,14 +32,17 @@ pub(super) async fn doctor(store: &Arc<Store>) -> Result<Vec<Finding>> {
 
 async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> Result<()> {
     let asked = SystemTime::now();
-    let time = server.command(&redis::cmd("TIME")).await.map_err(|error| sort("ask the time", error))?;
+    let time =
+        server.command(&redis::cmd("TIME")).await.map_err(|error| sort("ask the time", error))?;
     let took = asked.elapsed().unwrap_or_default();
     let info = match server.command(&redis::cmd("INFO")).await {
         Ok(info) => String::from_redis_value(info).unwrap_or_default(),
         Err(error) => {
             findings.push(Finding {
                 severity: Severity::Warning,
-                what: format!("{server:?}: INFO is refused ({error}), so most of this cannot be checked"),
+                what: format!(
+                    "{server:?}: INFO is refused ({error}), so most of this cannot be checked"
+                ),
                 advice: "allow +info to the user that runs this check".to_owned(),
             });
             String::new()
@@ -49,7 +52,11 @@ async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> R
         info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
     let mut say = |bad: Option<(Severity, &str)>, what: String| {
         let (severity, advice) = bad.unwrap_or((Severity::Fine, ""));
-        findings.push(Finding { severity, what: format!("{server:?}: {what}"), advice: advice.to_owned() });
+        findings.push(Finding {
+            severity,
+            what: format!("{server:?}: {what}"),
+            advice: advice.to_owned(),
+        });
     };
     if let Ok((seconds, micros)) = <(u64, u64)>::from_redis_value(time) {
         let there = UNIX_EPOCH + Duration::from_secs(seconds) + Duration::from_micros(micros);
@@ -96,7 +103,10 @@ async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> R
                 Severity::Problem,
                 "wait_replicas asks for more replicas than are connected: nothing can be acquired",
             )),
-            _ => Some((Severity::Problem, "this is a replica, which takes no writes: name the master")),
+            _ => Some((
+                Severity::Problem,
+                "this is a replica, which takes no writes: name the master",
+            )),
         };
         say(bad, format!("it is a {role} with {replicas} replicas connected"));
         if replicas > 0 && !info.contains_key("min_slaves_good_slaves") {
@@ -114,12 +124,15 @@ async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> R
 async fn probe(store: &Arc<Store>) -> Vec<Finding> {
     let kinds: &[Mode] = match store.settings.layout {
         Layout::String => &[Mode::Mutex],
-        Layout::Hash => &[Mode::Mutex, Mode::Read, Mode::Write, Mode::Permits { take: 1, limit: 1 }],
+        Layout::Hash => {
+            &[Mode::Mutex, Mode::Read, Mode::Write, Mode::Permits { take: 1, limit: 1 }]
+        }
     };
     let mut findings = Vec::new();
     for mode in kinds {
         let token = Token::source().next();
-        let key = Key::new(format!("lockkeeper-doctor-{token}")).expect("a token has no control characters");
+        let key = Key::new(format!("lockkeeper-doctor-{token}"))
+            .expect("a token has no control characters");
         let request = Request {
             key,
             token,

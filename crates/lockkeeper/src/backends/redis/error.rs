@@ -23,7 +23,11 @@ pub(super) fn garbage(doing: impl Into<String>, answer: &redis::Value) -> Error 
         redis::Value::Array(_) => "a list",
         _ => "something else",
     };
-    Error::broken(ENGINE, doing, format!("the server answered with {kind} that makes no sense here"))
+    Error::broken(
+        ENGINE,
+        doing,
+        format!("the server answered with {kind} that makes no sense here"),
+    )
 }
 
 /// Whether the connection is of no more use: broken, silent, or to a server that lost its role.
@@ -35,7 +39,14 @@ pub(super) fn is_fatal(error: &RedisError) -> bool {
 
 fn may_pass(error: &RedisError) -> bool {
     const PASSING: [&str; 8] = [
-        "LOADING", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MOVED",
+        "LOADING",
+        "MASTERDOWN",
+        "READONLY",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "NOREPLICAS",
+        "BUSY",
+        "MOVED",
     ];
     error.is_io_error() || error.code().is_some_and(|code| PASSING.contains(&code))
 }

@@ -65,8 +65,14 @@ async fn find(store: &Store, prefix: &str) -> Result<Vec<Key>> {
             let answer = server.command(&scan).await.map_err(|error| sort(doing, error))?;
             let (next, found) = <(String, Vec<String>)>::from_redis_value(answer)
                 .map_err(|error| sort(doing, error.into()))?;
-            let names = found.iter().filter_map(|state| lock_of_state(state)?.strip_prefix(&store.settings.prefix));
-            keys.extend(names.filter(|name| name.starts_with(prefix)).filter_map(|name| Key::new(name).ok()));
+            let names = found
+                .iter()
+                .filter_map(|state| lock_of_state(state)?.strip_prefix(&store.settings.prefix));
+            keys.extend(
+                names
+                    .filter(|name| name.starts_with(prefix))
+                    .filter_map(|name| Key::new(name).ok()),
+            );
             if next == "0" {
                 break;
             }
@@ -84,7 +90,8 @@ async fn look(store: &Store, key: Key) -> Result<Snapshot> {
     let stem = names.stem();
     let call =
         Call { script: &INSPECT, keys: &keys(&names), args: &[&stem], hinted: false, replicas: 0 };
-    let reply = store.servers.call(names.slot(), call).await.map_err(|error| sort(&doing, error))?;
+    let reply =
+        store.servers.call(names.slot(), call).await.map_err(|error| sort(&doing, error))?;
     read(key, &reply.value).ok_or_else(|| garbage(doing, &reply.value))
 }
 
@@ -120,7 +127,8 @@ fn read(key: Key, value: &Value) -> Option<Snapshot> {
                 _ if field.ends_with(":write") => Mode::Write,
                 _ => Mode::Read,
             };
-            let own = if kind == "semaphore" { numbers.first().copied().map(Fence::new) } else { fence };
+            let own =
+                if kind == "semaphore" { numbers.first().copied().map(Fence::new) } else { fence };
             let left = u64::try_from(left).ok().map(Duration::from_millis);
             Entry { left, fence: own, slots, ..entry(field, mode, &record) }
         })

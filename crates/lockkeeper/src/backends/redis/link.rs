@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, RedisError, RedisResult, Value};
+use redis::{
+    AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, RedisError, RedisResult, Value,
+};
 use tokio::time::Instant;
 
 use super::dial::Dial;
@@ -145,7 +147,8 @@ impl Link {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFER);
         let connecting = self.dial.connect(config, ProtocolVersion::RESP2);
-        let connection = tokio::time::timeout(timeout * 2, connecting).await.map_err(|_| silent())??;
+        let connection =
+            tokio::time::timeout(timeout * 2, connecting).await.map_err(|_| silent())??;
         let line = Arc::new(Line { connection, timeout, stamp: OnceLock::new() });
         *self.lock() = Some(line.clone());
         Ok(line)

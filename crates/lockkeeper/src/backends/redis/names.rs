@@ -216,7 +216,10 @@ mod tests {
         assert_eq!(plain.base_channel(Mode::Read), "redisson_rwlock:{N}");
         assert_eq!(plain.wake_channel(Mode::Mutex), "redisson_lock__channel:{N}:");
         assert_eq!(plain.token(), "redisson_lock_token:{N}");
-        assert_eq!(plain.line(Mode::Mutex)[2..4], ["redisson_lock_queue:{N}", "redisson_lock_timeout:{N}"]);
+        assert_eq!(
+            plain.line(Mode::Mutex)[2..4],
+            ["redisson_lock_queue:{N}", "redisson_lock_timeout:{N}"]
+        );
         assert_eq!(plain.stem(), "{N}");
         assert_eq!(names("a{N}").base_channel(Mode::Mutex), "redisson_lock__channel:a{N}");
     }

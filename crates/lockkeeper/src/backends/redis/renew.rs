@@ -37,7 +37,9 @@ pub(super) async fn renew(store: &Arc<Store>, leases: &[Lease]) -> Result<Vec<Re
     let mut renewals = vec![Renewal::Unknown; leases.len()];
     let mut trouble = None;
     let mut note = |places: Vec<usize>, answer: Result<Vec<Renewal>>| match answer {
-        Ok(answers) => places.into_iter().zip(answers).for_each(|(at, answer)| renewals[at] = answer),
+        Ok(answers) => {
+            places.into_iter().zip(answers).for_each(|(at, answer)| renewals[at] = answer)
+        }
         Err(error) => trouble = Some(error),
     };
     let count = batches.len();

@@ -74,9 +74,9 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Servers, Settings)> {
     let hosts = |port: u16| -> Vec<(String, u16)> {
         let hosts = endpoint.hosts();
         let hosts = hosts.into_iter().map(|(host, own)| (host, own.unwrap_or(port)));
-        Some(hosts.collect()).filter(|hosts: &Vec<_>| !hosts.is_empty()).unwrap_or_else(|| {
-            vec![("localhost".to_owned(), port)]
-        })
+        Some(hosts.collect())
+            .filter(|hosts: &Vec<_>| !hosts.is_empty())
+            .unwrap_or_else(|| vec![("localhost".to_owned(), port)])
     };
     let path = decode(url.path().trim_start_matches('/'))?;
     let servers = match topology {
@@ -114,8 +114,10 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Servers, Settings)> {
                 database: 0,
                 ..manner.clone()
             };
-            let sentinels =
-                hosts(26379).iter().map(|(host, port)| Dial::server(host, *port, &asking)).collect();
+            let sentinels = hosts(26379)
+                .iter()
+                .map(|(host, port)| Dial::server(host, *port, &asking))
+                .collect();
             let dial = Dial::master(sentinels, master.to_owned(), manner);
             Servers::One(Arc::new(Link::new(dial)))
         }
@@ -141,7 +143,9 @@ fn database(path: &str) -> Result<i64> {
         return Ok(0);
     }
     path.parse().ok().filter(|number| *number >= 0).ok_or_else(|| {
-        Error::Config(format!("{path:?} is not the number of a database; write host/0, or only the host"))
+        Error::Config(format!(
+            "{path:?} is not the number of a database; write host/0, or only the host"
+        ))
     })
 }
 

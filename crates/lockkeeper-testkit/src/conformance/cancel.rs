@@ -1,0 +1,110 @@
+//! Whatever is dropped, whenever: nothing is left behind.
+
+use std::time::Duration;
+
+use lockkeeper::backend::Support;
+use lockkeeper::{Client, Lock};
+use tokio::time::sleep;
+
+use super::Store;
+use super::check::{nothing_left, poll_times, take};
+
+/// More polls than an acquire ever needs.
+const POLLS: usize = 200;
+
+/// A kind of lock, and one that keeps it out.
+struct Kind {
+    lock: fn(&Client) -> Lock,
+    opponent: fn(&Client) -> Lock,
+}
+
+/// Every kind that the engine does.
+async fn kinds(store: &Store) -> Vec<Kind> {
+    let guarantees = store.guarantees().await;
+    let mut kinds = vec![Kind { lock: |c| c.mutex("key"), opponent: |c| c.mutex("key") }];
+    if guarantees.read_write == Support::Yes {
+        kinds.push(Kind { lock: |c| c.read("key"), opponent: |c| c.write("key") });
+        kinds.push(Kind { lock: |c| c.write("key"), opponent: |c| c.read("key") });
+    }
+    if guarantees.semaphore == Support::Yes {
+        let two: fn(&Client) -> Lock = |c| c.semaphore("key", 3).permits(2);
+        kinds.push(Kind { lock: two, opponent: two });
+    }
+    kinds
+}
+
+pub(super) async fn dropped_at_any_poll_a_free_lock_leaves_nothing(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    for Kind { lock, .. } in kinds(&store).await {
+        for polls in 1..POLLS {
+            let acquired = poll_times(lock(&client).acquire(), polls).await;
+            let complete = acquired.is_some();
+            drop(acquired);
+            nothing_left(&other, "key").await;
+            take(lock(&other)).await.release().await.unwrap();
+            if complete {
+                break;
+            }
+            assert!(polls + 1 < POLLS, "a free lock is not taken within {polls} polls");
+        }
+    }
+}
+
+pub(super) async fn dropped_at_any_poll_a_busy_lock_leaves_nothing(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    for Kind { lock, opponent } in kinds(&store).await {
+        for polls in 1..POLLS {
+            let guard = take(opponent(&other)).await;
+            let (acquired, ()) = tokio::join!(poll_times(lock(&client).acquire(), polls), async {
+                sleep(Duration::from_millis(5)).await;
+                guard.release().await.unwrap();
+            });
+            let complete = acquired.is_some();
+            drop(acquired);
+            nothing_left(&other, "key").await;
+            take(lock(&other)).await.release().await.unwrap();
+            if complete {
+                break;
+            }
+            assert!(polls + 1 < POLLS, "a lock that came free is not taken within {polls} polls");
+        }
+    }
+}
+
+pub(super) async fn a_dropped_guard_is_given_back(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    for Kind { lock, .. } in kinds(&store).await {
+        drop(take(lock(&client)).await);
+        // The same client does not meet its own ghost, though the release is hardly under way.
+        let guard = take(lock(&client)).await;
+        drop(guard);
+        nothing_left(&other, "key").await;
+        take(lock(&other)).await.release().await.unwrap();
+    }
+}
+
+pub(super) async fn a_release_dropped_at_any_poll_is_finished(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    for polls in 1..POLLS {
+        let guard = take(client.mutex("key")).await;
+        let released = poll_times(guard.release(), polls).await;
+        nothing_left(&other, "key").await;
+        if released.is_some() {
+            return;
+        }
+    }
+    panic!("a release does not end within {POLLS} polls");
+}
+
+pub(super) async fn close_waits_for_releases(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let mut guards = Vec::new();
+    for n in 0..20 {
+        guards.push(take(client.mutex(format!("key {n}"))).await);
+    }
+    drop(guards);
+    client.close().await;
+    for n in 0..20 {
+        take(other.mutex(format!("key {n}"))).await.release().await.unwrap();
+    }
+}

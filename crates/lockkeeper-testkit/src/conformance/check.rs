@@ -1,0 +1,85 @@
+//! What the cases ask again and again.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use lockkeeper::{Client, Guard, Lock};
+use tokio::time::{Instant, sleep};
+
+/// How long something may take that takes a moment.
+pub(super) const SOON: Duration = Duration::from_secs(10);
+
+/// Waits until something is true.
+pub(super) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so().await {
+        assert!(started.elapsed() < SOON, "{what}: not within {SOON:?}");
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Takes a lock that must be free.
+pub(super) async fn take(lock: Lock) -> Guard {
+    let shown = format!("{lock:?}");
+    match lock.try_acquire().await {
+        Ok(Some(guard)) => guard,
+        Ok(None) => panic!("busy: {shown}"),
+        Err(error) => panic!("{error}: {shown}"),
+    }
+}
+
+/// Asserts that a lock is busy.
+pub(super) async fn busy(lock: Lock) {
+    let shown = format!("{lock:?}");
+    match lock.try_acquire().await {
+        Ok(None) => {}
+        other => panic!("it should be busy, but: {other:?} of {shown}"),
+    }
+}
+
+/// Waits until so many wait for a key. False when the engine cannot tell.
+pub(super) async fn queued(client: &Client, key: &str, waiters: usize) -> bool {
+    let started = Instant::now();
+    loop {
+        let snapshot = client.inspect(key).await.expect("it can be inspected");
+        match snapshot.map(|snapshot| snapshot.waiters) {
+            Some(None) => return false,
+            Some(Some(line)) if line.len() >= waiters => return true,
+            _ => assert!(started.elapsed() < SOON, "no {waiters} waiters of {key:?} to be seen"),
+        }
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Asserts that nobody holds or waits for a key, after a moment.
+pub(super) async fn nothing_left(client: &Client, key: &str) {
+    eventually(&format!("nobody is left at {key:?}"), async || {
+        client.inspect(key).await.expect("it can be inspected").is_none()
+    })
+    .await;
+}
+
+/// Polls a future once.
+pub(super) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx))).await
+}
+
+/// Polls a future at most so many times, whenever it asks for it, and drops it right after the last.
+pub(super) async fn poll_times<F: Future>(future: F, times: usize) -> Option<F::Output> {
+    let mut left = times;
+    let mut future = Box::pin(future);
+    std::future::poll_fn(move |cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}

@@ -1,0 +1,88 @@
+//! Replies that are lost after the effect: unknown is not no, and never twice.
+
+use lockkeeper::Release;
+use lockkeeper::backend::Support;
+
+use super::Store;
+use super::check::{SOON, busy, nothing_left, poll_once, take};
+use crate::link::Call;
+
+pub(super) async fn a_lost_reply_to_an_acquire_is_one_grant(store: Store) {
+    let ((client, link), other) = (store.linked().await, store.client().await);
+    for lost in 1..=3 {
+        link.swallow(Call::Attempt, lost);
+        let guard = client.mutex("key").acquire().await.unwrap();
+        let snapshot = other.inspect("key").await.unwrap().expect("it is held");
+        assert_eq!(snapshot.holders.len(), 1, "{snapshot:?}");
+        assert!(snapshot.waiters.is_none_or(|line| line.is_empty()));
+        busy(other.mutex("key")).await;
+        assert_eq!(guard.release().await.unwrap(), Release::Released);
+        nothing_left(&other, "key").await;
+    }
+    if store.guarantees().await.semaphore == Support::Yes {
+        link.swallow(Call::Attempt, 2);
+        let guard = client.semaphore("permits", 2).acquire().await.unwrap();
+        let second = take(other.semaphore("permits", 2)).await;
+        guard.release().await.unwrap();
+        second.release().await.unwrap();
+    }
+}
+
+pub(super) async fn a_lost_reply_to_a_try_is_one_grant(store: Store) {
+    let ((client, link), other) = (store.linked().await, store.client().await);
+    link.swallow(Call::Attempt, 1);
+    let guard = take(client.mutex("key")).await;
+    busy(other.mutex("key")).await;
+    guard.release().await.unwrap();
+    // Also when the answer that was lost was a no.
+    let taken = take(other.mutex("key")).await;
+    link.swallow(Call::Attempt, 1);
+    busy(client.mutex("key")).await;
+    taken.release().await.unwrap();
+    nothing_left(&other, "key").await;
+}
+
+pub(super) async fn a_lost_reply_to_a_renewal_keeps_the_lock(store: Store) {
+    let ((client, link), other) = (store.linked().await, store.client().await);
+    let guard = take(client.mutex("key").ttl(store.lease())).await;
+    for _ in 0..4 {
+        // The first of the two tries that a lease has time for.
+        link.swallow(Call::Renew, 1);
+        tokio::time::sleep(store.lease()).await;
+        guard.check().unwrap();
+    }
+    busy(other.mutex("key")).await;
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    nothing_left(&other, "key").await;
+}
+
+pub(super) async fn a_lost_reply_to_a_release_frees_the_lock(store: Store) {
+    let ((client, link), other) = (store.linked().await, store.client().await);
+    link.swallow(Call::Release, 2);
+    let guard = take(client.mutex("key")).await;
+    let fence = guard.fence();
+    assert_eq!(guard.release().await.unwrap(), Release::Unconfirmed);
+    let next = other.mutex("key").acquire_within(SOON).await.unwrap();
+    assert!(next.fence() > fence);
+    // The release that is repeated finds another holder and lets it be.
+    client.close().await;
+    next.check().unwrap();
+    busy(store.client().await.mutex("key")).await;
+    link.swallow(Call::Release, 2);
+    drop(next);
+    nothing_left(&other, "key").await;
+}
+
+pub(super) async fn an_acquire_given_up_on_without_a_reply_leaves_nothing(store: Store) {
+    let ((client, link), other) = (store.linked().await, store.client().await);
+    for _ in 0..3 {
+        link.cut(Call::Attempt, true);
+        let mut acquire = Box::pin(client.mutex("key").acquire());
+        assert!(poll_once(&mut acquire).await.is_pending());
+        drop(acquire);
+        // The request arrives when nobody is interested any more.
+        link.cut(Call::Attempt, false);
+        nothing_left(&other, "key").await;
+        client.mutex("key").acquire_within(SOON).await.unwrap().release().await.unwrap();
+    }
+}

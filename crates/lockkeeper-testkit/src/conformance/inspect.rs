@@ -1,0 +1,59 @@
+//! Who holds, who waits, and why.
+
+use lockkeeper::backend::{Mode, Order};
+use lockkeeper::whoami;
+
+use super::Store;
+use super::check::{nothing_left, queued, take};
+
+pub(super) async fn holders_and_waiters_are_seen(store: Store) {
+    let observer = store.client().await;
+    assert!(observer.inspect("key").await.unwrap().is_none(), "nobody was there yet");
+    let holder = store.client().await;
+    let guard = take(holder.mutex("key").note("the holder's why")).await;
+    let mut waiters = Vec::new();
+    let mut line = true;
+    for note in ["one", "two", "three"] {
+        let lock = store.client().await.mutex("key").note(note);
+        waiters.push(tokio::spawn(lock.acquire()));
+        line &= queued(&observer, "key", waiters.len()).await;
+    }
+    let snapshot = observer.inspect("key").await.unwrap().expect("it is held");
+    assert_eq!(snapshot.key.as_str(), "key");
+    let [entry] = &snapshot.holders[..] else { panic!("one holder: {snapshot:?}") };
+    assert_eq!(entry.mode, Mode::Mutex);
+    assert_eq!(entry.note.as_deref(), Some("the holder's why"));
+    assert_eq!(entry.who.as_deref(), Some(whoami()));
+    assert_eq!(entry.fence.unwrap_or(guard.fence()), guard.fence());
+    assert!(snapshot.fence.unwrap_or(guard.fence()) >= guard.fence());
+    if line && matches!(store.guarantees().await.order, Order::Fifo) {
+        let notes: Vec<_> = snapshot.waiters.iter().flatten().map(|w| w.note.as_deref()).collect();
+        assert_eq!(notes, [Some("one"), Some("two"), Some("three")]);
+    }
+    guard.release().await.unwrap();
+    for waiter in waiters {
+        waiter.await.unwrap().unwrap().release().await.unwrap();
+    }
+    nothing_left(&observer, "key").await;
+}
+
+pub(super) async fn a_list_is_in_order_and_by_prefix(store: Store) {
+    let (client, observer) = (store.client().await, store.client().await);
+    let keys = ["a", "a/b", "a/c", "ab", "b", "z%_*"];
+    let mut guards = Vec::new();
+    for n in [3, 1, 5, 0, 4, 2] {
+        guards.push(take(client.mutex(keys[n])).await);
+    }
+    let list = async |prefix: &str| -> Vec<String> {
+        let snapshots = observer.list(prefix).await.unwrap();
+        snapshots.iter().map(|snapshot| snapshot.key.to_string()).collect()
+    };
+    assert_eq!(list("").await, keys);
+    assert_eq!(list("a/").await, ["a/b", "a/c"]);
+    assert_eq!(list("a").await, ["a", "a/b", "a/c", "ab"]);
+    // Nothing in a prefix is a pattern.
+    assert_eq!(list("z%_*").await, ["z%_*"]);
+    for nothing in ["*", "%", "_", "A", "zz"] {
+        assert!(list(nothing).await.is_empty(), "{nothing:?}");
+    }
+}

@@ -1,0 +1,104 @@
+//! How a hold lasts, and how it ends when nobody releases it.
+
+use std::time::Duration;
+
+use lockkeeper::backend::Death;
+use lockkeeper::{Error, Loss, Release};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Store;
+use super::check::{SOON, busy, eventually, take};
+use crate::link::Call;
+
+pub(super) async fn a_fixed_lease_ends_by_itself(store: Store) {
+    let ((client, link), other) = (store.linked().await, store.client().await);
+    let lease = store.lease();
+    let started = Instant::now();
+    let guard = take(client.mutex("key").lease(lease)).await;
+    assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
+    busy(other.mutex("key")).await;
+    assert_eq!(guard.lost().await, Loss::Ended);
+    let held = started.elapsed();
+    assert!(held < lease, "it said that it was held for {held:?} of a lease of {lease:?}");
+    let lost = guard.check();
+    assert!(matches!(lost, Err(Error::Lost { reason: Loss::Ended, .. })), "{lost:?}");
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    other.mutex("key").acquire_within(SOON).await.unwrap().release().await.unwrap();
+    assert_eq!(link.calls(Call::Renew), 0, "a fixed lease is not renewed");
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
+
+pub(super) async fn the_watchdog_keeps_a_lock_past_its_ttl(store: Store) {
+    let ((client, link), other) = (store.linked().await, store.client().await);
+    let guard = take(client.mutex("key").ttl(store.lease())).await;
+    // In steps, as a holder at work would look at it.
+    for _ in 0..14 {
+        sleep(store.lease() / 4).await;
+        guard.check().unwrap();
+        assert!(guard.remaining() > Duration::ZERO);
+        busy(other.mutex("key")).await;
+    }
+    if store.guarantees().await.death == Death::Lease {
+        assert!(link.calls(Call::Renew) >= 3, "renewed only {} times", link.calls(Call::Renew));
+    }
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+}
+
+pub(super) async fn a_hung_renewal_cannot_hide_a_loss(store: Store) {
+    let ((client, link), other) = (store.linked().await, store.client().await);
+    let lease = store.lease();
+    link.cut(Call::Renew, true);
+    let started = Instant::now();
+    let guard = take(client.mutex("key").ttl(lease)).await;
+    if guard.remaining() == Duration::MAX {
+        // The kernel holds it: there is no lease to lose, however long nobody answers.
+        assert_eq!(store.guarantees().await.death, Death::AtOnce);
+        assert!(timeout(lease * 2, guard.lost()).await.is_err(), "it was lost all the same");
+        guard.check().unwrap();
+        return busy(other.mutex("key")).await;
+    }
+    let admitted = tokio::spawn(async move {
+        let next = other.mutex("key").acquire_within(SOON + lease).await.unwrap();
+        (Instant::now(), next.release().await.unwrap())
+    });
+    assert!(timeout(lease * 2, guard.lost()).await.is_ok(), "no signal within twice its lease");
+    let (signalled, left) = (Instant::now(), guard.remaining());
+    assert!(guard.check().is_err() && left == Duration::ZERO, "lost, and yet {left:?} left");
+    assert!(signalled - started < lease, "told after {:?} of {lease:?}", signalled - started);
+    let (admitted, _) = admitted.await.unwrap();
+    let margin = admitted.saturating_duration_since(signalled);
+    assert!(margin >= lease / 6, "told only {margin:?} before the next one was let in");
+    link.cut(Call::Renew, false);
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
+
+pub(super) async fn a_release_after_the_loss_says_so(store: Store) {
+    let client = store.client().await;
+    let guard = take(client.mutex("key").lease(store.lease())).await;
+    let unlike = take(client.mutex("another").lease(store.lease() * 20)).await;
+    sleep(store.lease() + Duration::from_millis(20)).await;
+    // Nobody looked at the clock meanwhile, so this is the first to find out.
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+    assert_eq!(unlike.release().await.unwrap(), Release::Released);
+}
+
+pub(super) async fn a_broken_lock_is_free_and_its_holder_learns(store: Store) {
+    let (client, operator) = (store.client().await, store.client().await);
+    assert!(operator.break_lock("key").await.is_ok_and(|broken| broken.is_empty()));
+    let guard = take(client.mutex("key").ttl(store.lease()).note("broken")).await;
+    let broken = match operator.break_lock("key").await {
+        Err(Error::Unsupported { .. }) => return,
+        broken => broken.unwrap(),
+    };
+    assert_eq!(broken.len(), 1, "{broken:?}");
+    assert!(broken[0].note.as_deref().is_none_or(|note| note == "broken"), "{broken:?}");
+    let next = operator.mutex("key").acquire_within(SOON).await.unwrap();
+    assert!(next.fence() > guard.fence(), "{} after {}", next.fence(), guard.fence());
+    let told = timeout(store.lease(), guard.lost()).await;
+    assert!(told.is_ok(), "the broken holder was not told within its lease");
+    eventually("its check says so too", async || guard.check().is_err()).await;
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+    next.check().unwrap();
+    busy(client.mutex("key")).await;
+    next.release().await.unwrap();
+}

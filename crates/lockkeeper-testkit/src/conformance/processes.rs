@@ -1,0 +1,117 @@
+//! Holders and waiters that are processes, stopped and killed.
+
+use std::time::Duration;
+
+use lockkeeper::backend::{Death, Scope};
+use tokio::time::{Instant, sleep};
+
+use super::Store;
+use super::check::{busy, nothing_left, queued, take};
+
+/// Whether a store spans processes. An engine of one process says so, and has nothing to show here.
+async fn spans_processes(store: &Store) -> bool {
+    let scope = store.guarantees().await.scope;
+    assert!(scope == Scope::Process || store.place().is_some(), "processes need a URL");
+    scope > Scope::Process
+}
+
+fn millis(duration: Duration) -> String {
+    format!("{}ms", duration.as_millis())
+}
+
+pub(super) async fn a_stopped_holder_knows_when_it_resumes(store: Store) {
+    if !spans_processes(&store).await {
+        return;
+    }
+    let (client, lease) = (store.client().await, store.lease());
+    let mut holder = store.holder("key", &["--ttl", &millis(lease)]);
+    let fence = holder.granted().await;
+    assert_eq!(holder.ask("check").await, "ok");
+    holder.stop();
+    if store.guarantees().await.death == Death::AtOnce {
+        // Stopped is not dead: it keeps the lock, and finds it when it wakes up.
+        sleep(lease * 2).await;
+        busy(client.mutex("key")).await;
+        holder.resume();
+        assert_eq!(holder.ask("check").await, "ok");
+        return assert_eq!(holder.ask("release").await, "Released");
+    }
+    let next = client.mutex("key").acquire_within(lease * 2 + SLACK).await;
+    let next = next.expect("a stopped holder loses its lease");
+    assert!(next.fence().get() > fence);
+    holder.resume();
+    let check = holder.ask("check").await;
+    assert!(check.contains("is lost"), "resumed after its lease, it said {check:?}");
+    assert_eq!(holder.ask("release").await, "AlreadyLost");
+    next.check().unwrap();
+    busy(client.mutex("key")).await;
+}
+
+pub(super) async fn a_stopped_holder_of_a_fixed_lease_knows_when_it_resumes(store: Store) {
+    if !spans_processes(&store).await {
+        return;
+    }
+    let mut holder = store.holder("key", &["--lease", &millis(store.lease())]);
+    holder.granted().await;
+    holder.stop();
+    sleep(store.lease() + Duration::from_millis(50)).await;
+    holder.resume();
+    let check = holder.ask("check").await;
+    assert!(check.contains("fixed lease ended"), "resumed after its lease, it said {check:?}");
+    nothing_left(&store.client().await, "key").await;
+}
+
+/// What a machine that is busy with other tests may add.
+const SLACK: Duration = Duration::from_secs(1);
+
+pub(super) async fn a_killed_holder_frees_its_lock(store: Store) {
+    if !spans_processes(&store).await {
+        return;
+    }
+    let (client, lease) = (store.client().await, store.lease());
+    for round in 0..2 {
+        let mut holder = store.holder("key", &["--ttl", &millis(lease)]);
+        let fence = holder.granted().await;
+        let waiting = tokio::spawn(client.mutex("key").acquire());
+        queued(&client, "key", 1).await;
+        match round {
+            0 => holder.kill(),
+            _ => holder.tell("exit"),
+        }
+        let died = Instant::now();
+        let next = waiting.await.unwrap().unwrap();
+        let took = died.elapsed();
+        let bound = match store.guarantees().await.death {
+            Death::AtOnce => SLACK,
+            Death::Lease | Death::Session => lease + SLACK,
+        };
+        assert!(took <= bound, "free only {took:?} after its holder was killed");
+        assert!(next.fence().get() > fence, "{} after {fence}", next.fence());
+        next.release().await.unwrap();
+    }
+}
+
+pub(super) async fn killed_waiters_do_not_jam_the_queue(store: Store) {
+    if !spans_processes(&store).await {
+        return;
+    }
+    let client = store.client().await;
+    let guard = take(client.mutex("key")).await;
+    let mut waiters = Vec::new();
+    for n in 1..=5 {
+        let mut waiter = store.holder("key", &[]);
+        waiter.said("asking").await;
+        queued(&client, "key", n).await;
+        waiters.push(waiter);
+    }
+    // The first, one in the middle and the last.
+    for n in [4, 2, 0] {
+        waiters.remove(n).kill();
+    }
+    guard.release().await.unwrap();
+    for waiter in &mut waiters {
+        waiter.granted().await;
+        assert_eq!(waiter.ask("release").await, "Released");
+    }
+    nothing_left(&client, "key").await;
+}

@@ -1,0 +1,94 @@
+//! An owner enters again; nobody else does.
+
+use lockkeeper::backend::Reentrance;
+use lockkeeper::{Error, Owner};
+
+use super::Store;
+use super::check::{busy, nothing_left, poll_once, take};
+use crate::link::Call;
+
+pub(super) async fn an_owner_enters_again_and_others_do_not(store: Store) {
+    let (client, link) = store.linked().await;
+    let other = store.client().await;
+    let (owner, stranger) = (Owner::new(), Owner::new());
+    let outer = take(client.mutex("key").owner(&owner)).await;
+    let asked = link.calls(Call::Attempt);
+    let inner = take(client.mutex("key").owner(&owner)).await;
+    assert_eq!(link.calls(Call::Attempt), asked, "re-entry costs no request");
+    assert_eq!(inner.fence(), outer.fence(), "it is the same hold");
+    for client in [&client, &other] {
+        busy(client.mutex("key")).await;
+        busy(client.mutex("key").owner(&stranger)).await;
+    }
+    // Someone in line does not keep the owner out: that would be a deadlock.
+    let mut waiting = Box::pin(client.mutex("key").acquire());
+    assert!(poll_once(&mut waiting).await.is_pending());
+    drop(take(client.mutex("key").owner(&owner)).await);
+    drop((inner, outer));
+    waiting.await.unwrap().release().await.unwrap();
+}
+
+pub(super) async fn the_last_guard_releases(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let owner = Owner::new();
+    let first = take(client.mutex("key").owner(&owner)).await;
+    let second = take(client.mutex("key").owner(&owner)).await;
+    first.release().await.unwrap();
+    second.check().unwrap();
+    busy(other.mutex("key")).await;
+    busy(client.mutex("key")).await;
+    second.release().await.unwrap();
+    nothing_left(&client, "key").await;
+    take(other.mutex("key")).await.release().await.unwrap();
+}
+
+pub(super) async fn a_writer_may_read(store: Store) {
+    if !store.does_read_write().await {
+        return;
+    }
+    let (client, other) = (store.client().await, store.client().await);
+    let owner = Owner::new();
+    let writer = take(client.write("key").owner(&owner)).await;
+    let reader = take(client.read("key").owner(&owner)).await;
+    writer.release().await.unwrap();
+    reader.check().unwrap();
+    busy(other.write("key")).await;
+    reader.release().await.unwrap();
+    take(other.write("key")).await.release().await.unwrap();
+}
+
+pub(super) async fn a_reader_may_not_write(store: Store) {
+    if !store.does_read_write().await {
+        return;
+    }
+    let client = store.client().await;
+    let owner = Owner::new();
+    let reader = take(client.read("key").owner(&owner)).await;
+    match client.write("key").owner(&owner).acquire().await {
+        Err(Error::Unsupported { what, .. }) => {
+            assert!(what.contains("release it first"), "{what}");
+        }
+        other => panic!("an upgrade waits for itself and should be refused: {other:?}"),
+    }
+    reader.check().unwrap();
+    take(client.read("key").owner(&owner)).await.release().await.unwrap();
+    reader.release().await.unwrap();
+    take(client.write("key").owner(&owner)).await.release().await.unwrap();
+}
+
+pub(super) async fn an_owner_enters_through_another_client_where_promised(store: Store) {
+    let (here, there) = (store.client().await, store.client().await);
+    let owner = Owner::new();
+    let first = take(here.mutex("key").owner(&owner)).await;
+    if store.guarantees().await.reentrance == Reentrance::Client {
+        busy(there.mutex("key").owner(&owner)).await;
+        return;
+    }
+    let second = take(there.mutex("key").owner(&owner)).await;
+    busy(there.mutex("key").owner(&Owner::new())).await;
+    first.release().await.unwrap();
+    busy(here.mutex("key")).await;
+    second.check().unwrap();
+    second.release().await.unwrap();
+    take(here.mutex("key")).await.release().await.unwrap();
+}

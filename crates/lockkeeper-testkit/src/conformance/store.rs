@@ -1,0 +1,142 @@
+//! A store for one case, and the ways to it.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::backend::{Backend, Support};
+use lockkeeper::clock::Clock;
+use lockkeeper::url::Endpoint;
+use lockkeeper::{Client, Error, Guarantees, Lock, Result};
+
+use crate::holder::{Holder, Program};
+use crate::link::{Call, Link};
+
+/// A fresh store: it makes clients that know nothing of each other.
+pub struct Store {
+    open: Box<dyn Fn() -> Opening + Send + Sync>,
+    url: Option<String>,
+    paused: bool,
+    ttl: Option<Duration>,
+    helper: Option<Program>,
+    kept: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send>>;
+
+impl Store {
+    /// A store that every process reaches by this URL.
+    pub fn at(url: impl Into<String>) -> Self {
+        let url = url.into();
+        let place = url.clone();
+        let open = move || -> Opening {
+            let endpoint = Endpoint::parse(&place);
+            Box::pin(async move { lockkeeper::backends::open(endpoint?).await })
+        };
+        Self::new(Box::new(open), false).url(url)
+    }
+
+    /// An engine whose clones share a store.
+    pub fn of<B: Backend + Clone>(backend: B) -> Self {
+        let paused = backend.clock() == Clock::Runtime;
+        let open = move || -> Opening {
+            let backend: Arc<dyn Backend> = Arc::new(backend.clone());
+            Box::pin(std::future::ready(Ok(backend)))
+        };
+        Self::new(Box::new(open), paused)
+    }
+
+    fn new(open: Box<dyn Fn() -> Opening + Send + Sync>, paused: bool) -> Self {
+        Self { open, url: None, paused, ttl: None, helper: None, kept: Vec::new() }
+    }
+
+    /// The URL for other processes and for the blocking front.
+    pub fn url(mut self, url: impl Into<String>) -> Self {
+        self.url = Some(url.into());
+        self
+    }
+
+    /// The shortest lease that the engine really grants. Default: one second.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Keeps something alive as long as the store: a temporary directory, a server.
+    pub fn keep(mut self, thing: impl Any + Send + Sync) -> Self {
+        self.kept.push(Box::new(thing));
+        self
+    }
+
+    pub(super) fn helper(mut self, program: Program) -> Self {
+        self.helper = Some(program);
+        self
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// The lease that cases ask for.
+    pub(super) fn lease(&self) -> Duration {
+        self.ttl.unwrap_or(Duration::from_secs(1))
+    }
+
+    pub(super) async fn client(&self) -> Client {
+        Client::shared((self.open)().await.expect("the engine can be opened"))
+    }
+
+    /// A client, and the switches of its way to the store.
+    pub(super) async fn linked(&self) -> (Client, Link) {
+        let link = Link::new((self.open)().await.expect("the engine can be opened"));
+        (Client::new(link.clone()), link)
+    }
+
+    pub(super) async fn guarantees(&self) -> Guarantees {
+        self.client().await.guarantees()
+    }
+
+    /// Whether the engine does this; if not, that it refuses before it does anything.
+    pub(super) async fn does(&self, support: Support, lock: impl FnOnce(&Client) -> Lock) -> bool {
+        let Support::No(reason) = support else { return true };
+        let (client, link) = self.linked().await;
+        match lock(&client).acquire().await {
+            Err(Error::Unsupported { what, .. }) => assert!(what.contains(reason), "{what}"),
+            other => panic!("it should be refused ({reason}), and was not: {other:?}"),
+        }
+        assert_eq!(link.calls(Call::Attempt), 0, "refused, but only after asking the store");
+        false
+    }
+
+    pub(super) async fn does_read_write(&self) -> bool {
+        let support = self.guarantees().await.read_write;
+        self.does(support, |client| client.read("refused")).await
+            && self.does(support, |client| client.write("refused")).await
+    }
+
+    pub(super) async fn does_permits(&self) -> bool {
+        let support = self.guarantees().await.semaphore;
+        self.does(support, |client| client.semaphore("refused", 2)).await
+    }
+
+    /// A URL for the blocking front, where there is one.
+    pub(super) fn place(&self) -> Option<&str> {
+        self.url.as_deref()
+    }
+
+    /// Starts a process that acquires a key.
+    pub(super) fn holder(&self, key: &str, arguments: &[&str]) -> Holder {
+        let program = self.helper.as_ref().expect("the runner names the helper");
+        let url = self.url.as_ref().expect("an engine that spans processes has a URL");
+        Holder::start(program, url, key, arguments)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("url", &self.url).finish_non_exhaustive()
+    }
+}

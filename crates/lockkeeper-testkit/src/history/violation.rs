@@ -1,0 +1,117 @@
+//! What must not happen, as data.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::{Access, Acquisition};
+
+/// Something that a correct lock and a resource that checks fences never show.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Violation {
+    /// The resource accepted a fence lower than one that it had accepted before.
+    StaleAccess {
+        /// The access that should have been refused.
+        access: Access,
+        /// The highest fence before it.
+        highest: u64,
+    },
+    /// The resource accepted one fence from two owners.
+    SharedFence {
+        /// The second owner's access.
+        access: Access,
+        /// The first owner.
+        first: String,
+    },
+    /// A write was accepted that did not build on the write before it.
+    LostUpdate {
+        /// The write that overwrote.
+        access: Access,
+        /// The write that it did not know of.
+        lost: u64,
+    },
+    /// Two grants have one fence.
+    RepeatedFence(Box<[Acquisition; 2]>),
+    /// A grant that was asked for after another was given does not have the higher fence.
+    FenceOrder(Box<[Acquisition; 2]>),
+    /// Two held at the same time what one must hold alone.
+    Overlap(Box<[Acquisition; 2]>),
+    /// More permits were held than there are.
+    TooManyPermits {
+        /// The one that was too many.
+        last: Box<Acquisition>,
+        /// How many were held, with it.
+        held: u32,
+    },
+    /// Two held one permit.
+    SharedSlot(Box<[Acquisition; 2]>),
+    /// The store let the second in before the first knew that it was out.
+    LateSignal(Box<[Acquisition; 2]>),
+    /// A holder that was evicted went on for longer than its lease.
+    NotTold {
+        /// The holder.
+        holder: Box<Acquisition>,
+        /// When it was evicted.
+        evicted: Duration,
+    },
+    /// Something was left behind.
+    Leak(String),
+    /// Somebody waited for ever, or met an error that nothing explains.
+    Surprise(String),
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::StaleAccess { access, highest } => {
+                write!(f, "the resource accepted a stale fence after {highest}: {access}")
+            }
+            Violation::SharedFence { access, first } => {
+                write!(f, "the resource knew this fence as {first}'s: {access}")
+            }
+            Violation::LostUpdate { access, lost } => {
+                write!(f, "write {lost} was lost to one that did not know it: {access}")
+            }
+            Violation::RepeatedFence(pair) => pair_of(f, "two grants have one fence", pair),
+            Violation::FenceOrder(pair) => {
+                pair_of(f, "the later grant's fence is not higher", pair)
+            }
+            Violation::Overlap(pair) => pair_of(f, "two held at the same time", pair),
+            Violation::TooManyPermits { last, held } => {
+                write!(f, "{held} permits were held at the same time, the last by {last}")
+            }
+            Violation::SharedSlot(pair) => pair_of(f, "two held one permit", pair),
+            Violation::LateSignal(pair) => {
+                pair_of(f, "the second was let in before the first was told", pair)
+            }
+            Violation::NotTold { holder, evicted } => {
+                write!(f, "evicted at {evicted:?}, it was not told in time: {holder}")
+            }
+            Violation::Leak(what) => write!(f, "left behind: {what}"),
+            Violation::Surprise(what) => write!(f, "unexpected: {what}"),
+        }
+    }
+}
+
+fn pair_of(f: &mut fmt::Formatter<'_>, what: &str, pair: &[Acquisition; 2]) -> fmt::Result {
+    write!(f, "{what}: {}; and {}", pair[0], pair[1])
+}
+
+impl fmt::Display for Acquisition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let claimed = self.claimed();
+        write!(f, "{} of {:?} by {}, fence {}", self.mode, self.key, self.owner, self.fence)?;
+        if !self.slots.is_empty() {
+            write!(f, ", slots {:?}", self.slots)?;
+        }
+        write!(f, ", asked {:?}", self.called)?;
+        if let Some(admitted) = self.admitted {
+            write!(f, ", let in {admitted:?}")?;
+        }
+        write!(f, ", held {:?} to ", claimed.start)?;
+        match claimed.end {
+            Duration::MAX => write!(f, "the end")?,
+            end => write!(f, "{end:?}")?,
+        }
+        write!(f, " (lease {:?}, lost {:?}, release {:?})", self.ttl, self.lost, self.release)
+    }
+}

@@ -1,0 +1,240 @@
+//! A process of its own that holds a lock, to be stopped, resumed and killed.
+//!
+//! ```no_run
+//! # async fn example() {
+//! use lockkeeper_testkit::holder::{Holder, Program};
+//! let mut holder = Holder::start(&Program::binary(), "file:", "key", &["--ttl", "2s"]);
+//! let fence = holder.granted().await;
+//! holder.stop();
+//! # }
+//! ```
+//!
+//! Easy to get wrong: cargo does not build another package's binary for a test, so a binary found on
+//! disk may be an old one. [`Program::test`] runs the test executable itself again instead, which is
+//! always the code under test, with its features.
+
+pub(crate) mod process;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::sync::mpsc;
+
+pub use process::main;
+
+/// Marks the lines that are meant for us; a test executable prints others as well.
+pub(crate) const MARK: &str = "lockkeeper-holder: ";
+
+/// Carries the arguments to a test executable, one per line, since it would not understand them itself.
+const ARGUMENTS: &str = "LOCKKEEPER_HOLDER";
+
+/// How long a line is waited for. Nothing here takes that long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// What is run.
+#[derive(Debug, Clone)]
+pub enum Program {
+    /// This test executable again, with its test of this name, which calls [`main_of_test`].
+    Test(String),
+    /// The binary `lockkeeper-holder` at this path.
+    Binary(std::path::PathBuf),
+}
+
+impl Program {
+    /// This test executable again. `module` is the `module_path!()` in which the test
+    /// `helper_process` is; [`conformance!`](crate::conformance!) makes one.
+    pub fn test(module: &str) -> Self {
+        // The harness names tests without the crate.
+        let path = module.split_once("::").map_or("", |(_, path)| path);
+        Program::Test(if path.is_empty() {
+            "helper_process".to_owned()
+        } else {
+            format!("{path}::helper_process")
+        })
+    }
+
+    /// The binary beside the executable that is running.
+    ///
+    /// # Panics
+    /// When it was not built, with a message that says how to.
+    pub fn binary() -> Self {
+        let running = std::env::current_exe().expect("a process knows its executable");
+        // Tests run from target/PROFILE/deps, binaries are in target/PROFILE.
+        let found = running
+            .ancestors()
+            .skip(1)
+            .take(2)
+            .map(|dir| dir.join("lockkeeper-holder"))
+            .find(|path| path.is_file());
+        Program::Binary(found.unwrap_or_else(|| {
+            panic!(
+                "there is no lockkeeper-holder near {}; build it with: \
+                 cargo build -p lockkeeper-testkit --bin lockkeeper-holder",
+                running.display()
+            )
+        }))
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        match self {
+            Program::Binary(path) => {
+                let mut command = Command::new(path);
+                command.args(arguments);
+                command
+            }
+            Program::Test(name) => {
+                let mut command =
+                    Command::new(std::env::current_exe().expect("a process knows its executable"));
+                command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
+                command.env(ARGUMENTS, arguments.join("\n"));
+                command
+            }
+        }
+    }
+}
+
+/// The body of the test `helper_process`: does nothing, unless [`Holder`] started this process.
+pub fn main_of_test() {
+    if let Ok(arguments) = std::env::var(ARGUMENTS) {
+        main(arguments.split('\n').map(str::to_owned));
+        // The harness would wait for a thread that reads our input.
+        std::process::exit(0);
+    }
+}
+
+/// A process that holds a lock or wants it. Killed when dropped.
+#[derive(Debug)]
+pub struct Holder {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: mpsc::UnboundedReceiver<String>,
+    heard: Vec<String>,
+}
+
+impl Holder {
+    /// Starts a process that acquires a key at once; see [`main`] for the arguments.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(program: &Program, url: &str, key: &str, arguments: &[&str]) -> Self {
+        let arguments = [&["--url", url, "--key", key], arguments].concat();
+        let mut child = program
+            .command(&arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("cannot start {program:?}: {e}"));
+        let (heard, lines) = mpsc::unbounded_channel();
+        let output = BufReader::new(child.stdout.take().expect("its output is a pipe"));
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if let Some((_, line)) = line.split_once(MARK) {
+                    let _ = heard.send(line.to_owned());
+                }
+            }
+        });
+        Self { input: child.stdin.take(), child, lines, heard: Vec::new() }
+    }
+
+    /// Waits for a line that starts with this word, and gives the rest of it.
+    ///
+    /// # Panics
+    /// When the process ends or says nothing of the sort for a long time; shows what it said.
+    pub async fn said(&mut self, word: &str) -> String {
+        loop {
+            let line = tokio::time::timeout(PATIENCE, self.lines.recv()).await;
+            let Ok(Some(line)) = line else {
+                let why = if line.is_err() { "is silent" } else { "has ended" };
+                panic!("the holder {why} and did not say {word:?}; it said {:?}", self.heard);
+            };
+            self.heard.push(line.clone());
+            match line.strip_prefix(word) {
+                Some(rest) => return rest.trim().to_owned(),
+                None if line.starts_with("failed") => {
+                    panic!("the holder did not say {word:?} but {line:?}")
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Waits until it has the lock, and gives its fence.
+    ///
+    /// # Panics
+    /// As [`said`](Holder::said).
+    pub async fn granted(&mut self) -> u64 {
+        let rest = self.said("granted").await;
+        let fence = rest.split(' ').next().and_then(|fence| fence.parse().ok());
+        fence.unwrap_or_else(|| panic!("{rest:?} does not start with a fence"))
+    }
+
+    /// Sends a command and waits for the answer that starts with the same word.
+    ///
+    /// # Panics
+    /// As [`said`](Holder::said).
+    pub async fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.said(command).await
+    }
+
+    /// Sends a command.
+    ///
+    /// # Panics
+    /// When the process has ended.
+    pub fn tell(&mut self, command: &str) {
+        let input = self.input.as_mut().expect("its input is open until it is told to finish");
+        writeln!(input, "{command}").unwrap_or_else(|e| panic!("cannot tell the holder: {e}"));
+    }
+
+    /// Closes its input: it releases what it holds and ends.
+    pub fn finish(&mut self) {
+        self.input = None;
+    }
+
+    /// Stops it with `SIGSTOP`; returns when it no longer runs.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn stop(&self) {
+        use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+        self.signal(Signal::SIGSTOP);
+        let stopped = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED));
+        assert!(matches!(stopped, Ok(WaitStatus::Stopped(..))), "not stopped: {stopped:?}");
+    }
+
+    /// Lets it run again, with `SIGCONT`.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Kills it with `SIGKILL`; returns when it is dead.
+    ///
+    /// # Panics
+    /// When it was killed before.
+    pub fn kill(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.child.wait().expect("a child can be waited for");
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("process ids are small"))
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap_or_else(|e| panic!("cannot send {signal}: {e}"));
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // Both fail when it has ended by itself, which is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

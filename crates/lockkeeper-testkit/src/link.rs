@@ -1,0 +1,167 @@
+//! The way from one client to its engine, with a switch for every way in which it can fail.
+//!
+//! Unlike `lockkeeper::layers::faults`, which throws dice, a [`Link`] does exactly what it is told:
+//! a case says *this* reply is lost, and looks at what follows.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use lockkeeper::backend::{
+    Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
+    Snapshot,
+};
+use lockkeeper::clock::Clock;
+use lockkeeper::{Error, Key, Result};
+use tokio::sync::watch;
+
+/// The calls of the contract that change something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// `Claim::attempt`.
+    Attempt,
+    /// `Backend::renew`.
+    Renew,
+    /// `Claim::release`.
+    Release,
+}
+
+/// An engine as one client reaches it. Clones share the switches.
+#[derive(Debug, Clone)]
+pub struct Link {
+    backend: Arc<dyn Backend>,
+    lines: Arc<[Line; 3]>,
+}
+
+/// What happens to one sort of call.
+#[derive(Debug, Default)]
+struct Line {
+    cut: watch::Sender<bool>,
+    swallow: Mutex<usize>,
+    calls: AtomicUsize,
+}
+
+impl Link {
+    /// A link that works.
+    pub fn new(backend: Arc<dyn Backend>) -> Self {
+        Self { backend, lines: Arc::default() }
+    }
+
+    /// Cuts one sort of call, or joins it again.
+    ///
+    /// Meanwhile requests do not arrive, and replies of those that did do not come back: both wait.
+    pub fn cut(&self, call: Call, cut: bool) {
+        self.line(call).cut.send_replace(cut);
+    }
+
+    /// Cuts everything, or joins it again.
+    pub fn cut_all(&self, cut: bool) {
+        for line in self.lines.iter() {
+            line.cut.send_replace(cut);
+        }
+    }
+
+    /// The next `n` calls of this sort have their effect, and their replies are lost.
+    pub fn swallow(&self, call: Call, n: usize) {
+        *self.line(call).swallow.lock().expect("nothing panics under this lock") = n;
+    }
+
+    /// How many calls of this sort were made.
+    pub fn calls(&self, call: Call) -> usize {
+        self.line(call).calls.load(Ordering::Relaxed)
+    }
+
+    fn line(&self, call: Call) -> &Line {
+        &self.lines[call as usize]
+    }
+
+    async fn pass<T>(&self, call: Call, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let line = self.line(call);
+        line.calls.fetch_add(1, Ordering::Relaxed);
+        line.travel().await;
+        let answer = work.await;
+        line.travel().await;
+        if line.loses_this_reply() {
+            return Err(Error::unreachable("link", format!("{call:?}"), "the reply was lost"));
+        }
+        answer
+    }
+}
+
+impl Line {
+    async fn travel(&self) {
+        // Looked at first, because most calls find the line joined and need no subscription.
+        if *self.cut.borrow() {
+            let _ = self.cut.subscribe().wait_for(|cut| !cut).await;
+        }
+    }
+
+    fn loses_this_reply(&self) -> bool {
+        let mut left = self.swallow.lock().expect("nothing panics under this lock");
+        let loses = *left > 0;
+        *left = left.saturating_sub(1);
+        loses
+    }
+}
+
+#[async_trait]
+impl Backend for Link {
+    fn guarantees(&self) -> Guarantees {
+        self.backend.guarantees()
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        Box::new(Linked { claim: self.backend.claim(request), link: self.clone() })
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        self.pass(Call::Renew, self.backend.renew(leases)).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        self.backend.inspect(query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        self.backend.break_lock(key).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        self.backend.doctor().await
+    }
+
+    fn clock(&self) -> Clock {
+        self.backend.clock()
+    }
+
+    async fn close(&self) {
+        self.backend.close().await;
+    }
+}
+
+#[derive(Debug)]
+struct Linked {
+    claim: Box<dyn Claim>,
+    link: Link,
+}
+
+#[async_trait]
+impl Claim for Linked {
+    async fn attempt(&mut self) -> Result<Option<Grant>> {
+        self.link.pass(Call::Attempt, self.claim.attempt()).await
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        self.claim.wait().await
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        self.link.pass(Call::Release, self.claim.release()).await
+    }
+
+    #[cfg(unix)]
+    fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
+        self.claim.bequeath()
+    }
+}
