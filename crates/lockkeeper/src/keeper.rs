@@ -195,7 +195,7 @@ async fn renew(
                 meters.renewal_gone();
                 hold.end(Loss::Gone);
             }
-            Renewal::Unknown => telemetry::renewals(engine, "unknown", 1),
+            Renewal::Unknown => meters.renewals_unknown(1),
         }
     }
 }

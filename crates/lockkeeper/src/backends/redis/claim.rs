@@ -76,7 +76,7 @@ enum Answer {
 
 impl Ticket {
     pub(super) fn new(store: Arc<Store>, request: Request) -> Self {
-        let names = Names::new(&store.settings.prefix, request.key.as_str());
+        let names = store.names(&request.key);
         Self {
             store,
             request,
@@ -191,9 +191,6 @@ impl Ticket {
 
     /// Refuses what cannot be stored, before any I/O.
     fn check(&self) -> Result<()> {
-        if self.store.servers.is_cluster() {
-            self.names.check_slot(&self.request.key)?;
-        }
         let id = self.request.owner.as_ref().map_or("", |owner| owner.id());
         if matches!(id, "mode" | "limit" | "taken") || id.ends_with(":write") {
             return Err(Error::Config(format!(

@@ -38,7 +38,7 @@ pub(super) async fn inspect(store: &Store, query: &Query) -> Result<Vec<Snapshot
 
 pub(super) async fn break_lock(store: &Store, key: &Key) -> Result<Vec<Entry>> {
     let broken = look(store, key.clone()).await?.holders;
-    let names = Names::new(&store.settings.prefix, key.as_str());
+    let names = store.names(key);
     let keys = keys(&names);
     let (stem, mutexes, others) =
         (names.stem(), names.base_channel(Mode::Mutex), names.base_channel(Mode::Read));
@@ -86,7 +86,7 @@ async fn find(store: &Store, prefix: &str) -> Result<Vec<Key>> {
 
 async fn look(store: &Store, key: Key) -> Result<Snapshot> {
     let doing = format!("inspect {key:?}");
-    let names = Names::new(&store.settings.prefix, key.as_str());
+    let names = store.names(&key);
     let stem = names.stem();
     let call =
         Call { script: &INSPECT, keys: &keys(&names), args: &[&stem], hinted: false, replicas: 0 };

@@ -34,6 +34,7 @@ mod settings;
 
 use claim::Ticket;
 use error::{ENGINE, sort};
+use names::Names;
 use servers::Servers;
 use settings::{Layout, Settings};
 
@@ -53,6 +54,10 @@ struct Store {
 }
 
 impl Store {
+    fn names(&self, key: &Key) -> Names {
+        Names::new(&self.settings.prefix, key.as_str(), self.servers.is_cluster())
+    }
+
     fn publish(&self) -> &'static str {
         if self.sharded { "spublish" } else { "publish" }
     }

@@ -3,21 +3,29 @@
 //! Names that start with `redisson_` are Redisson's and are formed by its rule: the lock's name in
 //! braces, unless it has a brace itself. By that rule `x` and `{x}` get the same auxiliary names;
 //! harmless for channels, not for what we keep ourselves, so our own names tell the two apart.
+//!
+//! In a Cluster its rule sends the auxiliary names of some locks (`a{b`, `x{}y`, `a}b`) to other slots,
+//! and Redisson fails on them. We give those another hash tag, one that falls into the right slot.
 
 use crate::backend::Mode;
-use crate::error::{Error, Result};
-use crate::key::Key;
 
 /// The names around one lock.
 #[derive(Debug, Clone)]
 pub(super) struct Names {
     lock: String,
+    /// A hash tag of the lock's slot, for a lock in a Cluster whose own name makes none.
+    tag: Option<String>,
 }
 
 impl Names {
     /// The names of a key in stores that are used with this prefix.
-    pub(super) fn new(prefix: &str, key: &str) -> Self {
-        Self { lock: format!("{prefix}{key}") }
+    pub(super) fn new(prefix: &str, key: &str, in_cluster: bool) -> Self {
+        let plain = Self { lock: format!("{prefix}{key}"), tag: None };
+        let tag = (in_cluster && slot(&plain.stem()) != plain.slot()).then(|| {
+            let tags = (0u32..).map(|n| format!("{n:x}"));
+            tags.into_iter().find(|tag| slot(tag) == plain.slot()).expect("every slot has one")
+        });
+        Self { tag, ..plain }
     }
 
     /// The lock itself: Redisson's hash, or the string of `layout=string`.
@@ -97,9 +105,10 @@ impl Names {
 
     /// What the keys of single read holds start with.
     pub(super) fn stem(&self) -> String {
-        match self.lock.contains('{') {
-            true => self.lock.clone(),
-            false => format!("{{{}}}", self.lock),
+        match (&self.tag, self.lock.contains('{')) {
+            (Some(tag), _) => format!("{{{tag}}}:{}", self.lock),
+            (None, true) => self.lock.clone(),
+            (None, false) => format!("{{{}}}", self.lock),
         }
     }
 
@@ -108,25 +117,15 @@ impl Names {
         slot(&self.lock)
     }
 
-    /// Refuses a name whose auxiliary names fall into other slots, as braces without a pair make them.
-    pub(super) fn check_slot(&self, key: &Key) -> Result<()> {
-        if slot(&self.state()) == self.slot() && slot(&self.stem()) == self.slot() {
-            return Ok(());
-        }
-        Err(Error::Config(format!(
-            "the key {key:?} cannot be used in a Redis Cluster: a brace in it must open and close a \
-             hash tag that is not empty, as in {{user}}/cart"
-        )))
-    }
-
     fn shared(&self, kind: &str) -> String {
         format!("{kind}:{}", self.stem())
     }
 
     fn own(&self, kind: &str) -> String {
-        match self.lock.contains('{') {
-            true => format!("{kind}#:{}", self.lock),
-            false => format!("{kind}:{{{}}}", self.lock),
+        match (&self.tag, self.lock.contains('{')) {
+            (Some(tag), _) => format!("{kind}#{{{tag}}}:{}", self.lock),
+            (None, true) => format!("{kind}#:{}", self.lock),
+            (None, false) => format!("{kind}:{{{}}}", self.lock),
         }
     }
 }
@@ -148,6 +147,9 @@ pub(super) fn states_of(start: &str) -> String {
 /// The lock whose state this is.
 pub(super) fn lock_of_state(state: &str) -> Option<&str> {
     let rest = state.strip_prefix(STATE)?;
+    if let Some(tagged) = rest.strip_prefix("#{") {
+        return Some(tagged.split_once("}:")?.1);
+    }
     match rest.strip_prefix("#:") {
         Some(lock) => Some(lock).filter(|lock| lock.contains('{')),
         None => rest.strip_prefix(":{")?.strip_suffix('}').filter(|lock| !lock.contains('{')),
@@ -180,7 +182,7 @@ mod tests {
     use super::*;
 
     fn names(key: &str) -> Names {
-        Names::new("", key)
+        Names::new("", key, false)
     }
 
     #[test]
@@ -198,14 +200,20 @@ mod tests {
     }
 
     #[test]
-    fn names_that_break_slots_are_refused() {
-        let key = Key::new("k").unwrap();
-        for good in ["orders/42", "{user}/cart", "a{b}c", "a{b}c{d"] {
-            assert!(names(good).check_slot(&key).is_ok(), "{good}");
+    fn all_names_of_a_lock_share_its_slot_in_a_cluster() {
+        for key in ["orders/42", "{user}/cart", "a{b}c", "a{b}c{d", "a{b", "x{}y", "{}", "a}b", "}{"] {
+            let names = Names::new("", key, true);
+            let mut all = [names.line(Mode::Mutex), names.line(Mode::Read)].concat();
+            all.extend([names.token(), names.base_channel(Mode::Read), names.string_channel()]);
+            all.extend([names.wake_channel(Mode::Read), names.wake_channel(Mode::Mutex)]);
+            all.push(names.stem() + ":field:rwlock_timeout:1");
+            for name in all {
+                assert_eq!(slot(&name), names.slot(), "{key}: {name}");
+            }
         }
-        for bad in ["a{b", "x{}y", "a}b"] {
-            let message = names(bad).check_slot(&key).unwrap_err().to_string();
-            assert!(message.contains("hash tag"), "{message}");
+        // Where Redisson's rule works, it is kept.
+        for key in ["N", "a{N}b"] {
+            assert_eq!(Names::new("", key, true).tag, None);
         }
     }
 
@@ -226,10 +234,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_state_leads_back_to_its_own_lock(a in "[a{}:*#]{1,6}", b in "[a{}:*#]{1,6}") {
-            let (first, second) = (names(&a).state(), names(&b).state());
-            prop_assert_eq!(lock_of_state(&first), Some(a.as_str()));
-            prop_assert_eq!(a == b, first == second);
+        fn every_state_leads_back_to_its_own_lock(
+            a in "[a{}:*#]{1,6}",
+            b in "[a{}:*#]{1,6}",
+            in_cluster in any::<bool>(),
+        ) {
+            let state = |key| Names::new("", key, in_cluster).state();
+            prop_assert_eq!(lock_of_state(&state(&a)), Some(a.as_str()));
+            prop_assert_eq!(a == b, state(&a) == state(&b));
         }
     }
 }

@@ -67,7 +67,7 @@ pub(super) async fn renew(store: &Arc<Store>, leases: &[Lease]) -> Result<Vec<Re
 fn sort_out(store: &Store, leases: &[Lease]) -> Vec<(u16, Batch)> {
     let mut batches: BTreeMap<(u16, bool), Vec<Batch>> = BTreeMap::new();
     for (at, lease) in leases.iter().enumerate() {
-        let names = Names::new(&store.settings.prefix, lease.key.as_str());
+        let names = store.names(&lease.key);
         let slot = if store.servers.is_cluster() { names.slot() } else { 0 };
         let owned = lease.owner.is_some();
         let kind = match (store.settings.layout, lease.mode) {
