@@ -334,6 +334,7 @@ fn record(request: &Request, entry: &str) -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
     let mode = match request.mode {
         Mode::Permits { take, limit } => format!("{take}/{limit}"),
+        Mode::Mutex if request.fair => "fair".to_owned(),
         other => other.kind().to_owned(),
     };
     let note = request.note.as_deref().unwrap_or_default();

@@ -113,6 +113,9 @@ fn read(key: Key, value: &Value) -> Option<Snapshot> {
     ) = FromRedisValue::from_redis_value_ref(value).ok()?;
     let fence = fence.parse().ok().map(Fence::new);
     let limit = limit.parse().unwrap_or(0);
+    // Those who wait for a plain mutex leave no trace.
+    let plain = matches!(kind.as_str(), "mutex" | "string")
+        && !holders.iter().any(|(_, _, _, record)| record.starts_with("fair\t"));
     let holders = holders
         .into_iter()
         .map(|(field, value, left, record)| {
@@ -137,7 +140,9 @@ fn read(key: Key, value: &Value) -> Option<Snapshot> {
         let mode = record.split('\t').next().and_then(read_mode).unwrap_or(Mode::Mutex);
         entry(field, mode, &record)
     });
-    Some(Snapshot { key, holders, waiters: Some(waiters.collect()), fence })
+    let waiters: Vec<_> = waiters.collect();
+    let unknown = plain && waiters.is_empty();
+    Some(Snapshot { key, holders, waiters: (!unknown).then_some(waiters), fence })
 }
 
 /// What a record says of someone, if it is of this one.
@@ -157,7 +162,7 @@ fn entry(field: String, mode: Mode, record: &str) -> Entry {
 
 fn read_mode(text: &str) -> Option<Mode> {
     match text {
-        "mutex" => Some(Mode::Mutex),
+        "mutex" | "fair" => Some(Mode::Mutex),
         "read" => Some(Mode::Read),
         "write" => Some(Mode::Write),
         permits => {

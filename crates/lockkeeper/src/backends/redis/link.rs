@@ -4,6 +4,7 @@
 //! because a release goes before the next acquire only by being sent first. So the current
 //! connection is behind a plain mutex, and nothing is awaited before the command is handed over.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -71,6 +72,8 @@ pub(super) struct Line {
     /// A server that took over, or came back, is only reached by a new connection. So a counter that
     /// is not behind this one was moved by that server itself, and lost nothing in the change.
     stamp: OnceLock<(u64, Instant)>,
+    /// The bits of the scripts that the server has seen.
+    known: AtomicU32,
 }
 
 impl Link {
@@ -121,8 +124,7 @@ impl Link {
     pub(super) fn doubt(&self) {
         let mut current = self.lock();
         if let Some(line) = current.as_ref() {
-            let (connection, timeout) = (line.connection.clone(), line.timeout);
-            *current = Some(Arc::new(Line { connection, timeout, stamp: OnceLock::new() }));
+            *current = Some(Arc::new(Line::new(line.connection.clone(), line.timeout)));
         }
     }
 
@@ -149,7 +151,7 @@ impl Link {
         let connecting = self.dial.connect(config, ProtocolVersion::RESP2);
         let connection =
             tokio::time::timeout(timeout * 2, connecting).await.map_err(|_| silent())??;
-        let line = Arc::new(Line { connection, timeout, stamp: OnceLock::new() });
+        let line = Arc::new(Line::new(connection, timeout));
         *self.lock() = Some(line.clone());
         Ok(line)
     }
@@ -173,12 +175,26 @@ impl Link {
 }
 
 impl Line {
+    fn new(connection: MultiplexedConnection, timeout: Duration) -> Self {
+        Self { connection, timeout, stamp: OnceLock::new(), known: AtomicU32::new(0) }
+    }
+
     async fn call(&self, call: Call<'_>) -> RedisResult<(Value, u32)> {
-        match self.call_once(call, true).await {
-            // It restarted, failed over or was told to forget its scripts.
-            Err(error) if error.code() == Some("NOSCRIPT") => self.call_once(call, false).await,
+        // The first call of a script brings its text, so that the next one, which may already be on
+        // the wire before the answer to this one comes, cannot overtake it.
+        let known = self.known.load(Ordering::Relaxed) & call.script.bit != 0;
+        let answer = match self.call_once(call, known).await {
+            // The server was told to forget its scripts.
+            Err(error) if error.code() == Some("NOSCRIPT") => {
+                self.known.store(0, Ordering::Relaxed);
+                self.call_once(call, false).await
+            }
             answer => answer,
+        };
+        if answer.is_ok() {
+            self.known.fetch_or(call.script.bit, Ordering::Relaxed);
         }
+        answer
     }
 
     async fn call_once(&self, call: Call<'_>, by_sha: bool) -> RedisResult<(Value, u32)> {

@@ -201,7 +201,9 @@ mod tests {
 
     #[test]
     fn all_names_of_a_lock_share_its_slot_in_a_cluster() {
-        for key in ["orders/42", "{user}/cart", "a{b}c", "a{b}c{d", "a{b", "x{}y", "{}", "a}b", "}{"] {
+        for key in
+            ["orders/42", "{user}/cart", "a{b}c", "a{b}c{d", "a{b", "x{}y", "{}", "a}b", "}{"]
+        {
             let names = Names::new("", key, true);
             let mut all = [names.line(Mode::Mutex), names.line(Mode::Read)].concat();
             all.extend([names.token(), names.base_channel(Mode::Read), names.string_channel()]);

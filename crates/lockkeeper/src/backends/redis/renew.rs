@@ -14,7 +14,6 @@ use super::Store;
 use super::claim::{entry, life, millis};
 use super::error::{ENGINE, garbage, sort};
 use super::link::Call;
-use super::names::Names;
 use super::script::RENEW;
 use super::settings::Layout;
 

@@ -6,16 +6,21 @@ use std::sync::LazyLock;
 pub(super) struct Script {
     pub(super) text: &'static str,
     pub(super) sha: String,
+    /// One bit that no other script has.
+    pub(super) bit: u32,
 }
 
 macro_rules! scripts {
-    ($($(#[$doc:meta])* $name:ident = $($file:literal)+;)*) => {$(
-        $(#[$doc])*
-        pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
+    ($($name:ident = $($file:literal)+;)*) => {
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
+        enum Number { $($name),* }
+
+        $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
             let text = concat!($(include_str!(concat!("lua/", $file, ".lua")), "\n"),+);
-            Script { text, sha: redis::Script::new(text).get_hash().to_owned() }
-        });
-    )*};
+            let sha = redis::Script::new(text).get_hash().to_owned();
+            Script { text, sha, bit: 1 << Number::$name as u32 }
+        });)*
+    };
 }
 
 scripts! {
