@@ -8,3 +8,9 @@ conformance!(memory, {
     let name = format!("memory:conformance-{}", fastrand::u64(..));
     Store::of(Memory::new()).url(name)
 });
+
+conformance!(file, {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let url = format!("file://{}", directory.path().display());
+    Store::at(url).keep(directory)
+});
