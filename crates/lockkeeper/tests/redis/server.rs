@@ -256,10 +256,19 @@ impl Cluster {
         format!("redis+cluster://{}", hosts.join(","))
     }
 
-    /// The master of a slot.
+    /// The server that has the slot of a key, once there is one.
     pub(crate) fn master_of(&self, key: &str) -> &Server {
-        let slot: u16 = self.servers[0].ask(&["CLUSTER", "KEYSLOT", key]).trim().parse().unwrap();
+        let mut master = None;
+        eventually("the slot has a master", || {
+            master = self.find_master_of(key);
+            master.map(drop).ok_or("it has none".to_owned())
+        });
+        master.expect("it was found")
+    }
+
+    fn find_master_of(&self, key: &str) -> Option<&Server> {
         let alive = self.servers.iter().find(|s| s.ask(&["PING"]) == "PONG").expect("one is alive");
+        let slot: u16 = alive.ask(&["CLUSTER", "KEYSLOT", key]).trim().parse().ok()?;
         let nodes = alive.ask(&["CLUSTER", "NODES"]);
         let owner = nodes.lines().find(|line| {
             let slots = line.split(' ').skip(8).filter_map(|range| {
@@ -273,7 +282,7 @@ impl Cluster {
         let port = owner.and_then(|line| {
             line.split(' ').nth(1)?.split('@').next()?.rsplit(':').next()?.parse::<u16>().ok()
         });
-        self.servers.iter().find(|s| Some(s.port) == port).expect("every slot has a master")
+        self.servers.iter().find(|s| Some(s.port) == port)
     }
 }
 
