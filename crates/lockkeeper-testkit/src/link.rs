@@ -4,7 +4,8 @@
 //! a case says *this* reply is lost, and looks at what follows.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -14,7 +15,7 @@ use lockkeeper::backend::{
 };
 use lockkeeper::clock::Clock;
 use lockkeeper::{Error, Key, Result};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 /// The calls of the contract that change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +38,9 @@ pub struct Link {
 /// What happens to one sort of call.
 #[derive(Debug, Default)]
 struct Line {
-    cut: watch::Sender<bool>,
+    cut: AtomicBool,
+    /// Wakes in order of arrival, which a `watch` channel does not: a seed must give one history.
+    joined: Notify,
     swallow: Mutex<usize>,
     calls: AtomicUsize,
 }
@@ -52,13 +55,15 @@ impl Link {
     ///
     /// Meanwhile requests do not arrive, and replies of those that did do not come back: both wait.
     pub fn cut(&self, call: Call, cut: bool) {
-        self.line(call).cut.send_replace(cut);
+        let line = self.line(call);
+        line.cut.store(cut, Ordering::Relaxed);
+        line.joined.notify_waiters();
     }
 
     /// Cuts everything, or joins it again.
     pub fn cut_all(&self, cut: bool) {
-        for line in self.lines.iter() {
-            line.cut.send_replace(cut);
+        for call in [Call::Attempt, Call::Renew, Call::Release] {
+            self.cut(call, cut);
         }
     }
 
@@ -91,9 +96,14 @@ impl Link {
 
 impl Line {
     async fn travel(&self) {
-        // Looked at first, because most calls find the line joined and need no subscription.
-        if *self.cut.borrow() {
-            let _ = self.cut.subscribe().wait_for(|cut| !cut).await;
+        loop {
+            let mut joined = pin!(self.joined.notified());
+            // Listen before looking, or a change in between is missed.
+            joined.as_mut().enable();
+            if !self.cut.load(Ordering::Relaxed) {
+                return;
+            }
+            joined.await;
         }
     }
 

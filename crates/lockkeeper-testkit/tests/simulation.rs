@@ -78,7 +78,7 @@ fn without_fences_updates_are_lost() {
 }
 
 /// How many worlds a bug has to be found in.
-const WORLDS: u64 = 400;
+const WORLDS: u64 = 1_000;
 
 #[test]
 fn every_bug_is_found() {

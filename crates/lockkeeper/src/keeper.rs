@@ -39,8 +39,8 @@ pub(crate) struct Keeper {
 
 #[derive(Debug, Default)]
 struct Rounds {
-    /// By time, then by the address of the hold, which is unique while it is here.
-    due: BTreeMap<(Instant, usize), Arc<Hold>>,
+    /// By time, then by age: the order must not depend on chance, or a simulation cannot be repeated.
+    due: BTreeMap<(Instant, u64), Arc<Hold>>,
     /// When the task looks next by itself. `None`: not before it is woken.
     next: Option<Instant>,
     /// Whether anything came since the task looked last.
@@ -68,7 +68,7 @@ impl Keeper {
     pub(crate) fn forget(&self, hold: &Arc<Hold>) {
         let mut rounds = self.lock();
         if let Some(due) = hold.set_due(None) {
-            rounds.due.remove(&(due, address(hold)));
+            rounds.due.remove(&(due, hold.id()));
         }
     }
 
@@ -99,6 +99,7 @@ impl Keeper {
             }
             match next {
                 Some(next) => tokio::select! {
+                    biased;
                     () = tokio::time::sleep_until(next) => {}
                     () = self.wake.notified() => {}
                 },
@@ -130,7 +131,7 @@ impl Keeper {
                 let left = hold.until_signal().unwrap_or(TICK).max(Duration::from_millis(1));
                 rounds.schedule(&hold, now + left);
             } else {
-                rounds.schedule(&hold, now + hold.ttl() / 6);
+                rounds.schedule(&hold, now + hold.pace(hold.ttl() / 6));
                 batch.push(hold);
             }
         }
@@ -142,7 +143,7 @@ impl Keeper {
         let next = rounds.next;
         drop(rounds);
         for hold in over {
-            hold.end(if hold.is_fixed() { Loss::Ended } else { Loss::Expired });
+            hold.end(hold.run_out());
         }
         (batch, next)
     }
@@ -166,9 +167,9 @@ impl Keeper {
 impl Rounds {
     fn schedule(&mut self, hold: &Arc<Hold>, at: Instant) {
         if let Some(before) = hold.set_due(Some(at)) {
-            self.due.remove(&(before, address(hold)));
+            self.due.remove(&(before, hold.id()));
         }
-        self.due.insert((at, address(hold)), hold.clone());
+        self.due.insert((at, hold.id()), hold.clone());
     }
 }
 
@@ -194,7 +195,7 @@ async fn renew(
         match answer {
             Renewal::Renewed => {
                 if hold.renewed(asked) {
-                    keeper.watch(hold, asked.runtime() + hold.ttl() / 3);
+                    keeper.watch(hold, asked.runtime() + hold.pace(hold.ttl() / 3));
                 }
             }
             Renewal::Gone => {
@@ -204,8 +205,4 @@ async fn renew(
             Renewal::Unknown => meters.renewals_unknown(1),
         }
     }
-}
-
-fn address(hold: &Arc<Hold>) -> usize {
-    Arc::as_ptr(hold) as usize
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::backend::Backend;
-use lockkeeper::layers::faults::Faults;
+use lockkeeper::layers::faults::{Faults, Plan};
 use lockkeeper::{Client, Owner};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -149,7 +149,11 @@ impl Simulation {
             Some(bug) => Arc::new(Buggy::new(Arc::new(link.clone()), bug)),
             None => Arc::new(link.clone()),
         };
-        Way { client: Client::shared(engine), link, faults }
+        // Half of the links are slow also when nothing is wrong with them.
+        let delay = if random.bool() { random.f64() } else { 0.0 };
+        let calm = Plan { delay, longest: Duration::from_millis(random.u64(1..60)), ..Plan::NONE };
+        faults.set(calm);
+        Way { client: Client::shared(engine), link, faults, calm }
     }
 }
 
@@ -159,4 +163,5 @@ struct Way {
     client: Client,
     link: Link,
     faults: Faults,
+    calm: Plan,
 }

@@ -39,7 +39,7 @@ impl Nemesis {
     fn heal(&self) {
         for way in &self.ways {
             way.link.cut_all(false);
-            way.faults.set(Plan::NONE);
+            way.faults.set(way.calm);
         }
     }
 }

@@ -140,7 +140,7 @@ impl Worker {
     }
 
     async fn hold(&mut self, guard: Guard, mark: Mark, wish: &Wish) {
-        let careful = self.chance(70);
+        let careful = self.chance(50);
         if self.chance(50) {
             listen(&guard, &mark);
             self.use_it(&guard, &mark, wish, careful).await;
@@ -186,7 +186,7 @@ impl Worker {
         let Some(saw) = self.resource.read(&object, fence, owner, shared) else { return false };
         mark.used();
         // Sometimes far longer than any lease: as if the process had been stopped meanwhile.
-        let longest = if self.chance(15) { 6_000 } else { 150 };
+        let longest = if self.chance(20) { 6_000 } else { 150 };
         sleep(self.some(longest)).await;
         if shared || (careful && guard.check().is_err()) {
             return shared;

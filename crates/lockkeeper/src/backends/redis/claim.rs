@@ -18,7 +18,7 @@ use crate::owner::whoami;
 
 use super::Store;
 use super::ear::Bell;
-use super::error::{ENGINE, garbage, sort};
+use super::error::{NAME, garbage, sort};
 use super::link::{Call, Reply};
 use super::names::Names;
 use super::script::{self, Script};
@@ -275,7 +275,7 @@ impl Claim for Ticket {
                 if reply.replicas < wanted {
                     self.release().await?;
                     let few = format!("{} of {wanted} replicas have it", reply.replicas);
-                    return Err(Error::unreachable(ENGINE, self.doing("acquire"), few));
+                    return Err(Error::unreachable(NAME, self.doing("acquire"), few));
                 }
                 if minted && !self.store.settings.redisson_fence {
                     reply.learn(fence);

@@ -5,13 +5,13 @@ use redis::RedisError;
 use crate::error::Error;
 
 /// What this engine is called.
-pub(super) const ENGINE: &str = "redis";
+pub(super) const NAME: &str = "redis";
 
 /// An error with what was being done.
 pub(super) fn sort(doing: impl Into<String>, error: RedisError) -> Error {
     match may_pass(&error) {
-        true => Error::unreachable(ENGINE, doing, error),
-        false => Error::broken(ENGINE, doing, error),
+        true => Error::unreachable(NAME, doing, error),
+        false => Error::broken(NAME, doing, error),
     }
 }
 
@@ -23,11 +23,7 @@ pub(super) fn garbage(doing: impl Into<String>, answer: &redis::Value) -> Error 
         redis::Value::Array(_) => "a list",
         _ => "something else",
     };
-    Error::broken(
-        ENGINE,
-        doing,
-        format!("the server answered with {kind} that makes no sense here"),
-    )
+    Error::broken(NAME, doing, format!("the server answered with {kind} that makes no sense here"))
 }
 
 /// Whether the connection is of no more use: broken, silent, or to a server that lost its role.

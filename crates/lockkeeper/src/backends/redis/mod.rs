@@ -14,6 +14,7 @@ use crate::backend::{
     Backend, Claim, Death, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query,
     Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
+use crate::backends::Engine;
 use crate::error::Result;
 use crate::key::Key;
 use crate::url::Endpoint;
@@ -33,10 +34,50 @@ mod servers;
 mod settings;
 
 use claim::Ticket;
-use error::{ENGINE, sort};
+use error::{NAME, sort};
 use names::Names;
 use servers::Servers;
 use settings::{Layout, Settings};
+
+pub(crate) const ENGINE: Engine =
+    Engine { ways: &["redis://host", "redis://host?layout=string"], ..SIBLING };
+
+/// For the schemes that promise the same as `redis:`.
+pub(crate) const SIBLING: Engine = Engine {
+    open: |endpoint| {
+        Box::pin(async move { Ok(Arc::new(Redis::connect(&endpoint).await?) as Arc<dyn Backend>) })
+    },
+    guarantees: |endpoint| settings::read(endpoint).map(|(_, settings)| promises(settings.layout)),
+    ways: &[],
+};
+
+/// What this engine promises.
+const fn promises(layout: Layout) -> Guarantees {
+    const ONE: &str = "layout=string has room for one holder; use layout=hash";
+    let hash = Guarantees {
+        engine: NAME,
+        read_write: Support::Yes,
+        semaphore: Support::Yes,
+        order: Order::FifoOnRequest,
+        fence: FenceSource::Hybrid,
+        death: Death::Lease,
+        wakeup: Wakeup::Push,
+        scope: Scope::Network,
+        survives: Survives::None,
+        reentrance: Reentrance::Store,
+    };
+    match layout {
+        Layout::Hash => hash,
+        Layout::String => Guarantees {
+            read_write: Support::No(ONE),
+            semaphore: Support::No(ONE),
+            order: Order::Chance("layout=string has no line of waiters; use layout=hash"),
+            wakeup: Wakeup::BackOff,
+            reentrance: Reentrance::Client,
+            ..hash
+        },
+    }
+}
 
 /// Locks in Redis. Made by [`connect`](Redis::connect), or by [`Client::connect`](crate::Client::connect).
 #[derive(Debug, Clone)]
@@ -81,38 +122,10 @@ impl Redis {
     }
 }
 
-/// Opens any of the schemes of Redis.
-pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
-    Ok(Arc::new(Redis::connect(&endpoint).await?))
-}
-
 #[async_trait]
 impl Backend for Redis {
     fn guarantees(&self) -> Guarantees {
-        let hash = Guarantees {
-            engine: ENGINE,
-            read_write: Support::Yes,
-            semaphore: Support::Yes,
-            order: Order::FifoOnRequest,
-            fence: FenceSource::Hybrid,
-            death: Death::Lease,
-            wakeup: Wakeup::Push,
-            scope: Scope::Network,
-            survives: Survives::None,
-            reentrance: Reentrance::Store,
-        };
-        const ONE: &str = "layout=string has room for one holder; use layout=hash";
-        match self.store.settings.layout {
-            Layout::Hash => hash,
-            Layout::String => Guarantees {
-                read_write: Support::No(ONE),
-                semaphore: Support::No(ONE),
-                order: Order::Chance("layout=string has no line of waiters; use layout=hash"),
-                wakeup: Wakeup::BackOff,
-                reentrance: Reentrance::Client,
-                ..hash
-            },
-        }
+        promises(self.store.settings.layout)
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {

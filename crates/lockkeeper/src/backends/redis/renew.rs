@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 use super::Store;
 use super::claim::{entry, life, millis};
-use super::error::{ENGINE, garbage, sort};
+use super::error::{NAME, garbage, sort};
 use super::link::Call;
 use super::script::RENEW;
 use super::settings::Layout;
@@ -120,7 +120,7 @@ async fn ask(store: &Store, slot: u16, batch: &Batch) -> Result<Vec<Renewal>> {
     let reply = store.servers.call(slot, call).await.map_err(|error| sort(doing(), error))?;
     if reply.replicas < wanted {
         let few = format!("{} of {wanted} replicas have it", reply.replicas);
-        return Err(Error::unreachable(ENGINE, doing(), few));
+        return Err(Error::unreachable(NAME, doing(), few));
     }
     match &reply.value {
         Value::Array(answers) if answers.len() == batch.places.len() => {
