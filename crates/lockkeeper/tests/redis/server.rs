@@ -309,7 +309,7 @@ pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> Result<(), Strin
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     // A Cluster uses a second port, 10000 above.
     let port = std::iter::repeat_with(|| {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port can be bound");
