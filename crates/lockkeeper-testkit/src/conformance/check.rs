@@ -27,6 +27,14 @@ pub(super) async fn take(lock: Lock) -> Guard {
     }
 }
 
+/// Takes a lock that is free, or will be as soon as what is under way has ended.
+///
+/// A request that was given up while it was on its way to a server is undone when its answer comes.
+pub(super) async fn take_soon(lock: Lock) -> Guard {
+    let shown = format!("{lock:?}");
+    lock.acquire_within(SOON).await.unwrap_or_else(|error| panic!("{error}: {shown}"))
+}
+
 /// Asserts that a lock is busy.
 pub(super) async fn busy(lock: Lock) {
     let shown = format!("{lock:?}");

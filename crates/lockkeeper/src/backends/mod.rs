@@ -1,5 +1,6 @@
 //! The engines, and the table of schemes that leads to them.
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -15,6 +16,8 @@ pub mod file;
 pub mod memory;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 /// A row of the table of schemes.
 struct Scheme {
@@ -31,7 +34,6 @@ pub(crate) struct Engine {
     /// What it promises under the options of a URL. No I/O.
     pub(crate) guarantees: fn(&Endpoint) -> Result<Guarantees>,
     /// One URL for each way of using it that promises something else, for tables and examples.
-    /// Each is listed with the scheme that it begins with.
     pub(crate) ways: &'static [&'static str],
 }
 
@@ -59,6 +61,17 @@ const SCHEMES: &[Scheme] = &[
     },
     Scheme { scheme: "etcd", feature: "etcd", engine: engine!("etcd", etcd::ENGINE) },
     Scheme { scheme: "etcds", feature: "etcd", engine: engine!("etcd", etcd::ENGINE) },
+    Scheme { scheme: "redis", feature: "redis", engine: engine!("redis", redis::ENGINE) },
+    Scheme { scheme: "rediss", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "redis+unix", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "redis+sentinel", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme {
+        scheme: "rediss+sentinel",
+        feature: "redis",
+        engine: engine!("redis", redis::SIBLING),
+    },
+    Scheme { scheme: "redis+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "rediss+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
 ];
 
 /// Opens the engine that a URL names, and makes sure that it is there.
@@ -82,14 +95,12 @@ pub fn guarantees(endpoint: &Endpoint) -> Result<Guarantees> {
 
 /// What the engines that are compiled in promise: a URL for each way of using them, and the promises.
 pub fn ways() -> impl Iterator<Item = (&'static str, Guarantees)> {
-    // An engine of several schemes is listed once, under the scheme of its example.
-    let own = |row: &'static Scheme| {
-        let is_own = |url: &&str| url.split(':').next() == Some(row.scheme);
-        row.engine.iter().flat_map(|engine| engine.ways).filter(move |url| is_own(url))
-    };
-    SCHEMES.iter().flat_map(own).map(|url| {
+    let engines = SCHEMES.iter().filter_map(|row| row.engine.as_ref());
+    // An engine of several schemes is listed once.
+    let urls: BTreeSet<&str> = engines.flat_map(|engine| engine.ways).copied().collect();
+    urls.into_iter().map(|url| {
         let told = Endpoint::parse(url).and_then(|endpoint| guarantees(&endpoint));
-        (*url, told.expect("an engine understands its own examples"))
+        (url, told.expect("an engine understands its own examples"))
     })
 }
 
