@@ -2,9 +2,11 @@
 //!
 //! - [`conformance!`] runs every case against an engine; one line is all that an engine needs.
 //! - [`Link`](link::Link) cuts one client off, hangs its calls or swallows replies.
+//! - [`server`] starts real servers on free ports.
 //! - [`Holder`](holder::Holder) is a process of its own that holds a lock, to be stopped and killed.
 
 pub mod conformance;
 pub mod history;
 pub mod holder;
 pub mod link;
+pub mod server;

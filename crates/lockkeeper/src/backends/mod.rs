@@ -11,6 +11,10 @@ use crate::url::Endpoint;
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod sql;
 
 /// A row of the table of schemes.
 struct Scheme {
@@ -38,6 +42,14 @@ const SCHEMES: &[Scheme] = &[
         #[cfg(feature = "memory")]
         open: Some(|endpoint| Box::pin(memory::open(endpoint))),
         #[cfg(not(feature = "memory"))]
+        open: None,
+    },
+    Scheme {
+        scheme: "postgres",
+        feature: "postgres",
+        #[cfg(feature = "postgres")]
+        open: Some(|endpoint| Box::pin(postgres::open(endpoint))),
+        #[cfg(not(feature = "postgres"))]
         open: None,
     },
 ];
@@ -79,6 +91,9 @@ mod tests {
     async fn an_unknown_scheme_lists_the_known_ones() {
         let endpoint = Endpoint::parse("gopher://me:canary@host").unwrap();
         let message = open(endpoint).await.unwrap_err().to_string();
-        assert_eq!(message, "there is no engine for gopher: URLs; the schemes are: file, memory");
+        assert_eq!(
+            message,
+            "there is no engine for gopher: URLs; the schemes are: file, memory, postgres"
+        );
     }
 }

@@ -1,0 +1,144 @@
+//! From a URL to a database that is fit to keep locks: settings, first words, tables.
+
+use async_trait::async_trait;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{ConnectOptions, Row};
+
+use crate::backends::sql::{self, Greet, Sessions};
+use crate::error::{Error, Result};
+use crate::url::Endpoint;
+
+/// The tables and functions that this engine needs, as a migration to run by hand.
+///
+/// It is run by itself where the user of the URL may do that, unless the option `create` is `no`.
+pub const SCHEMA: &str = include_str!("schema.sql");
+
+/// The version of [`SCHEMA`] that this code speaks.
+const VERSION: i32 = 1;
+
+/// Serialises those who make the tables at the same time. Any number that others will not use.
+const MAKING: i64 = 0x6c6f_636b_6b65_6570;
+
+pub(super) const ENGINE: &str = "postgres";
+
+/// What a URL says.
+pub(super) struct Settings {
+    pub(super) options: PgConnectOptions,
+    pub(super) connections: usize,
+    pub(super) create: bool,
+}
+
+impl Settings {
+    pub(super) fn of(endpoint: &Endpoint) -> Result<Self> {
+        let mut options = endpoint.options();
+        options.choice("strategy", &[("lease", ())])?;
+        let create = options.choice("create", &[("yes", true), ("no", false)])?.unwrap_or(true);
+        let connections = sql::connections(&mut options)?;
+        let schema = options.take("schema")?;
+        let password = sql::password(&mut options)?;
+        // These are the client crate's own; it reads them from the URL.
+        let mut url = endpoint.expose().clone();
+        url.set_query(None);
+        for name in ["host", "sslmode", "sslrootcert", "sslcert", "sslkey"] {
+            if let Some(value) = options.take(name)? {
+                url.query_pairs_mut().append_pair(name, &value);
+            }
+        }
+        options.finish()?;
+        let mut options = PgConnectOptions::from_url(&url)
+            .map_err(|error| Error::Config(format!("postgres: {error}")))?
+            .disable_statement_logging()
+            .application_name("lockkeeper");
+        if let Some(password) = password {
+            options = options.password(&password);
+        }
+        if let Some(schema) = schema {
+            let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            if schema.is_empty() || !schema.chars().all(plain) {
+                return Err(Error::Config(format!(
+                    "option schema cannot be {schema:?}; it is lower-case letters, digits and _"
+                )));
+            }
+            options = options.options([("search_path", schema)]);
+        }
+        Ok(Self { options, connections, create })
+    }
+}
+
+#[async_trait]
+impl Greet for PgConnection {
+    const ENGINE: &'static str = ENGINE;
+
+    /// Sets what this server has of: an isolation in which a statement sees what it waited for; grants
+    /// that are on disk before they count; and dead hosts noticed in half a minute, not in two hours.
+    async fn greet(&mut self) -> sqlx::Result<()> {
+        sqlx::query(
+            "SELECT set_config(s.name, coalesce(v.value, CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END), false)
+             FROM pg_settings s JOIN (VALUES
+               ('default_transaction_isolation', 'read committed'), ('synchronous_commit', NULL),
+               ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'),
+               ('tcp_keepalives_count', '3'), ('tcp_user_timeout', '25000'),
+               ('client_connection_check_interval', '1000'), ('idle_session_timeout', '0')
+             ) AS v (name, value) ON s.name = v.name",
+        )
+        .fetch_all(self)
+        .await?;
+        Ok(())
+    }
+
+    /// Connections lost or refused for now, shutdowns, deadlocks, locks not had in time.
+    fn may_pass(code: &str) -> bool {
+        matches!(code.get(..2), Some("08" | "40" | "53" | "57" | "58"))
+            || matches!(code, "55P03" | "25P03")
+    }
+}
+
+/// Makes sure that the database is there, is not a standby, and has our tables.
+pub(super) async fn prepare(sessions: &Sessions<PgConnection>, create: bool) -> Result<()> {
+    let mut session = sessions.any().await?;
+    let answer = sqlx::query("SELECT pg_is_in_recovery(), to_regproc('lockkeeper_version')::text")
+        .fetch_one(session.wire())
+        .await;
+    let row = session.settle(answer, "look at the database")?;
+    if row.get(0) {
+        return Err(Error::broken(
+            ENGINE,
+            "keep locks here",
+            "this server is a standby, which only follows another; name the primary",
+        ));
+    }
+    if row.get::<Option<String>, _>(1).is_none() {
+        if !create {
+            return Err(missing("they are not there, and the option create is no"));
+        }
+        make(sessions).await?;
+    }
+    let mut session = sessions.any().await?;
+    let answer = sqlx::query_scalar::<_, i32>("SELECT lockkeeper_version()");
+    let answer = answer.fetch_one(session.wire()).await;
+    let version = session.settle(answer, "read the version of the tables")?;
+    if version != VERSION {
+        return Err(missing(&format!("they have version {version}, and this is for {VERSION}")));
+    }
+    Ok(())
+}
+
+async fn make(sessions: &Sessions<PgConnection>) -> Result<()> {
+    let mut session = sessions.any().await?;
+    // One batch is one transaction, which the lock lasts for.
+    let batch = format!("SELECT pg_advisory_xact_lock({MAKING}); {SCHEMA}");
+    let answer = sqlx::raw_sql(sqlx::AssertSqlSafe(batch)).execute(session.wire()).await;
+    session.settle(answer, "make the tables").map(drop).map_err(|error| {
+        let hint = missing("they are not there, and could not be made");
+        tracing::error!(%hint);
+        error
+    })
+}
+
+fn missing(why: &str) -> Error {
+    Error::broken(
+        ENGINE,
+        "find the tables of lockkeeper",
+        format!("{why}; `lockkeeper explain --schema` prints what an administrator has to run"),
+    )
+}
