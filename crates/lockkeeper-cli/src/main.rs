@@ -1,2 +1,106 @@
-//! x
-fn main() {}
+//! The command `lockkeeper`: mutual exclusion for scripts, cron jobs and people.
+//!
+//! `run` is the heart: [`run`] acquires and releases, [`care`] looks after the command by way of a
+//! [`child`] that a [`guardian`] process keeps on a [`leash`], on the [`timeline`] that a lease sets.
+
+mod args;
+mod bench;
+mod care;
+mod child;
+mod config;
+mod doctor;
+mod elect;
+mod exit;
+mod explain;
+mod guardian;
+mod handle;
+mod holder;
+mod leash;
+mod look;
+mod manual;
+mod once;
+mod run;
+mod say;
+mod signals;
+mod status;
+mod table;
+mod terminal;
+mod timeline;
+mod worker;
+
+use std::ffi::OsStr;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::args::{Cli, Verb};
+use crate::exit::Failure;
+
+fn main() -> ExitCode {
+    let mut raw = std::env::args_os().skip(1);
+    let verb = raw.next();
+    // The hidden verbs: this program starts itself again. They come first because they are to be fast.
+    match verb.as_deref().and_then(OsStr::to_str) {
+        Some(guardian::VERB) => guardian::main(raw),
+        Some(holder::VERB) => return exit::report(block_on(holder::main())),
+        Some(worker::VERB) => return exit::report(block_on(worker::main())),
+        _ => {}
+    }
+    if verb.is_none() {
+        print!("{}", args::EXAMPLES);
+        return ExitCode::SUCCESS;
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misread(&error),
+    };
+    exit::report(dispatch(cli))
+}
+
+fn block_on(work: impl Future<Output = exit::Outcome>) -> exit::Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::own("start", error))?;
+    let outcome = runtime.block_on(work);
+    // A thread may still be blocked in the kernel, waiting for a lock that nobody wants any more.
+    runtime.shutdown_background();
+    outcome
+}
+
+fn dispatch(cli: Cli) -> exit::Outcome {
+    match cli.verb {
+        Verb::Run(args) => block_on(run::run(*args)),
+        Verb::Acquire(args) => block_on(handle::acquire(args)),
+        Verb::Renew(args) => handle::renew(&args),
+        Verb::Release(args) => handle::release(&args),
+        Verb::Ls(args) => block_on(look::ls(args)),
+        Verb::Show(args) => block_on(look::show(args)),
+        Verb::Watch(args) => block_on(look::watch(args)),
+        Verb::Break(args) => block_on(look::break_lock(args)),
+        Verb::Elect(args) => block_on(elect::elect(*args)),
+        Verb::Explain(args) => explain::explain(args),
+        Verb::Doctor(args) => block_on(doctor::doctor(args)),
+        Verb::Bench(args) => block_on(bench::bench(args)),
+        Verb::Completions(args) => manual::completions(&args),
+        Verb::Man(args) => manual::man(args),
+    }
+}
+
+/// Help goes to stdout; everything else is bad usage, and says what would have been right.
+fn misread(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // In colour on a terminal only. It fails when nobody reads, who then does not care.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        _ => {
+            let text = error.render().to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text);
+            eprint!("lockkeeper: {text}");
+            ExitCode::from(exit::USAGE)
+        }
+    }
+}

@@ -4,9 +4,15 @@
 //! - [`Link`](link::Link) cuts one client off, hangs its calls or swallows replies.
 //! - [`server`] starts real servers on free ports.
 //! - [`Holder`](holder::Holder) is a process of its own that holds a lock, to be stopped and killed.
+//! - [`history`] records who held what and when, and says what must not have happened.
+//! - [`simulation`] lets whole worlds happen in paused time, each decided by a seed;
+//!   [`bugs`] are there to see that it would find them.
 
+pub mod bugs;
 pub mod conformance;
 pub mod history;
 pub mod holder;
 pub mod link;
+pub mod poll;
 pub mod server;
+pub mod simulation;

@@ -31,7 +31,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Extends leases, in as few round trips as the store allows. Never acquires, never re-creates.
     ///
-    /// Answers one [`Renewal`] per lease, in order. An `Err` means that nothing is known of any of them.
+    /// Answers one [`Renewal`] per lease, in order. An `Err` means that nothing is known of any of them;
+    /// an engine of several servers says [`Renewal::Unknown`] of those it could not ask.
     async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>>;
 
     /// Who holds and who waits. Must not disturb anyone.
@@ -259,6 +260,8 @@ pub enum Renewal {
     Renewed,
     /// Positively not ours any more.
     Gone,
+    /// Nobody could be asked about this one. The clock runs on, and it is asked about again.
+    Unknown,
 }
 
 /// An engine's answer to a release.

@@ -116,12 +116,18 @@ pub(crate) async fn pursue(
     let mut trouble: Option<Instant> = None;
     let mut tries = 0;
     loop {
-        match pursuit.attempt().await {
+        let error = match pursuit.attempt().await {
             Ok(Some((grant, asked))) => {
-                // An answer that took as long as the lease itself is worth nothing.
-                if grant.bound || inner.clock.since(&asked) < usable(grant.lease.ttl) {
+                if grant.bound || inner.clock.since(&asked) < terms.signal_after(grant.lease.ttl) {
                     return Ok(Some(pursuit.admit(terms, grant, asked)));
                 }
+                // The holder would have to stop before it began. The next answer may be faster.
+                let late = "its answers take longer than the lease";
+                Error::unreachable(
+                    inner.engine(),
+                    format!("acquire the lock {:?}", terms.key),
+                    late,
+                )
             }
             Ok(None) if once => {
                 pursuit.give_up().await;
@@ -129,20 +135,21 @@ pub(crate) async fn pursue(
             }
             Ok(None) => {
                 trouble = None;
+                tracing::debug!("busy, waiting");
                 pursuit.wait(terms.spin.map(|backoff| backoff.delay(tries))).await;
+                tracing::debug!("woken");
                 tries = tries.saturating_add(1);
-                tracing::trace!(key = %terms.key, "woken");
+                continue;
             }
-            Err(error) => {
-                let since = *trouble.get_or_insert_with(Instant::now);
-                if !error.is_retryable() || since.elapsed() >= RETRY_FOR {
-                    return Err(error);
-                }
-                tracing::debug!(key = %terms.key, %error, "asking again with the same token");
-                sleep(RETRIES.delay(tries)).await;
-                tries = tries.saturating_add(1);
-            }
+            Err(error) => error,
+        };
+        let since = *trouble.get_or_insert_with(Instant::now);
+        if !error.is_retryable() || since.elapsed() >= RETRY_FOR {
+            return Err(error);
         }
+        tracing::debug!(%error, "asking again with the same token");
+        sleep(RETRIES.delay(tries)).await;
+        tries = tries.saturating_add(1);
     }
 }
 

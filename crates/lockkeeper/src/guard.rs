@@ -190,6 +190,8 @@ pub(crate) struct Hold {
     changed: Notify,
     /// Taken by whoever releases it.
     claim: Mutex<Option<Box<dyn Claim>>>,
+    /// From the grant until everyone has let go.
+    span: tracing::Span,
 }
 
 #[derive(Debug)]
@@ -214,9 +216,14 @@ impl Hold {
     ) -> (Arc<Self>, Guard) {
         let ttl = grant.lease.ttl;
         let limited = terms.fixed || !grant.bound;
-        // The end of a fixed lease is known from the start: nobody needs an early warning of it.
-        let usual = if terms.fixed { Duration::ZERO } else { ttl / 3 };
-        let margin = terms.margin.unwrap_or(usual);
+        let margin = terms.margin(ttl);
+        let span = tracing::debug_span!(
+            "hold",
+            key = %terms.key,
+            mode = %terms.mode,
+            fence = grant.fence.get(),
+            engine = inner.engine()
+        );
         let hold = Arc::new(Self {
             inner: inner.clone(),
             key: terms.key.clone(),
@@ -238,6 +245,7 @@ impl Hold {
             }),
             changed: Notify::new(),
             claim: Mutex::new(Some(claim)),
+            span,
         });
         inner.meters.held(hold.mode);
         let first = if terms.fixed { hold.until_signal().unwrap_or_default() } else { ttl / 3 };
@@ -365,7 +373,7 @@ impl Hold {
         self.inner.meters.ended(self.mode, &loss, held);
         self.inner.keeper.forget(self);
         if loss != Loss::Released {
-            tracing::warn!(key = %self.key, reason = %loss, "lock lost");
+            tracing::warn!(parent: &self.span, key = %self.key, reason = %loss, "lock lost");
             // Others in this process may ask for it again, as others elsewhere may.
             self.inner.local.leave(self);
             if loss == Loss::Ended && self.bound {

@@ -21,6 +21,9 @@ use crate::telemetry::{Call, Meters};
 /// How many leases go into one call.
 const BATCH: usize = 500;
 
+/// How many leases are looked at in one go.
+const PASS: usize = 8 * BATCH;
+
 /// How often the clocks are compared while anything is held, to notice a suspend.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -109,7 +112,10 @@ impl Keeper {
         let mut over = Vec::new();
         let mut batch = Vec::new();
         let mut rounds = self.lock();
-        while let Some(((at, _), hold)) = rounds.due.first_key_value() {
+        // A part at a time, so that nobody waits long for the lock.
+        while batch.len() < PASS
+            && let Some(((at, _), hold)) = rounds.due.first_key_value()
+        {
             // A little early, so that leases taken one after the other share a call ever after.
             if *at > now + hold.ttl() / 30 || (hold.is_fixed() && *at > now) {
                 break;
@@ -195,6 +201,7 @@ async fn renew(
                 meters.renewal_gone();
                 hold.end(Loss::Gone);
             }
+            Renewal::Unknown => meters.renewals_unknown(1),
         }
     }
 }

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use crate::backend::{Mode, Order, Request, Support};
 use crate::client::Inner;
+use crate::clock::usable;
 use crate::engine::{self, Backoff};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
@@ -208,9 +210,11 @@ impl Lock {
         let inner = &self.inner;
         let mut watch = Watch::new(inner, terms.mode);
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let span = tracing::debug_span!("acquire", key = %terms.key, mode = %terms.mode, engine = inner.engine());
+        let pursuit = line_up(inner, &terms, once).instrument(span);
         let result = match deadline {
-            None => line_up(inner, &terms, once).await,
-            Some(at) => match tokio::time::timeout_at(at, line_up(inner, &terms, once)).await {
+            None => pursuit.await,
+            Some(at) => match tokio::time::timeout_at(at, pursuit).await {
                 Ok(result) => result,
                 Err(_) => Ok(None),
             },
@@ -283,13 +287,24 @@ pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     pub(crate) fixed: bool,
     pub(crate) spin: Option<Backoff>,
-    pub(crate) margin: Option<Duration>,
     pub(crate) owner: Option<Owner>,
     fair: bool,
+    margin: Option<Duration>,
     note: Option<Arc<str>>,
 }
 
 impl Terms {
+    /// How long after the request left the holder of such a lease is told to stop.
+    pub(crate) fn signal_after(&self, ttl: Duration) -> Duration {
+        usable(ttl).min(ttl.saturating_sub(self.margin(ttl)))
+    }
+
+    /// The notice that the holder of such a lease gets.
+    pub(crate) fn margin(&self, ttl: Duration) -> Duration {
+        // The end of a fixed lease is known from the start: nobody needs an early warning of it.
+        self.margin.unwrap_or(if self.fixed { Duration::ZERO } else { ttl / 3 })
+    }
+
     pub(crate) fn request(&self, queue: bool) -> Request {
         Request {
             key: self.key.clone(),

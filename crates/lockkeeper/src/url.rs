@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use url::Url;
+use url::{Position, Url};
 
 use crate::error::{Error, Result};
 
@@ -16,7 +16,10 @@ const SECRET_OPTIONS: [&str; 4] = ["password", "passwd", "secret", "token"];
 /// A parsed URL that does not show its secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Endpoint {
+    /// With the first host only.
     url: Url,
+    /// `host` or `host:port` of the others.
+    others: Vec<String>,
 }
 
 impl Endpoint {
@@ -25,11 +28,16 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Config`], without quoting what may be a secret.
     pub fn parse(text: &str) -> Result<Self> {
-        let url = Url::parse(text).map_err(|e| {
+        let refuse = |e| {
             Error::Config(format!(
                 "this is not the URL of an engine ({e}); it starts with a scheme, such as file: or file:///dir"
             ))
-        })?;
+        };
+        let (text, others) = split_hosts(text);
+        let url = Url::parse(&text).map_err(refuse)?;
+        for other in &others {
+            Url::parse(&format!("{}://{other}", url.scheme())).map_err(refuse)?;
+        }
         let rest = text.split_once(':').map_or("", |(_, rest)| rest);
         if url.scheme() == "file" && !rest.is_empty() && !rest.starts_with(['/', '?', '#']) {
             // The parser would make an absolute path of it, without a word.
@@ -37,7 +45,7 @@ impl Endpoint {
                 "{text:?} is not absolute; write file: for the default directory, or file:///dir"
             )));
         }
-        Ok(Self { url })
+        Ok(Self { url, others })
     }
 
     /// The scheme, which selects the engine.
@@ -48,6 +56,22 @@ impl Endpoint {
     /// The whole URL, secrets included. For an engine's client, never for a message.
     pub fn expose(&self) -> &Url {
         &self.url
+    }
+
+    /// Every host of `scheme://h1,h2:7000,h3`, in order; none if the URL has none.
+    pub fn hosts(&self) -> Vec<(String, Option<u16>)> {
+        let others = self.others.iter().filter_map(|other| {
+            // They were parsed before.
+            Url::parse(&format!("{}://{other}", self.scheme())).ok()
+        });
+        std::iter::once(self.url.clone())
+            .chain(others)
+            .filter_map(|url| {
+                // The brackets of an IPv6 address belong to the URL.
+                let host = url.host_str()?.trim_matches(['[', ']']);
+                (!host.is_empty()).then(|| (host.to_owned(), url.port()))
+            })
+            .collect()
     }
 
     /// The query options, to be taken one by one.
@@ -81,7 +105,10 @@ impl fmt::Display for Endpoint {
             shown.query_pairs_mut().extend_pairs(kept);
         }
         shown.set_fragment(None);
-        f.write_str(shown.as_str())
+        let (start, rest) = shown.as_str().split_at(shown[..Position::BeforePath].len());
+        f.write_str(start)?;
+        self.others.iter().try_for_each(|other| write!(f, ",{other}"))?;
+        f.write_str(rest)
     }
 }
 
@@ -89,6 +116,18 @@ impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Endpoint({self})")
     }
+}
+
+/// Takes all hosts but the first out of a URL: the standard knows only one.
+fn split_hosts(text: &str) -> (String, Vec<String>) {
+    let Some(start) = text.find("://").map(|at| at + 3) else {
+        return (text.to_owned(), Vec::new());
+    };
+    let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
+    let hosts = text[start..end].rfind('@').map_or(start, |at| start + at + 1);
+    let mut list = text[hosts..end].split(',').map(str::to_owned);
+    let first = list.next().unwrap_or_default();
+    (format!("{}{first}{}", &text[..hosts], &text[end..]), list.collect())
 }
 
 /// The options of a URL. An engine takes those it knows, then calls [`finish`](Options::finish).
@@ -195,6 +234,19 @@ mod tests {
         }
         let message = Endpoint::parse("//me:canary@host").unwrap_err().to_string();
         assert!(!message.contains("canary"), "{message}");
+    }
+
+    #[test]
+    fn a_url_may_name_several_hosts() {
+        let text = "redis+cluster://me:a,canary@one:7000,two,[::1]:7002/x?prefix=p";
+        let endpoint = Endpoint::parse(text).unwrap();
+        let hosts = [("one", Some(7000)), ("two", None), ("::1", Some(7002))]
+            .map(|(h, p)| (h.to_owned(), p));
+        assert_eq!(endpoint.hosts(), hosts);
+        assert_eq!(endpoint.expose().path(), "/x");
+        assert_eq!(endpoint.to_string(), "redis+cluster://one:7000,two,[::1]:7002/x?prefix=p");
+        assert!(Endpoint::parse("redis://one,two:seven").is_err());
+        assert!(Endpoint::parse("redis:///var/run/a.sock").unwrap().hosts().is_empty());
     }
 
     #[test]

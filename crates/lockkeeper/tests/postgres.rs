@@ -17,3 +17,5 @@ fn server() -> &'static Postgres {
 const LEASE: Duration = Duration::from_secs(2);
 
 conformance!(lease, Store::at(server().url()).ttl(LEASE));
+
+conformance!(advisory, Store::at(format!("{}?strategy=advisory", server().url())).ttl(LEASE));

@@ -7,7 +7,8 @@ use lockkeeper::{Client, Lock};
 use tokio::time::sleep;
 
 use super::Store;
-use super::check::{SOON, nothing_left, poll_times, take};
+use super::check::{SOON, nothing_left, take};
+use crate::poll::poll_times;
 
 /// More polls than an acquire ever needs.
 const POLLS: usize = 200;

@@ -1,8 +1,5 @@
 //! What the cases ask again and again.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use lockkeeper::{Client, Guard, Lock};
@@ -59,27 +56,4 @@ pub(super) async fn nothing_left(client: &Client, key: &str) {
         client.inspect(key).await.expect("it can be inspected").is_none()
     })
     .await;
-}
-
-/// Polls a future once.
-pub(super) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
-    std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx))).await
-}
-
-/// Polls a future at most so many times, whenever it asks for it, and drops it right after the last.
-pub(super) async fn poll_times<F: Future>(future: F, times: usize) -> Option<F::Output> {
-    let mut left = times;
-    let mut future = Box::pin(future);
-    std::future::poll_fn(move |cx| {
-        if left == 0 {
-            return Poll::Ready(None);
-        }
-        left -= 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if left == 0 => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
 }

@@ -4,8 +4,9 @@ use lockkeeper::Release;
 use lockkeeper::backend::Support;
 
 use super::Store;
-use super::check::{SOON, busy, nothing_left, poll_once, take};
+use super::check::{SOON, busy, nothing_left, take};
 use crate::link::Call;
+use crate::poll::poll_once;
 
 pub(super) async fn a_lost_reply_to_an_acquire_is_one_grant(store: Store) {
     let ((client, link), other) = (store.linked().await, store.client().await);

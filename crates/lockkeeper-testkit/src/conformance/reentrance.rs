@@ -4,8 +4,9 @@ use lockkeeper::backend::Reentrance;
 use lockkeeper::{Error, Owner};
 
 use super::Store;
-use super::check::{busy, nothing_left, poll_once, take};
+use super::check::{busy, nothing_left, take};
 use crate::link::Call;
+use crate::poll::poll_once;
 
 pub(super) async fn an_owner_enters_again_and_others_do_not(store: Store) {
     let (client, link) = store.linked().await;

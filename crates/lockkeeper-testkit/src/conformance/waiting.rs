@@ -9,8 +9,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::Store;
-use super::check::{busy, poll_once, queued, take};
+use super::check::{busy, queued, take};
 use crate::link::Call;
+use crate::poll::poll_once;
 
 pub(super) async fn a_free_lock_is_taken_at_once_and_a_busy_one_is_an_answer(store: Store) {
     let (a, b) = (store.client().await, store.client().await);

@@ -6,8 +6,7 @@
 //! 4. *Signal before admission*: whoever lost a lock knew before the store let the next one in.
 //! 5. *Leaks*: nothing is left behind.
 
-use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use lockkeeper::backend::Mode;
 
@@ -102,7 +101,7 @@ fn check_uniqueness(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
     }
 }
 
-/// Who asked after another one had it has the higher fence.
+/// Who asked after another one had it has the higher fence, unless it enters its own lock again.
 fn check_order(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
     let mut by_call = acquisitions.to_vec();
     let mut by_return = acquisitions.to_vec();
@@ -110,6 +109,7 @@ fn check_order(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
     by_return.sort_by_key(|acquisition| acquisition.returned);
     let mut before = by_return.into_iter().peekable();
     let mut highest: Option<&Acquisition> = None;
+    let mut given = HashSet::new();
     for later in by_call {
         while let Some(earlier) = before.next_if(|earlier| earlier.returned < later.called) {
             // Of equal fences, one that nobody may repeat counts for more than a reader's.
@@ -117,11 +117,12 @@ fn check_order(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
             if highest.is_none_or(|highest| counts(earlier) > counts(highest)) {
                 highest = Some(earlier);
             }
+            given.insert((earlier.fence, &earlier.owner));
         }
         let Some(highest) = highest else { continue };
-        let again = later.fence == highest.fence
-            && (later.mode == Mode::Read || later.owner == highest.owner);
-        if later.fence <= highest.fence && !again {
+        let again = given.contains(&(later.fence, &later.owner));
+        let beside = later.mode == Mode::Read && later.fence == highest.fence;
+        if later.fence <= highest.fence && !again && !beside {
             found.push(Violation::FenceOrder(pair(highest, later)));
         }
     }

@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::Engine;
 use crate::backend::{
     Backend, Claim, Death, Entry, Fence, FenceSource, Grant, Guarantees, Lease, Mode, Order, Query,
     Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
@@ -25,6 +26,26 @@ use crate::url::Endpoint;
 
 /// How long a waiter that is not heard of keeps its place. Waiters ask again far more often.
 const WAITER_LEASE: Duration = Duration::from_secs(15);
+
+pub(crate) const ENGINE: Engine = Engine {
+    open: |endpoint| Box::pin(open(endpoint)),
+    guarantees: |endpoint| endpoint.options().finish().map(|()| GUARANTEES),
+    ways: &["memory:"],
+};
+
+/// What this engine promises.
+const GUARANTEES: Guarantees = Guarantees {
+    engine: "memory",
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    order: Order::Fifo,
+    fence: FenceSource::Counter,
+    death: Death::Lease,
+    wakeup: Wakeup::Notify,
+    scope: Scope::Process,
+    survives: Survives::NothingApart,
+    reentrance: Reentrance::Store,
+};
 
 /// A store inside this process. Clones share it; so do connections to `memory:NAME` with one name.
 #[derive(Debug, Clone, Default)]
@@ -57,7 +78,7 @@ impl Memory {
 }
 
 /// Opens `memory:` (a store of its own) or `memory:NAME` (one per name and process).
-pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
+async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
     static NAMED: OnceLock<Mutex<HashMap<String, Weak<Shared>>>> = OnceLock::new();
     endpoint.options().finish()?;
     let name = endpoint.expose().path();
@@ -84,18 +105,7 @@ pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
 #[async_trait]
 impl Backend for Memory {
     fn guarantees(&self) -> Guarantees {
-        Guarantees {
-            engine: "memory",
-            read_write: Support::Yes,
-            semaphore: Support::Yes,
-            order: Order::Fifo,
-            fence: FenceSource::Counter,
-            death: Death::Lease,
-            wakeup: Wakeup::Notify,
-            scope: Scope::Process,
-            survives: Survives::NothingApart,
-            reentrance: Reentrance::Store,
-        }
+        GUARANTEES
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Guarantees};
 use crate::error::{Error, Result};
 use crate::url::Endpoint;
 
@@ -21,36 +21,40 @@ struct Scheme {
     scheme: &'static str,
     feature: &'static str,
     /// `None` when the feature is switched off.
-    open: Option<Open>,
+    engine: Option<Engine>,
+}
+
+/// What an engine's module shows to the table.
+pub(crate) struct Engine {
+    /// Opens the engine, and makes sure that it is there.
+    pub(crate) open: Open,
+    /// What it promises under the options of a URL. No I/O.
+    pub(crate) guarantees: fn(&Endpoint) -> Result<Guarantees>,
+    /// One URL for each way of using it that promises something else, for tables and examples.
+    pub(crate) ways: &'static [&'static str],
 }
 
 type Open = fn(Endpoint) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send>>;
 
+/// An engine if its feature is switched on.
+macro_rules! engine {
+    ($feature:literal, $engine:expr) => {{
+        #[cfg(feature = $feature)]
+        let engine = Some($engine);
+        #[cfg(not(feature = $feature))]
+        let engine = None;
+        engine
+    }};
+}
+
 /// Every scheme there is, also those that are not compiled in. A new engine adds its line here.
 const SCHEMES: &[Scheme] = &[
-    Scheme {
-        scheme: "file",
-        feature: "file",
-        #[cfg(feature = "file")]
-        open: Some(|endpoint| Box::pin(file::open(endpoint))),
-        #[cfg(not(feature = "file"))]
-        open: None,
-    },
-    Scheme {
-        scheme: "memory",
-        feature: "memory",
-        #[cfg(feature = "memory")]
-        open: Some(|endpoint| Box::pin(memory::open(endpoint))),
-        #[cfg(not(feature = "memory"))]
-        open: None,
-    },
+    Scheme { scheme: "file", feature: "file", engine: engine!("file", file::ENGINE) },
+    Scheme { scheme: "memory", feature: "memory", engine: engine!("memory", memory::ENGINE) },
     Scheme {
         scheme: "postgres",
         feature: "postgres",
-        #[cfg(feature = "postgres")]
-        open: Some(|endpoint| Box::pin(postgres::open(endpoint))),
-        #[cfg(not(feature = "postgres"))]
-        open: None,
+        engine: engine!("postgres", postgres::ENGINE),
     },
 ];
 
@@ -62,6 +66,32 @@ const SCHEMES: &[Scheme] = &[
 /// # Errors
 /// As [`Client::connect`](crate::Client::connect).
 pub async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
+    (engine(&endpoint)?.open)(endpoint).await
+}
+
+/// What the engine that a URL names promises. No I/O.
+///
+/// # Errors
+/// [`Error::Config`] if there is no such engine, or it is not compiled in, or has no such option.
+pub fn guarantees(endpoint: &Endpoint) -> Result<Guarantees> {
+    (engine(endpoint)?.guarantees)(endpoint)
+}
+
+/// What the engines that are compiled in promise: a URL for each way of using them, and the promises.
+pub fn ways() -> impl Iterator<Item = (&'static str, Guarantees)> {
+    let engines = SCHEMES.iter().filter_map(|row| row.engine.as_ref());
+    engines.flat_map(|engine| engine.ways).map(|url| {
+        let told = Endpoint::parse(url).and_then(|endpoint| guarantees(&endpoint));
+        (*url, told.expect("an engine understands its own examples"))
+    })
+}
+
+/// The schemes that a URL may have, compiled in or not.
+pub fn schemes() -> impl Iterator<Item = &'static str> {
+    SCHEMES.iter().map(|row| row.scheme)
+}
+
+fn engine(endpoint: &Endpoint) -> Result<&'static Engine> {
     let Some(row) = SCHEMES.iter().find(|row| row.scheme == endpoint.scheme()) else {
         return Err(Error::Config(format!(
             "there is no engine for {}: URLs; the schemes are: {}",
@@ -69,18 +99,12 @@ pub async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
             schemes().collect::<Vec<_>>().join(", ")
         )));
     };
-    let Some(open) = row.open else {
-        return Err(Error::Config(format!(
+    row.engine.as_ref().ok_or_else(|| {
+        Error::Config(format!(
             "the engine for {}: URLs is not compiled in; switch on the feature {:?}",
             row.scheme, row.feature
-        )));
-    };
-    open(endpoint).await
-}
-
-/// The schemes that a URL may have, compiled in or not.
-pub fn schemes() -> impl Iterator<Item = &'static str> {
-    SCHEMES.iter().map(|row| row.scheme)
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -91,9 +115,24 @@ mod tests {
     async fn an_unknown_scheme_lists_the_known_ones() {
         let endpoint = Endpoint::parse("gopher://me:canary@host").unwrap();
         let message = open(endpoint).await.unwrap_err().to_string();
-        assert_eq!(
-            message,
-            "there is no engine for gopher: URLs; the schemes are: file, memory, postgres"
+        assert!(
+            message
+                .starts_with("there is no engine for gopher: URLs; the schemes are: file, memory")
         );
+    }
+
+    #[tokio::test]
+    async fn what_is_told_without_opening_is_what_the_open_engine_says() {
+        let endpoint = Endpoint::parse("memory:").unwrap();
+        assert_eq!(
+            open(endpoint.clone()).await.unwrap().guarantees(),
+            guarantees(&endpoint).unwrap()
+        );
+    }
+
+    #[test]
+    fn every_engine_understands_its_own_examples() {
+        let engines: Vec<_> = ways().map(|(_, guarantees)| guarantees.engine).collect();
+        assert!(engines.contains(&"file") && engines.contains(&"memory"), "{engines:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! Hand-made histories, good and bad, for every rule.
 
+use std::time::Duration;
+
 use super::*;
 use crate::history::Resource;
 

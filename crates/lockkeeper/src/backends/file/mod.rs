@@ -27,6 +27,7 @@ use self::claim::FileClaim;
 use self::directory::{Directory, Identity};
 use self::kernel::{Bytes, Hold};
 use self::record::{COUNTERS_AT, HEAD, Left, LockFile, RECORD, Record, State};
+use super::Engine;
 use crate::backend::{
     Backend, Claim, Death, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query,
     Reentrance, Renewal, Request, Scope, Severity, Snapshot, Support, Survives, Wakeup,
@@ -43,6 +44,26 @@ const SPARE: usize = 64;
 
 /// How much of a lock file is read at once; the rest only if there is more.
 const PAGE: usize = HEAD + 2 * RECORD;
+
+pub(crate) const ENGINE: Engine = Engine {
+    open: |endpoint| Box::pin(open(endpoint)),
+    guarantees: |endpoint| settings(endpoint).map(|_| GUARANTEES),
+    ways: &["file:"],
+};
+
+/// What this engine promises.
+const GUARANTEES: Guarantees = Guarantees {
+    engine: "file",
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    order: Order::Fifo,
+    fence: FenceSource::Hybrid,
+    death: Death::AtOnce,
+    wakeup: Wakeup::Kernel,
+    scope: Scope::Machine,
+    survives: Survives::NothingApart,
+    reentrance: Reentrance::Store,
+};
 
 /// Locks in a directory of this machine.
 #[derive(Debug, Clone)]
@@ -87,10 +108,8 @@ impl Files {
 }
 
 /// Opens `file:` (the user's own directory) or `file:///dir`.
-pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
-    let mut options = endpoint.options();
-    let network = options.choice("network", &[("refuse", false), ("allow", true)])?;
-    options.finish()?;
+async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
+    let network_allowed = settings(&endpoint)?;
     let url = endpoint.expose();
     let path = match url.path() {
         "/" | "" if !url.has_host() || url.host_str().is_none() => Directory::default_path()?,
@@ -100,25 +119,22 @@ pub(crate) async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
             ))
         })?,
     };
-    let directory = Directory::open(path, network.unwrap_or(false))?;
+    let directory = Directory::open(path, network_allowed)?;
     Ok(Arc::new(Files::start(directory)?))
+}
+
+/// The only option: whether a network file system will do.
+fn settings(endpoint: &Endpoint) -> Result<bool> {
+    let mut options = endpoint.options();
+    let network = options.choice("network", &[("refuse", false), ("allow", true)])?;
+    options.finish()?;
+    Ok(network.unwrap_or(false))
 }
 
 #[async_trait]
 impl Backend for Files {
     fn guarantees(&self) -> Guarantees {
-        Guarantees {
-            engine: "file",
-            read_write: Support::Yes,
-            semaphore: Support::Yes,
-            order: Order::Fifo,
-            fence: FenceSource::Hybrid,
-            death: Death::AtOnce,
-            wakeup: Wakeup::Kernel,
-            scope: Scope::Machine,
-            survives: Survives::NothingApart,
-            reentrance: Reentrance::Store,
-        }
+        GUARANTEES
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {

@@ -6,6 +6,7 @@ use sqlx::{ConnectOptions, Row};
 
 use crate::backends::sql::{self, Greet, Sessions};
 use crate::error::{Error, Result};
+use crate::owner::whoami;
 use crate::url::Endpoint;
 
 /// The tables and functions that this engine needs, as a migration to run by hand.
@@ -19,23 +20,33 @@ const VERSION: i32 = 1;
 /// Serialises those who make the tables at the same time. Any number that others will not use.
 const MAKING: i64 = 0x6c6f_636b_6b65_6570;
 
-pub(super) const ENGINE: &str = "postgres";
+pub(super) const NAME: &str = "postgres";
 
 /// What a URL says.
 pub(super) struct Settings {
+    pub(super) strategy: Strategy,
     pub(super) options: PgConnectOptions,
+    pub(super) password_file: Option<String>,
     pub(super) connections: usize,
     pub(super) create: bool,
+}
+
+/// How locks are kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Strategy {
+    Lease,
+    Advisory,
 }
 
 impl Settings {
     pub(super) fn of(endpoint: &Endpoint) -> Result<Self> {
         let mut options = endpoint.options();
-        options.choice("strategy", &[("lease", ())])?;
+        let strategies = [("lease", Strategy::Lease), ("advisory", Strategy::Advisory)];
+        let strategy = options.choice("strategy", &strategies)?.unwrap_or(Strategy::Lease);
         let create = options.choice("create", &[("yes", true), ("no", false)])?.unwrap_or(true);
         let connections = sql::connections(&mut options)?;
         let schema = options.take("schema")?;
-        let password = sql::password(&mut options)?;
+        let password_file = options.take("password_file")?;
         // These are the client crate's own; it reads them from the URL.
         let mut url = endpoint.expose().clone();
         url.set_query(None);
@@ -48,10 +59,7 @@ impl Settings {
         let mut options = PgConnectOptions::from_url(&url)
             .map_err(|error| Error::Config(format!("postgres: {error}")))?
             .disable_statement_logging()
-            .application_name("lockkeeper");
-        if let Some(password) = password {
-            options = options.password(&password);
-        }
+            .application_name(&format!("lockkeeper {}", whoami()));
         if let Some(schema) = schema {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
             if schema.is_empty() || !schema.chars().all(plain) {
@@ -61,13 +69,21 @@ impl Settings {
             }
             options = options.options([("search_path", schema)]);
         }
-        Ok(Self { options, connections, create })
+        Ok(Self { strategy, options, password_file, connections, create })
+    }
+
+    /// Reads the password that is in a file, if there is one.
+    pub(super) fn with_password(mut self) -> Result<Self> {
+        if let Some(path) = &self.password_file {
+            self.options = self.options.password(&sql::password(path)?);
+        }
+        Ok(self)
     }
 }
 
 #[async_trait]
 impl Greet for PgConnection {
-    const ENGINE: &'static str = ENGINE;
+    const ENGINE: &'static str = NAME;
 
     /// Sets what this server has of: an isolation in which a statement sees what it waited for; grants
     /// that are on disk before they count; and dead hosts noticed in half a minute, not in two hours.
@@ -78,7 +94,8 @@ impl Greet for PgConnection {
                ('default_transaction_isolation', 'read committed'), ('synchronous_commit', NULL),
                ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'),
                ('tcp_keepalives_count', '3'), ('tcp_user_timeout', '25000'),
-               ('client_connection_check_interval', '1000'), ('idle_session_timeout', '0')
+               ('client_connection_check_interval', '1000'), ('idle_session_timeout', '0'),
+               ('lock_timeout', '0'), ('statement_timeout', '0')
              ) AS v (name, value) ON s.name = v.name",
         )
         .fetch_all(self)
@@ -94,18 +111,25 @@ impl Greet for PgConnection {
 }
 
 /// Makes sure that the database is there, is not a standby, and has our tables.
-pub(super) async fn prepare(sessions: &Sessions<PgConnection>, create: bool) -> Result<()> {
+/// Says which process of the server we talk to.
+pub(super) async fn prepare(sessions: &Sessions<PgConnection>, create: bool) -> Result<i32> {
     let mut session = sessions.any().await?;
-    let answer = sqlx::query("SELECT pg_is_in_recovery(), to_regproc('lockkeeper_version')::text")
-        .fetch_one(session.wire())
-        .await;
+    let answer = sqlx::query(
+        "SELECT pg_is_in_recovery(), to_regproc('lockkeeper_version')::text, pg_backend_pid(),
+           current_setting('server_version_num')::integer",
+    )
+    .fetch_one(session.wire())
+    .await;
     let row = session.settle(answer, "look at the database")?;
     if row.get(0) {
         return Err(Error::broken(
-            ENGINE,
+            NAME,
             "keep locks here",
             "this server is a standby, which only follows another; name the primary",
         ));
+    }
+    if row.get::<i32, _>(3) < 14_00_00 {
+        return Err(Error::broken(NAME, "keep locks here", "it needs PostgreSQL 14 or newer"));
     }
     if row.get::<Option<String>, _>(1).is_none() {
         if !create {
@@ -120,7 +144,7 @@ pub(super) async fn prepare(sessions: &Sessions<PgConnection>, create: bool) -> 
     if version != VERSION {
         return Err(missing(&format!("they have version {version}, and this is for {VERSION}")));
     }
-    Ok(())
+    Ok(row.get(2))
 }
 
 async fn make(sessions: &Sessions<PgConnection>) -> Result<()> {
@@ -137,7 +161,7 @@ async fn make(sessions: &Sessions<PgConnection>) -> Result<()> {
 
 fn missing(why: &str) -> Error {
     Error::broken(
-        ENGINE,
+        NAME,
         "find the tables of lockkeeper",
         format!("{why}; `lockkeeper explain --schema` prints what an administrator has to run"),
     )

@@ -13,7 +13,7 @@ use sqlx::{FromRow, Row as _};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::connect::{ENGINE, Settings, prepare};
+use super::connect::{NAME, Settings, prepare};
 use super::doctor;
 use super::listener::Listener;
 use crate::backend::{
@@ -28,7 +28,7 @@ use crate::key::Key;
 use crate::owner::whoami;
 
 pub(super) const GUARANTEES: Guarantees = Guarantees {
-    engine: ENGINE,
+    engine: NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
     order: Order::Fifo,

@@ -242,4 +242,39 @@ BEGIN
   RETURN result;
 END $$;
 
+-- The number of a key among advisory locks.
+CREATE OR REPLACE FUNCTION lockkeeper_id(a_key text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT ('x' || substr(encode(sha256(convert_to('lockkeeper:' || a_key, 'UTF8')), 'hex'), 1, 16))::bit(64)::bigint
+$$;
+
+-- Takes an advisory lock for this session, and gives its fence; null if it is busy and not waited for.
+-- The server ends a session from which it hears nothing for a_ttl milliseconds, and frees the lock.
+CREATE OR REPLACE FUNCTION lockkeeper_advise(
+  a_key text, a_read boolean, a_wait boolean, a_ttl integer, a_who text, a_note text
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  number bigint := lockkeeper_id(a_key);
+BEGIN
+  PERFORM set_config('idle_session_timeout', a_ttl::text, false);
+  IF a_read AND a_wait THEN
+    PERFORM pg_advisory_lock_shared(number);
+  ELSIF a_wait THEN
+    PERFORM pg_advisory_lock(number);
+  ELSIF a_read AND NOT pg_try_advisory_lock_shared(number) THEN
+    RETURN NULL;
+  ELSIF NOT a_read AND NOT pg_try_advisory_lock(number) THEN
+    RETURN NULL;
+  END IF;
+  RETURN lockkeeper_bind(a_key, number, pg_backend_pid(), a_read, a_who, a_note);
+END $$;
+
+CREATE OR REPLACE FUNCTION lockkeeper_unadvise(a_key text, a_read boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM set_config('idle_session_timeout', '0', false);
+  IF a_read THEN
+    RETURN pg_advisory_unlock_shared(lockkeeper_id(a_key));
+  END IF;
+  RETURN pg_advisory_unlock(lockkeeper_id(a_key));
+END $$;
+
 CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';

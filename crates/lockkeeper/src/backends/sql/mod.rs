@@ -1,10 +1,12 @@
 //! What the engines over SQL databases share: connections of their own, words for modes, and times.
 
+mod bound;
 mod line;
 mod sessions;
 
 use std::time::Duration;
 
+pub(crate) use self::bound::{Ask, Bound, Hold, Seen};
 pub(crate) use self::line::{Row, fence, snapshots};
 pub(crate) use self::sessions::{Greet, Sessions, failed, within};
 use crate::backend::Mode;
@@ -61,12 +63,11 @@ pub(crate) fn clash(key: &Key, asked: Mode, found: &str) -> Error {
     }
 }
 
-/// The password that the file of the option `password_file` holds, without the line's end.
-pub(crate) fn password(options: &mut Options) -> Result<Option<String>> {
-    let Some(path) = options.take("password_file")? else { return Ok(None) };
-    let text = std::fs::read_to_string(&path)
+/// The password that a file holds, without the line's end.
+pub(crate) fn password(path: &str) -> Result<String> {
+    let text = std::fs::read_to_string(path)
         .map_err(|e| Error::Config(format!("option password_file: cannot read {path:?}: {e}")))?;
-    Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
 /// How many connections a client keeps for its requests, by the option `connections`.

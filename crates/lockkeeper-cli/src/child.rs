@@ -1,0 +1,155 @@
+//! The wrapper's end of the leash: starts a guardian, gives it orders, hears its reports.
+
+use std::ffi::{CString, OsString};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream as StdStream;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::prctl;
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+use tokio::net::UnixStream;
+
+use crate::exit::Failure;
+use crate::guardian::Brief;
+use crate::leash::{Deadline, FRAME, Order, Report};
+
+/// What to run, and how.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) command: Vec<OsString>,
+    /// Added to our own environment.
+    pub(crate) environment: Vec<(&'static str, String)>,
+    /// The command's signal mask.
+    pub(crate) mask: SigSet,
+    /// Whether it belongs into the terminal's foreground.
+    pub(crate) foreground: bool,
+    /// The open file whose kernel lock is ours.
+    pub(crate) lock: Option<OwnedFd>,
+}
+
+/// A command under a guardian. Dropping it ends the command.
+#[derive(Debug)]
+pub(crate) struct Child {
+    leash: UnixStream,
+    /// The same socket: orders are short, and leave at once, without asking the runtime.
+    orders: StdStream,
+    guardian: Pid,
+    group: Option<Pid>,
+    heard: Vec<u8>,
+}
+
+impl Child {
+    pub(crate) fn start(job: Job, deadline: Deadline) -> Result<Self, Failure> {
+        let started = start(job, deadline);
+        started.map_err(|error| Failure::own("start a guardian for the command", error))
+    }
+
+    /// The next report; `None` when the guardian is dead, and the whole group with it.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any await; no report is lost.
+    pub(crate) async fn report(&mut self) -> Option<Report> {
+        loop {
+            if let Some((frame, rest)) = self.heard.split_first_chunk::<FRAME>() {
+                let report = Report::decode(frame);
+                self.heard = rest.to_vec();
+                if let Some(Report::Started(pid)) = report {
+                    self.group = Some(Pid::from_raw(pid));
+                }
+                return report;
+            }
+            if self.leash.readable().await.is_err() {
+                return None;
+            }
+            match self.leash.try_read_buf(&mut self.heard) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(n) if n > 0 => {}
+                // Reports come before the end, so this is a guardian that somebody killed.
+                _ => {
+                    self.end_what_the_guardian_left().await;
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// The command's process group, once it runs.
+    pub(crate) fn group(&self) -> Option<Pid> {
+        self.group
+    }
+
+    /// Tells the guardian what to do. If it is dead, `report` says so.
+    pub(crate) fn order(&self, order: Order) {
+        let _ = (&self.orders).write(&order.encode());
+    }
+
+    /// Waits for the guardian to be gone, after its last report.
+    pub(crate) fn finish(self) {
+        let guardian = self.guardian;
+        drop(self);
+        let _ = waitpid(guardian, None);
+    }
+
+    /// The command came to us when the guardian died.
+    async fn end_what_the_guardian_left(&self) {
+        while let Some(group) = self.group
+            && killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH)
+        {
+            while waitpid(None, Some(WaitPidFlag::WNOHANG))
+                .is_ok_and(|status| status.pid().is_some())
+            {}
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
+    let (ours, theirs) = StdStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let orders = ours.try_clone()?;
+    let leash = UnixStream::from_std(ours)?;
+    // Before it starts, so that there is no moment without a deadline.
+    (&orders).write_all(&Order::Deadline(deadline).encode())?;
+
+    let stdin = io::stdin().as_fd().try_clone_to_owned()?;
+    let brief = Brief {
+        stdin: stdin.as_raw_fd(),
+        lock: job.lock.as_ref().map(AsRawFd::as_raw_fd),
+        foreground: job.foreground,
+        mask: job.mask,
+        command: job.command,
+    };
+    let mut files = PosixSpawnFileActions::init()?;
+    // To itself: that is how a file that closes on exec is kept open for this one process.
+    files.add_dup2(brief.stdin, brief.stdin)?;
+    if let Some(lock) = brief.lock {
+        files.add_dup2(lock, lock)?;
+    }
+    files.add_dup2(theirs.as_raw_fd(), 0)?;
+    let mut attributes = PosixSpawnAttr::init()?;
+    // A group of its own, which the terminal never signals, and the shell never stops.
+    attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETPGROUP)?;
+    attributes.set_pgroup(Pid::from_raw(0))?;
+
+    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| io::Error::from(Errno::EINVAL));
+    let args = std::iter::once("lockkeeper".into()).chain(brief.to_args());
+    let args: Vec<CString> =
+        args.map(|arg: OsString| text(arg.into_vec())).collect::<Result<_, _>>()?;
+    let environment: Vec<CString> = std::env::vars_os()
+        .filter(|(name, _)| !job.environment.iter().any(|(ours, _)| name == ours))
+        .map(|(name, value)| text([name.as_bytes(), b"=", value.as_bytes()].concat()))
+        .chain(job.environment.iter().map(|(name, value)| text(format!("{name}={value}").into())))
+        .collect::<Result<_, _>>()?;
+
+    // If somebody kills the guardian, the command's orphans come to us.
+    let _ = prctl::set_child_subreaper(true);
+    // This very program, also if its file was replaced while we waited for the lock.
+    let guardian = posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)?;
+    Ok(Child { leash, orders, guardian, group: None, heard: Vec::new() })
+}

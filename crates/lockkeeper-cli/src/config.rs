@@ -1,0 +1,184 @@
+//! What the flags, the environment and the configuration file mean together, in this order.
+//!
+//! A key that is not known is an error that lists those that are. Passwords are put into the URL on the
+//! way to the engine, and the URL is never printed but through [`Endpoint`], which leaves them out.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{env, fs};
+
+use clap::ValueEnum;
+use lockkeeper::url::{Endpoint, parse_duration};
+use lockkeeper::{Client, DEFAULT_TTL};
+use serde::Deserialize;
+
+use crate::args::{OnLost, Where};
+use crate::exit::Failure;
+
+/// The engine that needs nothing.
+const DEFAULT_URL: &str = "file:";
+
+/// What the configuration file says.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    url: Option<String>,
+    ttl: Option<Text>,
+    grace: Option<Text>,
+    on_lost: Option<String>,
+    password_file: Option<PathBuf>,
+}
+
+/// A duration in a file: `"30s"`, or a bare number of seconds.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Text {
+    Written(String),
+    Whole(u32),
+    Seconds(f64),
+}
+
+/// The environment and the configuration file.
+#[derive(Debug)]
+pub(crate) struct Config {
+    file: File,
+    /// For messages.
+    path: PathBuf,
+}
+
+impl Config {
+    /// Reads the file that LOCKKEEPER_CONFIG names, or the usual one if it is there.
+    pub(crate) fn load() -> Result<Self, Failure> {
+        let named = env::var_os("LOCKKEEPER_CONFIG").map(PathBuf::from);
+        let Some(path) = named.clone().or_else(usual_path) else {
+            return Ok(Self { file: File::default(), path: PathBuf::new() });
+        };
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && named.is_none() => {
+                String::new()
+            }
+            Err(error) => {
+                let path = path.display();
+                return Err(Failure::usage(format!(
+                    "cannot read the configuration {path}: {error}"
+                )));
+            }
+        };
+        if text.is_empty() {
+            return Ok(Self { file: File::default(), path });
+        }
+        // The parser's message quotes the line, which may hold a password in a URL: take its words only.
+        let file = toml::from_str(&text).map_err(|error| {
+            let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+            Failure::usage(format!("{} line {line}: {}", path.display(), error.message().trim()))
+        })?;
+        Ok(Self { file, path })
+    }
+
+    /// Flag before environment before file before default.
+    pub(crate) fn endpoint(&self, place: &Where) -> Result<Endpoint, Failure> {
+        let url = place
+            .url
+            .clone()
+            .or_else(|| variable("LOCKKEEPER_URL"))
+            .or_else(|| self.file.url.clone())
+            .unwrap_or_else(|| DEFAULT_URL.to_owned());
+        let endpoint = Endpoint::parse(&url)?;
+        let Some(password) = self.password(place)? else { return Ok(endpoint) };
+        let mut url = endpoint.expose().clone();
+        if url.password().is_none() && url.set_password(Some(&password)).is_err() {
+            return Err(Failure::usage(format!(
+                "{}: takes no password; unset LOCKKEEPER_PASSWORD and the password file",
+                endpoint.scheme()
+            )));
+        }
+        Ok(Endpoint::parse(url.as_str())?)
+    }
+
+    pub(crate) fn ttl(&self, flag: Option<Duration>) -> Result<Duration, Failure> {
+        let set = self.duration(flag, "LOCKKEEPER_TTL", "ttl", &self.file.ttl)?;
+        Ok(set.unwrap_or(DEFAULT_TTL))
+    }
+
+    pub(crate) fn grace(&self, flag: Option<Duration>) -> Result<Option<Duration>, Failure> {
+        self.duration(flag, "LOCKKEEPER_GRACE", "grace", &self.file.grace)
+    }
+
+    pub(crate) fn on_lost(&self, flag: Option<OnLost>) -> Result<OnLost, Failure> {
+        let named = match flag {
+            Some(flag) => return Ok(flag),
+            None => variable("LOCKKEEPER_ON_LOST").or_else(|| self.file.on_lost.clone()),
+        };
+        named.map_or(Ok(OnLost::Term), |word| {
+            OnLost::from_str(&word, false).map_err(|_| {
+                Failure::usage(format!(
+                    "on-lost cannot be {word:?}; it is one of: term, kill, ignore"
+                ))
+            })
+        })
+    }
+
+    /// Opens the engine.
+    pub(crate) async fn connect(&self, place: &Where) -> Result<Client, Failure> {
+        Ok(Client::connect(self.endpoint(place)?.expose().as_str()).await?)
+    }
+
+    fn duration(
+        &self,
+        flag: Option<Duration>,
+        variable_name: &str,
+        key: &str,
+        file: &Option<Text>,
+    ) -> Result<Option<Duration>, Failure> {
+        if flag.is_some() {
+            return Ok(flag);
+        }
+        let (text, from) = match (variable(variable_name), file) {
+            (Some(text), _) => (text, variable_name.to_owned()),
+            (None, Some(text)) => (text.to_text(), format!("{} {key}", self.path.display())),
+            (None, None) => return Ok(None),
+        };
+        parse_duration(&text).map(Some).map_err(|error| Failure::usage(format!("{from}: {error}")))
+    }
+
+    fn password(&self, place: &Where) -> Result<Option<String>, Failure> {
+        let named = |path: &Path| {
+            let text = fs::read_to_string(path).map_err(|error| {
+                Failure::usage(format!("cannot read the password file {}: {error}", path.display()))
+            })?;
+            Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+        };
+        if let Some(path) = &place.password_file {
+            return named(path);
+        }
+        if let Some(password) = variable("LOCKKEEPER_PASSWORD") {
+            return Ok(Some(password));
+        }
+        match variable("LOCKKEEPER_PASSWORD_FILE").map(PathBuf::from) {
+            Some(path) => named(&path),
+            None => self.file.password_file.as_deref().map_or(Ok(None), named),
+        }
+    }
+}
+
+impl Text {
+    fn to_text(&self) -> String {
+        match self {
+            Text::Written(text) => text.clone(),
+            Text::Whole(seconds) => seconds.to_string(),
+            Text::Seconds(seconds) => seconds.to_string(),
+        }
+    }
+}
+
+/// An empty variable counts as unset.
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn usual_path() -> Option<PathBuf> {
+    let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
+    Some(home.join("lockkeeper/config.toml"))
+}

@@ -1,0 +1,40 @@
+//! `doctor`: what would hurt in a real deployment.
+
+use lockkeeper::backend::Severity;
+use serde_json::{Value, json};
+
+use crate::args::{Doctor, Where};
+use crate::config::Config;
+use crate::exit;
+
+pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
+    let place = Where { url: args.url, password_file: args.password_file };
+    let client = Config::load()?.connect(&place).await?;
+    let findings = client.doctor().await?;
+    let word = |severity| match severity {
+        Severity::Fine => "fine",
+        Severity::Warning => "warning",
+        Severity::Problem => "problem",
+    };
+    if args.json {
+        let findings = findings.iter().map(|finding| {
+            json!({
+                "severity": word(finding.severity),
+                "what": finding.what,
+                "advice": finding.advice,
+            })
+        });
+        println!("{}", json!({"url": client.place(), "findings": Value::from_iter(findings)}));
+    } else {
+        println!("{}: reachable", client.place());
+        for finding in &findings {
+            println!("{}: {}", word(finding.severity), finding.what);
+            if !finding.advice.is_empty() {
+                println!("  {}", finding.advice);
+            }
+        }
+    }
+    let problem = findings.iter().any(|finding| finding.severity == Severity::Problem);
+    client.close().await;
+    Ok(u8::from(problem))
+}

@@ -1,0 +1,127 @@
+//! `elect`: run a command while leading.
+
+use std::time::Duration;
+
+use lockkeeper::backend::Death;
+use lockkeeper::{Client, Owner, whoami};
+use tokio::time::Instant;
+
+use crate::args::{Elect, Terms};
+use crate::care::{Care, End};
+use crate::child::Job;
+use crate::config::Config;
+use crate::exit::{self, Failure};
+use crate::run::{self, interruptible};
+use crate::say::Say;
+use crate::signals::Signals;
+use crate::status::{self, Status, seconds};
+use crate::table::plain;
+use crate::timeline::{Limit, Timeline};
+
+/// Between terms of a command that ends at once, so that --forever does not become a busy loop.
+const PAUSE: Duration = Duration::from_secs(1);
+
+pub(crate) async fn elect(args: Elect) -> exit::Outcome {
+    let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
+    let config = Config::load()?;
+    let client = config.connect(&args.place).await?;
+    let outcome = match args.observe {
+        true => interruptible(observe(&client, &args), &signals).await,
+        false => lead(&client, &config, &args, &signals).await,
+    };
+    client.close().await;
+    outcome
+}
+
+async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
+    let mut observer = client.election(&args.name).observe(args.interval);
+    loop {
+        let leader = observer.next().await?;
+        if args.care.json {
+            let leader = leader.map(|leader| {
+                serde_json::json!({
+                    "term": leader.term.map(|term| term.get()),
+                    "who": leader.who,
+                    "note": leader.note,
+                })
+            });
+            println!("{}", serde_json::json!({"election": args.name, "leader": leader}));
+            continue;
+        }
+        match leader {
+            None => println!("nobody leads"),
+            Some(leader) => {
+                let who = leader.who.unwrap_or_else(|| "unknown".to_owned());
+                let term = leader.term.map_or("unknown".to_owned(), |term| term.to_string());
+                println!("{} leads, term {term}", plain(&who));
+            }
+        }
+    }
+}
+
+/// Stands, leads, and stands again.
+async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals) -> exit::Outcome {
+    let say = Say { quiet: args.care.quiet, verbose: args.care.verbose };
+    if let Some(path) = &args.care.status_file {
+        status::probe(path)?;
+    }
+    let ttl = config.ttl(args.ttl)?;
+    let limit = match client.guarantees().death {
+        Death::AtOnce => Limit::None,
+        Death::Lease | Death::Session => Limit::Renewed(ttl),
+    };
+    let on_lost = config.on_lost(args.care.on_lost)?;
+    let timeline = Timeline::new(limit, config.grace(args.care.grace)?, on_lost)?;
+    let note = args.note.clone().unwrap_or_else(|| format!("candidate {}", whoami()));
+    let terms = Terms { note: Some(note), ..Terms::default() };
+    loop {
+        let started = Instant::now();
+        let owner = Owner::new();
+        let lock = run::lock(client, &args.name, &terms).owner(&owner).ttl(ttl);
+        let lock = if limit == Limit::None { lock } else { lock.margin(timeline.notice(ttl)) };
+        let guard = interruptible(run::acquire(lock, &args.name, &terms), signals).await?;
+        let mut status = Status {
+            key: args.name.clone(),
+            url: Some(client.place().to_owned()),
+            waited: seconds(started.elapsed()),
+            fence: Some(guard.fence().get()),
+            ..Status::default()
+        };
+        let granted = Instant::now();
+        say.note(format_args!("leading {:?}, term {}", args.name, guard.fence()));
+        let job = Job {
+            command: args.argv.clone(),
+            environment: run::environment(&guard, &owner, client.place().to_owned()),
+            mask: *signals.original(),
+            foreground: false,
+            lock: guard.bequeath(),
+        };
+        let care = Care { guard: Some(&guard), timeline, ttl, max_hold: None, signals, say };
+        let ended = care.run(job).await;
+        status.held = seconds(granted.elapsed());
+        let released = run::release(guard, say).await;
+        let mut end = ended?;
+        end.lost = end.lost.or(released);
+        let code = run::verdict(&end, say, &mut status);
+        status.exit_code = code;
+        status.tell(&args.care, say);
+        if !again(args, &end) {
+            return Ok(code);
+        }
+        let pause = async {
+            tokio::time::sleep(PAUSE).await;
+            Ok(())
+        };
+        interruptible(pause, signals).await?;
+    }
+}
+
+/// Whether to stand again: after a loss unless --once, after the command's own end with --forever;
+/// never after somebody asked us to end.
+fn again(args: &Elect, end: &End) -> bool {
+    match &end.lost {
+        _ if end.asked_to_end => false,
+        Some(_) => !args.once,
+        None => args.forever,
+    }
+}

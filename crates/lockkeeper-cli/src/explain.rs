@@ -1,0 +1,232 @@
+//! `explain`: what an engine promises and what it does not, in plain sentences.
+//!
+//! Every sentence comes from one field of [`Guarantees`], so none can be forgotten when one is added.
+
+use lockkeeper::backend::{
+    Death, FenceSource, Guarantees, Order, Reentrance, Scope, Support, Survives, Wakeup,
+};
+use lockkeeper::backends;
+use lockkeeper::url::Endpoint;
+
+use crate::args::{Explain, Where};
+use crate::config::Config;
+use crate::exit;
+
+pub(crate) fn explain(args: Explain) -> exit::Outcome {
+    if args.table {
+        print!("{}", table());
+        return Ok(0);
+    }
+    let endpoint: Endpoint =
+        Config::load()?.endpoint(&Where { url: args.url, ..Where::default() })?;
+    let guarantees = backends::guarantees(&endpoint)?;
+    println!("{endpoint} is the engine {}.", guarantees.engine);
+    for sentence in sentences(&guarantees) {
+        println!("- {sentence}");
+    }
+    Ok(0)
+}
+
+/// One or two sentences per field, promises and limits alike.
+fn sentences(g: &Guarantees) -> Vec<String> {
+    let Guarantees {
+        engine: _,
+        read_write,
+        semaphore,
+        order,
+        fence,
+        death,
+        wakeup,
+        scope,
+        survives,
+        reentrance,
+    } = *g;
+    let scope = match scope {
+        Scope::Process => {
+            "It excludes tasks and threads of one process. It does not exclude other processes."
+        }
+        Scope::Machine => {
+            "It excludes processes of one machine. It does not exclude other machines."
+        }
+        Scope::Network => "It excludes everyone who reaches the same store, on any machine.",
+    };
+    let death = match death {
+        Death::Lease => {
+            "A holder that dies keeps the lock until its lease runs out (--ttl). \
+             A holder that is paused for longer than that has lost it, and is told so."
+        }
+        Death::Session => {
+            "A holder that dies keeps the lock until its session runs out at the server. \
+             A holder that is paused for longer than that has lost it, and is told so."
+        }
+        Death::AtOnce => {
+            "A holder that dies frees the lock at once. \
+             There is no lease: a holder that is paused keeps the lock for as long as it is paused."
+        }
+    };
+    let survives = match survives {
+        Survives::NothingApart => {
+            "There is no store apart from what uses it, so none can fail by itself. \
+             A reboot frees every lock."
+        }
+        Survives::None => {
+            "It does not survive the store: what a restart or failover forgets, somebody else may take \
+             while the former holder still works. Use the fence."
+        }
+        Survives::Restart => {
+            "Exclusion survives a restart of the store with its data on disk. \
+             It does not survive the loss of that data."
+        }
+        Survives::Minority => {
+            "Exclusion survives the loss of any minority of the store's members. \
+             Without a majority nobody gets a lock."
+        }
+    };
+    let fence = match fence {
+        FenceSource::Counter => {
+            "Every grant has a fence from a counter in this process, which begins again with the process."
+        }
+        FenceSource::Hybrid => {
+            "Every grant has a fence: the last one plus one, or the store's clock if that is further. \
+             It could go back only if the store forgot its counter and its clock went back too."
+        }
+        FenceSource::Revision => {
+            "Every grant has a fence, the store's own revision number, which never goes back."
+        }
+        FenceSource::Quorum => "Every grant has a fence from a counter that a majority agrees on.",
+    };
+    let order = match order {
+        Order::Fifo => "Waiters are served in order of arrival, always.".to_owned(),
+        Order::FifoOnRequest => {
+            "Waiters are served in order of arrival with --fair, else by chance.".to_owned()
+        }
+        Order::Server => {
+            "Waiters are served in the order in which the server queues them.".to_owned()
+        }
+        Order::Chance(reason) => {
+            format!("Waiters are served by chance. --fair is refused: {reason}.")
+        }
+    };
+    let wakeup = match wakeup {
+        Wakeup::Notify => "Waiters are woken inside the process.",
+        Wakeup::Kernel => "Waiters sleep in the kernel, which wakes them.",
+        Wakeup::Push => {
+            "Waiters are told by the store; they also look for themselves now and then."
+        }
+        Wakeup::Server => "Waiters sleep in the server, which wakes them.",
+        Wakeup::BackOff => {
+            "Waiters ask again after a random delay, so a free lock may stay free for a moment."
+        }
+    };
+    let reentrance = match reentrance {
+        Reentrance::Client => {
+            "An owner may enter again inside one client; another process with the same owner may not, \
+             except under `lockkeeper run --owner`, which recognises the run around it."
+        }
+        Reentrance::Store => {
+            "An owner may enter again, also from another process that names the same owner."
+        }
+    };
+    vec![
+        scope.to_owned(),
+        death.to_owned(),
+        survives.to_owned(),
+        fence.to_owned(),
+        "A lock alone does not protect data from a holder that was paused: the resource has to refuse \
+         fences lower than one it has seen."
+            .to_owned(),
+        order,
+        wakeup.to_owned(),
+        supported("Read and write locks (--shared, --exclusive)", read_write),
+        supported("Semaphores (--limit N)", semaphore),
+        reentrance.to_owned(),
+    ]
+}
+
+fn supported(what: &str, support: Support) -> String {
+    match support {
+        Support::Yes => format!("{what} are supported."),
+        Support::No(reason) => format!("{what} are refused: {reason}."),
+    }
+}
+
+/// The README's table.
+fn table() -> String {
+    let mut text = "\
+| engine | URL | excludes | order | read/write | semaphore | re-entrant | fence | dead holder | waits by | exclusion survives |
+|---|---|---|---|---|---|---|---|---|---|---|
+"
+    .to_owned();
+    for (url, g) in backends::ways() {
+        let yes = |support| if support == Support::Yes { "yes" } else { "refused" };
+        let cells = [
+            g.engine,
+            &format!("`{url}`"),
+            match g.scope {
+                Scope::Process => "one process",
+                Scope::Machine => "one machine",
+                Scope::Network => "all machines",
+            },
+            match g.order {
+                Order::Fifo => "first come",
+                Order::FifoOnRequest => "first come with `fair`",
+                Order::Server => "the server's",
+                Order::Chance(_) => "chance",
+            },
+            yes(g.read_write),
+            yes(g.semaphore),
+            match g.reentrance {
+                Reentrance::Client => "in the client",
+                Reentrance::Store => "in the store",
+            },
+            match g.fence {
+                FenceSource::Counter => "counter",
+                FenceSource::Hybrid => "hybrid counter",
+                FenceSource::Revision => "revision",
+                FenceSource::Quorum => "quorum counter",
+            },
+            match g.death {
+                Death::Lease => "lease runs out",
+                Death::Session => "session runs out",
+                Death::AtOnce => "noticed at once",
+            },
+            match g.wakeup {
+                Wakeup::Notify => "notify",
+                Wakeup::Kernel => "kernel",
+                Wakeup::Push => "push",
+                Wakeup::Server => "server",
+                Wakeup::BackOff => "back-off",
+            },
+            match g.survives {
+                Survives::NothingApart => "(no store apart)",
+                Survives::None => "no failure",
+                Survives::Restart => "restart",
+                Survives::Minority => "loss of a minority",
+            },
+        ];
+        text += &format!("| {} |\n", cells.join(" | "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_engine_is_explained_with_promises_and_limits() {
+        for (url, guarantees) in backends::ways() {
+            let text = sentences(&guarantees).join("\n");
+            assert!(text.contains("does not"), "{url}: {text}");
+            assert_eq!(sentences(&guarantees).len(), 10);
+        }
+    }
+
+    #[test]
+    fn the_table_has_a_row_per_engine() {
+        assert_eq!(table().lines().count(), 2 + backends::ways().count());
+        let columns = |line: &str| line.matches('|').count();
+        let counts: Vec<_> = table().lines().map(columns).collect();
+        assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
+    }
+}

@@ -1,0 +1,186 @@
+//! `acquire`, `renew`, `release`: a lock in the hands of a script, by way of a handle.
+
+use std::fmt;
+use std::fs::{self, DirBuilder, File};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use lockkeeper::Owner;
+use serde_json::json;
+
+use crate::args::{Acquire, Release, Renew};
+use crate::config::Config;
+use crate::exit::{self, Failure};
+use crate::holder::{self, Answer, Ask, Request};
+use crate::signals::Signals;
+
+pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
+    let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
+    let config = Config::load()?;
+    let endpoint = config.endpoint(&args.place)?;
+    let owner = args.owner.map_or_else(|| Ok(Owner::new()), Owner::named)?;
+    let busy = args.terms.conflict_exit_code;
+    let request = Request {
+        url: endpoint.expose().to_string(),
+        key: args.key,
+        ttl: config.ttl(args.terms.ttl)?,
+        terms: args.terms,
+        owner: owner.id().to_owned(),
+        lease: args.lease,
+        pid: args.pid,
+    };
+    let granted = holder::start(&request, &signals).await.map_err(|mut failure| {
+        if failure.code == exit::BUSY {
+            failure.code = busy.unwrap_or(exit::BUSY);
+        }
+        failure
+    })?;
+    if args.json {
+        println!(
+            "{}",
+            json!({
+                "handle": granted.handle,
+                "key": request.key,
+                "url": endpoint.to_string(),
+                "owner": owner.id(),
+                "fence": granted.fence,
+                "lease": request.lease.as_secs_f64(),
+                "pid": granted.pid,
+            })
+        );
+    } else {
+        println!("{}", granted.handle);
+    }
+    Ok(0)
+}
+
+pub(crate) fn renew(args: &Renew) -> exit::Outcome {
+    ask(&args.handle, Ask::Renew { lease: args.lease })
+}
+
+pub(crate) fn release(args: &Release) -> exit::Outcome {
+    ask(&args.handle, Ask::Release)
+}
+
+fn ask(handle: &str, ask: Ask) -> exit::Outcome {
+    let handle: Handle = handle.parse()?;
+    let path = handle.socket()?;
+    let gone = || {
+        Failure::new(
+            exit::LOST,
+            "nobody holds this handle any more: its time was up, it was released, or its holder was killed",
+        )
+    };
+    let mut stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => gone(),
+        _ => Failure::own("reach the holder of this handle", error),
+    })?;
+    let line = serde_json::to_string(&ask).expect("plain fields serialize") + "\n";
+    let mut answer = String::new();
+    let talked = stream
+        .write_all(line.as_bytes())
+        .and_then(|()| BufReader::new(stream).read_line(&mut answer));
+    match talked.ok().and_then(|_| serde_json::from_str(&answer).ok()) {
+        Some(Answer::Done) => Ok(0),
+        Some(Answer::Lost { reason }) => Err(Failure::new(exit::LOST, reason)),
+        None => Err(gone()),
+    }
+}
+
+/// What `acquire` prints: the name of a holder's socket, and the fence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Handle {
+    id: String,
+    fence: u64,
+}
+
+/// The length of the first part, in hexadecimal digits.
+const ID: usize = 16;
+
+impl Handle {
+    pub(crate) fn new(fence: u64) -> Result<Self, Failure> {
+        let mut random = [0; ID / 2];
+        File::open("/dev/urandom")
+            .and_then(|mut source| source.read_exact(&mut random))
+            .map_err(|error| Failure::own("read random bits", error))?;
+        let id = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { id, fence })
+    }
+
+    /// Where the holder listens.
+    pub(crate) fn socket(&self) -> Result<PathBuf, Failure> {
+        Ok(directory()?.join(&self.id))
+    }
+}
+
+impl fmt::Display for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.id, self.fence)
+    }
+}
+
+impl FromStr for Handle {
+    type Err = Failure;
+    fn from_str(text: &str) -> Result<Self, Failure> {
+        let parsed = text.split_once('-').and_then(|(id, fence)| {
+            let hexadecimal = id.len() == ID && id.bytes().all(|b| b.is_ascii_hexdigit());
+            Some(Self { id: hexadecimal.then(|| id.to_owned())?, fence: fence.parse().ok()? })
+        });
+        parsed.ok_or_else(|| {
+            Failure::usage(format!("{text:?} is not a handle; `lockkeeper acquire KEY` prints one"))
+        })
+    }
+}
+
+/// The directory of sockets: under the runtime directory, else under the state directory, else in /tmp.
+/// Only its owner may enter it, since whoever reaches a socket can release the lock.
+fn directory() -> Result<PathBuf, Failure> {
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let user = nix::unistd::getuid();
+    let path = absolute("XDG_RUNTIME_DIR")
+        .map(|base| base.join("lockkeeper"))
+        .or_else(|| Some(absolute("XDG_STATE_HOME")?.join("lockkeeper/holders")))
+        .or_else(|| Some(absolute("HOME")?.join(".local/state/lockkeeper/holders")))
+        .unwrap_or_else(|| PathBuf::from(format!("/tmp/lockkeeper-{user}")));
+    let shown = path.display();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&path)
+        .map_err(|error| Failure::own(format_args!("make the directory {shown}"), error))?;
+    let about = fs::symlink_metadata(&path)
+        .map_err(|error| Failure::own(format_args!("look at {shown}"), error))?;
+    if !about.is_dir() || about.uid() != user.as_raw() || about.mode() & 0o077 != 0 {
+        return Err(Failure::new(
+            exit::OWN,
+            format!(
+                "{shown} must be a directory of your own that nobody else can enter (mode 0700)"
+            ),
+        ));
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_is_read_as_it_was_printed() {
+        let handle = Handle::new(42).unwrap();
+        assert_eq!(handle.to_string().parse::<Handle>().unwrap(), handle);
+    }
+
+    #[test]
+    fn other_text_is_not_a_handle() {
+        for text in ["", "x", "../../etc/passwd-1", "0123456789abcdef", "0123456789abcdef-x"] {
+            let failure = text.parse::<Handle>().unwrap_err();
+            assert_eq!(failure.code, exit::USAGE);
+            assert!(failure.message.contains("lockkeeper acquire KEY"), "{}", failure.message);
+        }
+    }
+}

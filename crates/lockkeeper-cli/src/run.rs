@@ -1,0 +1,288 @@
+//! `run`: hold a lock while a command runs.
+
+use std::env;
+use std::ffi::OsString;
+use std::time::Duration;
+
+use lockkeeper::backend::{Death, Scope};
+use lockkeeper::{Client, Guard, Lock, Owner, Release};
+use nix::sys::signal::Signal;
+use tokio::time::Instant;
+
+use crate::args::{Run, Terms};
+use crate::care::{self, Care, End, How};
+use crate::child::Job;
+use crate::config::Config;
+use crate::exit::{self, Failure};
+use crate::once;
+use crate::say::Say;
+use crate::signals::Signals;
+use crate::status::{self, Status, seconds};
+use crate::terminal::someone_would_continue_us;
+use crate::timeline::{Limit, Timeline};
+
+pub(crate) async fn run(args: Run) -> exit::Outcome {
+    let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
+    let say = Say { quiet: args.care.quiet, verbose: args.care.verbose };
+    if let Some(path) = &args.care.status_file {
+        status::probe(path)?;
+    }
+    let mut status = Status { key: args.key.clone(), ..Status::default() };
+    let mut interrupted = false;
+    let code = match hold_and_run(&args, &signals, say, &mut status).await {
+        Ok(end) => {
+            interrupted = end.interrupted && end.lost.is_none() && !end.max_hold;
+            verdict(&end, say, &mut status)
+        }
+        Err(failure) => {
+            status.fail(&failure);
+            match failure.code {
+                exit::BUSY if args.skip_ok => say.note(&failure.message),
+                _ if failure.message.is_empty() => {}
+                _ => say.warn(&failure.message),
+            }
+            match failure.code {
+                exit::BUSY if args.skip_ok => 0,
+                exit::BUSY => args.terms.conflict_exit_code.unwrap_or(exit::BUSY),
+                code => code,
+            }
+        }
+    };
+    status.exit_code = code;
+    status.tell(&args.care, say);
+    if interrupted {
+        care::die_of_interrupt(&signals);
+    }
+    Ok(code)
+}
+
+/// What the end of a command means: the code, and the rest of the status.
+pub(crate) fn verdict(end: &End, say: Say, status: &mut Status) -> u8 {
+    match end.how {
+        How::Exited(code) => status.child_code = Some(code),
+        How::Signalled(signal) => status.child_signal = Some(signal),
+    }
+    let times =
+        care::times(Duration::from_secs_f64(status.waited), Duration::from_secs_f64(status.held));
+    say.note(times);
+    if let Some(reason) = &end.lost {
+        status.outcome = "lost";
+        status.reason = Some(reason.clone());
+        exit::LOST
+    } else if end.max_hold {
+        status.outcome = "max-hold";
+        exit::MAX_HOLD
+    } else {
+        status.outcome = "done";
+        end.how.code()
+    }
+}
+
+async fn hold_and_run(
+    args: &Run,
+    signals: &Signals,
+    say: Say,
+    status: &mut Status,
+) -> Result<End, Failure> {
+    let config = Config::load()?;
+    let endpoint = config.endpoint(&args.place)?;
+    let place = endpoint.to_string();
+    status.url = Some(place.clone());
+    let owner = args.owner.as_ref().map_or_else(|| Ok(Owner::new()), Owner::named)?;
+    let command = command(args);
+    let on_lost = config.on_lost(args.care.on_lost)?;
+    let grace = config.grace(args.care.grace)?;
+    let ttl = args.lease.map_or_else(|| config.ttl(args.terms.ttl), Ok)?;
+    let job = |environment, lock| Job {
+        command: command.clone(),
+        environment,
+        mask: *signals.original(),
+        foreground: false,
+        lock,
+    };
+
+    if args.owner.is_some() && held_by_an_outer_run(&args.key, &owner, &place) {
+        let timeline = Timeline::new(Limit::None, grace, on_lost)?;
+        let max_hold = args.max_hold;
+        say.note("entered again: an outer run holds the lock for this owner");
+        return Care { guard: None, timeline, ttl, max_hold, signals, say }
+            .run(job(Vec::new(), None))
+            .await;
+    }
+
+    let started = Instant::now();
+    let url = endpoint.expose().as_str();
+    let connected = interruptible(async { Ok(Client::connect(url).await?) }, signals).await;
+    let client = connected.inspect_err(|failure| status.interrupted(failure))?;
+    let guarantees = client.guarantees();
+    if guarantees.scope == Scope::Process {
+        say.warn(format_args!("{place} excludes only inside one process: this keeps nobody out"));
+    }
+    let limit = match args.lease {
+        Some(lease) => Limit::Fixed(lease),
+        None if guarantees.death == Death::AtOnce => Limit::None,
+        None => Limit::Renewed(ttl),
+    };
+    let timeline = Timeline::new(limit, grace, on_lost)?;
+    let lock = lock(&client, &args.key, &args.terms).owner(&owner);
+    let lock = match limit {
+        Limit::None => lock.ttl(ttl),
+        Limit::Renewed(ttl) => lock.ttl(ttl).margin(timeline.notice(ttl)),
+        Limit::Fixed(lease) => lock.lease(lease).margin(timeline.notice(lease)),
+    };
+    let acquired = interruptible(acquire(lock, &args.key, &args.terms), signals).await;
+    status.waited = seconds(started.elapsed());
+    let ended = match acquired {
+        Ok(guard) => {
+            let granted = Instant::now();
+            let care =
+                Care { guard: Some(&guard), timeline, ttl, max_hold: args.max_hold, signals, say };
+            let environment = environment(&guard, &owner, place);
+            status.fence = Some(guard.fence().get());
+            let marked = match args.once_per {
+                Some(slot) => once::mark(&client, url, &args.key, slot, signals).await,
+                None => Ok(()),
+            };
+            let mut ended = match marked {
+                Ok(()) => care.run(job(environment, guard.bequeath())).await,
+                Err(failure) => Err(failure),
+            };
+            if ended.is_ok()
+                && let Some(least) = args.min_hold
+            {
+                wait_out(&guard, granted, least, signals).await;
+            }
+            status.held = seconds(granted.elapsed());
+            let released = release(guard, say).await;
+            if let (Ok(end), Some(reason)) = (&mut ended, released) {
+                end.lost.get_or_insert(reason);
+            }
+            ended
+        }
+        Err(failure) => {
+            status.interrupted(&failure);
+            Err(failure)
+        }
+    };
+    // What was begun in the background, a release or the undoing of a claim, ends before we do.
+    client.close().await;
+    ended
+}
+
+/// What the command is told about its lock.
+pub(crate) fn environment(
+    guard: &Guard,
+    owner: &Owner,
+    place: String,
+) -> Vec<(&'static str, String)> {
+    vec![
+        ("LOCKKEEPER_KEY", guard.key().to_string()),
+        ("LOCKKEEPER_FENCE", guard.fence().to_string()),
+        ("LOCKKEEPER_OWNER", owner.id().to_owned()),
+        ("LOCKKEEPER_URL", place),
+        ("LOCKKEEPER_HELD", "1".to_owned()),
+    ]
+}
+
+/// Keeps the lock until `least` has passed since the grant, unless somebody is in a hurry.
+async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Signals) {
+    tokio::select! {
+        () = tokio::time::sleep(least.saturating_sub(granted.elapsed())) => {}
+        _ = signals.next() => {}
+        _ = guard.lost() => {}
+    }
+}
+
+/// The lock that was asked for, without its duration.
+pub(crate) fn lock(client: &Client, key: &str, terms: &Terms) -> Lock {
+    let mut lock = match terms.limit {
+        Some(limit) => client.semaphore(key, limit),
+        None if terms.shared => client.read(key),
+        None if terms.exclusive => client.write(key),
+        None => client.mutex(key),
+    };
+    if terms.fair {
+        lock = lock.fair();
+    }
+    if let Some(note) = &terms.note {
+        lock = lock.note(note);
+    }
+    lock
+}
+
+/// Takes the lock as asked: once, for a while, or for as long as it takes.
+pub(crate) async fn acquire(lock: Lock, key: &str, terms: &Terms) -> Result<Guard, Failure> {
+    let guard = match terms.wait {
+        Some(limit) if !limit.is_zero() => return Ok(lock.acquire_within(limit).await?),
+        None if !terms.nonblock => return Ok(lock.acquire().await?),
+        _ => lock.try_acquire().await?,
+    };
+    guard.ok_or_else(|| Failure::new(exit::BUSY, format!("lock {key:?} is busy")))
+}
+
+/// Does something until a signal says otherwise; then nothing is left of it.
+pub(crate) async fn interruptible<T>(
+    work: impl Future<Output = Result<T, Failure>>,
+    signals: &Signals,
+) -> Result<T, Failure> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        let signal = tokio::select! {
+            biased;
+            signal = signals.next() => signal,
+            done = &mut work => match signals.pending() {
+                // It came at the last moment, but it came before the command was started.
+                Some(signal) if !matches!(signal, Signal::SIGTSTP | Signal::SIGCONT) => {
+                    return Err(Failure::silent(exit::signalled(signal as i32)));
+                }
+                _ => return done,
+            },
+        };
+        match signal {
+            Signal::SIGCONT => {}
+            Signal::SIGTSTP if someone_would_continue_us() => care::stop(),
+            Signal::SIGTSTP => {}
+            signal => return Err(Failure::silent(exit::signalled(signal as i32))),
+        }
+    }
+}
+
+/// Gives the lock back. Says why, if it turns out that it was not ours any more.
+pub(crate) async fn release(guard: Guard, say: Say) -> Option<String> {
+    let lost = guard.check().err();
+    match guard.release().await {
+        Ok(Release::Released) => None,
+        Ok(Release::AlreadyLost) => Some(lost.map_or_else(
+            || "at its release it turned out not to be ours any more".to_owned(),
+            |error| error.to_string(),
+        )),
+        Ok(Release::Unconfirmed) => {
+            say.warn("the engine did not confirm the release; the lock ends by itself");
+            None
+        }
+        Err(error) => {
+            say.warn(error);
+            None
+        }
+    }
+}
+
+fn command(args: &Run) -> Vec<OsString> {
+    match &args.shell {
+        // The same shell that flock would take.
+        Some(string) => {
+            let shell = env::var_os("SHELL").filter(|shell| !shell.is_empty());
+            vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-c".into(), string.clone()]
+        }
+        None => args.argv.clone(),
+    }
+}
+
+/// Whether the environment says that a run around us holds this lock for this owner.
+fn held_by_an_outer_run(key: &str, owner: &Owner, place: &str) -> bool {
+    let is = |name, value: &str| env::var_os(name).is_some_and(|found| found == value);
+    is("LOCKKEEPER_HELD", "1")
+        && is("LOCKKEEPER_KEY", key)
+        && is("LOCKKEEPER_OWNER", owner.id())
+        && is("LOCKKEEPER_URL", place)
+}

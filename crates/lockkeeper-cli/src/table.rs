@@ -1,0 +1,64 @@
+//! A table with aligned columns, safe to print whatever is in it.
+
+use std::fmt;
+
+/// Rows of cells under a heading. The last column is not padded; an empty one is left out.
+#[derive(Debug)]
+pub(crate) struct Table<const N: usize> {
+    rows: Vec<[String; N]>,
+}
+
+impl<const N: usize> Table<N> {
+    pub(crate) fn new(heading: [&str; N]) -> Self {
+        Self { rows: vec![heading.map(str::to_owned)] }
+    }
+
+    pub(crate) fn row(&mut self, cells: [String; N]) {
+        self.rows.push(cells.map(|cell| plain(&cell)));
+    }
+}
+
+impl<const N: usize> fmt::Display for Table<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width =
+            |n: usize| self.rows.iter().map(|row| row[n].chars().count()).max().unwrap_or(0);
+        let used = |n: &usize| self.rows.iter().skip(1).any(|row| !row[*n].is_empty());
+        let columns: Vec<(usize, usize)> = (0..N).filter(used).map(|n| (n, width(n))).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (n, width) in &columns {
+                line += &format!("{:<width$}  ", row[*n]);
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// Text without anything that could move a cursor or reverse the line.
+pub(crate) fn plain(text: &str) -> String {
+    let harmless = |c: char| {
+        !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars()
+        .map(|c| if harmless(c) { c.to_string() } else { c.escape_default().to_string() })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_empty_ones_are_left_out() {
+        let mut table = Table::new(["KEY", "NOTHING", "WHO"]);
+        table.row(["a".into(), String::new(), "me".into()]);
+        table.row(["longer".into(), String::new(), "you".into()]);
+        assert_eq!(table.to_string(), "KEY     WHO\na       me\nlonger  you\n");
+    }
+
+    #[test]
+    fn hostile_text_cannot_move_the_cursor() {
+        assert_eq!(plain("a\x1b[2Jb\u{202e}"), "a\\u{1b}[2Jb\\u{202e}");
+    }
+}

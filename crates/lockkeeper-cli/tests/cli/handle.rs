@@ -1,0 +1,95 @@
+//! `acquire`, `renew`, `release`: a lock across the calls of a script.
+
+use std::process::Command;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::place::{Place, eventually};
+
+#[test]
+fn a_handle_holds_from_acquire_to_release() {
+    let place = Place::new();
+    let handle = place.run("acquire k --lease 1h").exits(0).stdout;
+    place.run("run -n k true").exits(75);
+    place.run(&format!("renew {handle}")).exits(0);
+    place.run(&format!("release {handle}")).exits(0);
+    place.run("run -n k true").exits(0);
+    place.run(&format!("release {handle}")).exits(79).says("nobody holds this handle any more");
+    place.run(&format!("renew {handle}")).exits(79);
+    assert_eq!(std::fs::read_dir(place.path("run/lockkeeper")).unwrap().count(), 0);
+}
+
+#[test]
+fn acquire_says_busy_as_run_does() {
+    let place = Place::new();
+    let handle = place.run("acquire k").exits(0).stdout;
+    place.run("acquire -n k").exits(75).says("busy");
+    place.run("acquire -w 0.1 -E 9 k").exits(9);
+    let waiter = place.start("acquire k");
+    place.until("k", 1, 1);
+    place.run(&format!("release {handle}")).exits(0);
+    let second = waiter.end().exits(0).stdout;
+    place.run(&format!("release {second}")).exits(0);
+}
+
+#[test]
+fn a_waiting_acquire_that_is_killed_leaves_nobody_behind() {
+    let place = Place::new();
+    let handle = place.run("acquire k").exits(0).stdout;
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let waiter = place.start("acquire k");
+        place.until("k", 1, 1);
+        waiter.signal(signal);
+        place.until("k", 1, 0);
+    }
+    place.run(&format!("release {handle}")).exits(0);
+}
+
+#[test]
+fn a_lease_ends_by_itself_unless_renewed() {
+    let place = Place::new();
+    let short = place.run("acquire a --lease 0.3").exits(0).stdout;
+    let long = place.run("acquire b --lease 0.3").exits(0).stdout;
+    place.run(&format!("renew {long} --lease 1h")).exits(0);
+    place.until("a", 0, 0);
+    place.until("b", 1, 0);
+    place.run(&format!("release {short}")).exits(79);
+    place.run(&format!("release {long}")).exits(0);
+}
+
+#[test]
+fn a_handle_ends_with_the_process_it_is_bound_to() {
+    let place = Place::new();
+    let mut bound_to = Command::new("sleep").arg("600").spawn().unwrap();
+    place.run(&format!("acquire k --lease 1h --pid {}", bound_to.id())).exits(0);
+    place.until("k", 1, 0);
+    bound_to.kill().unwrap();
+    bound_to.wait().unwrap();
+    place.until("k", 0, 0);
+}
+
+#[test]
+fn a_lost_lock_is_79_with_the_reason() {
+    let place = Place::new();
+    let handle = place.run("acquire k --ttl 300ms").exits(0).stdout;
+    place.run("break k --yes --why test").exits(0);
+    eventually("the holder learns of it", || {
+        (place.run(&format!("renew {handle}")).code == Some(79)).then_some(())
+    });
+    place.run(&format!("release {handle}")).exits(79).says("no longer ours");
+}
+
+#[test]
+fn json_names_everything_that_belongs_to_a_handle() {
+    let place = Place::new();
+    let told: Value =
+        serde_json::from_str(&place.run("acquire k --json --owner me").exits(0).stdout).unwrap();
+    assert_eq!((&told["key"], &told["owner"]), (&"k".into(), &"me".into()));
+    assert_eq!((&told["url"], &told["lease"]), (&place.url().into(), &300.0.into()));
+    assert!(told["fence"].as_u64().unwrap() > 0);
+    // TERM to the holder releases.
+    kill(Pid::from_raw(told["pid"].as_i64().unwrap() as i32), Signal::SIGTERM).unwrap();
+    place.until("k", 0, 0);
+}

@@ -1,0 +1,171 @@
+//! `ls`, `show`, `watch`, `break`, `explain`, `doctor`, `bench`, `elect`.
+
+use std::io::{BufRead, BufReader};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::place::{Place, eventually};
+
+#[test]
+fn show_and_ls_tell_holders_and_waiters_in_order() {
+    let place = Place::new();
+    place.run("show k").exits(0).prints("nobody holds it");
+    place.run("ls").exits(0).says("no locks in use").prints("");
+    let _holder = place.start("run --note nightly k -- sleep 60");
+    place.until("k", 1, 0);
+    let _waiter = place.start("run k true");
+    place.until("k", 1, 1);
+    let _other = place.start("run other -- sleep 60");
+    place.until("other", 1, 0);
+    let shown = place.run("show k").exits(0).stdout;
+    let lines: Vec<_> = shown.lines().collect();
+    assert_eq!(lines.len(), 3, "{shown}");
+    assert!(lines[0].starts_with("KEY  STATE    MODE") && lines[0].ends_with("NOTE"), "{shown}");
+    assert!(lines[1].contains("held") && lines[1].ends_with("nightly"), "{shown}");
+    assert!(lines[2].contains("waits 1"), "{shown}");
+    assert_eq!(place.run("ls").exits(0).stdout.lines().count(), 4);
+    assert_eq!(place.run("ls oth").exits(0).stdout.lines().count(), 2);
+    let listed: Value = serde_json::from_str(&place.run("ls --json").exits(0).stdout).unwrap();
+    assert_eq!(listed[0]["key"], "k");
+    assert_eq!(listed[0]["holders"][0]["note"], "nightly");
+    // The whole identity would be enough to enter.
+    assert_eq!(listed[0]["holders"][0]["identity"].as_str().unwrap().len(), 8);
+}
+
+#[test]
+fn a_hostile_note_cannot_move_the_cursor() {
+    let place = Place::new();
+    let mut command = place.lockkeeper("run k --note");
+    let mut holder = command.args(["\x1b[2Jgone", "--", "sleep", "60"]).spawn().unwrap();
+    place.until("k", 1, 0);
+    let shown = place.run("show k").exits(0).stdout;
+    assert!(shown.contains("[2Jgone") && !shown.contains('\x1b'), "{shown}");
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+}
+
+#[test]
+fn watch_prints_a_line_per_change() {
+    let place = Place::new();
+    let mut command = place.lockkeeper("watch --json --interval 20ms");
+    let mut watch = command.spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut next = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
+    let holder = place.start("run k -- sleep 60");
+    let held = next();
+    assert_eq!((&held["key"], held["holders"].as_array().unwrap().len()), (&"k".into(), 1));
+    holder.signal(Signal::SIGTERM);
+    holder.end().exits(143);
+    assert_eq!(next()["holders"].as_array().unwrap().len(), 0);
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
+
+#[test]
+fn break_says_who_was_broken_and_the_fence_still_rises() {
+    let place = Place::new();
+    place.run("break k --yes --why test").exits(0).says("nobody held");
+    let holder = place.start("run --ttl 300ms k -- echo $LOCKKEEPER_FENCE > fence; sleep 60");
+    let before: u64 = place.content("fence").trim().parse().unwrap();
+    place.run("break k --why test").exits(64).says("say --yes");
+    let broken = place.run("break k --yes --why test").exits(0).stdout;
+    assert!(
+        broken.contains("was held by") && broken.contains(&holder.pid().to_string()),
+        "{broken}"
+    );
+    let after = place.run("run k -- echo $LOCKKEEPER_FENCE").exits(0).stdout;
+    assert!(after.trim().parse::<u64>().unwrap() > before);
+    holder.end().exits(79);
+}
+
+#[test]
+fn explain_says_what_is_not_promised() {
+    let place = Place::new();
+    let file = place.run("explain file:").exits(0).stdout;
+    assert!(file.contains("It does not exclude other machines."), "{file}");
+    assert!(file.contains("There is no lease"), "{file}");
+    assert_eq!(
+        place.run("explain").exits(0).stdout.lines().skip(1).collect::<Vec<_>>(),
+        file.lines().skip(1).collect::<Vec<_>>()
+    );
+    let table = place.run("explain --table").exits(0).stdout;
+    assert!(table.contains("| file | `file:` | one machine |"), "{table}");
+    place.run("explain gopher:").exits(64).says("the schemes are: file, memory");
+}
+
+#[test]
+fn doctor_looks_at_the_directory() {
+    let place = Place::new();
+    place.run("doctor").exits(0);
+    let told: Value = serde_json::from_str(&place.run("doctor --json").exits(0).stdout).unwrap();
+    assert_eq!(told["findings"][0]["severity"], "fine");
+    std::fs::write(place.path("file"), "").unwrap();
+    let url = format!("file://{}", place.path("file/locks").display());
+    place.run(&format!("doctor {url}")).exits(69).says("file: cannot");
+}
+
+#[test]
+fn bench_measures_against_the_floor() {
+    let place = Place::new();
+    for url in [place.url(), "memory:".to_owned()] {
+        let told =
+            place.run(&format!("bench {url} --seconds 0.5 --processes 3 --json")).exits(0).stdout;
+        let told: Value = serde_json::from_str(&told).unwrap();
+        for figure in ["cycle", "cycle_dropped", "cycle_floor", "hand_off"] {
+            assert!(told[figure]["p50"].as_f64().unwrap() > 0.0, "{url} {figure}: {told}");
+        }
+        let fairness = told["fairness"].as_f64().unwrap();
+        assert!(fairness > 1.0 / 3.0 && fairness <= 1.0, "{told}");
+    }
+    assert!(place.run("bench --seconds 0.5").exits(0).stdout.contains("floor: flock on one file"));
+}
+
+#[test]
+fn one_leads_and_another_takes_over() {
+    let place = Place::new();
+    let script = "echo $LOCKKEEPER_FENCE >> terms; sleep 600";
+    let first = place.start(&format!("elect boss -- {script}"));
+    place.content("terms");
+    let second = place.start(&format!("elect boss -- {script}"));
+    place.until("boss", 1, 1);
+    first.signal(Signal::SIGTERM);
+    first.end().exits(143);
+    eventually("a second term", || (place.content("terms").lines().count() == 2).then_some(()));
+    let terms: Vec<u64> = place.content("terms").lines().map(|n| n.parse().unwrap()).collect();
+    assert!(terms[0] < terms[1]);
+    second.signal(Signal::SIGTERM);
+    second.end().exits(143);
+}
+
+#[test]
+fn a_leader_that_lost_stands_again_unless_once() {
+    let place = Place::new();
+    let script = "echo $LOCKKEEPER_FENCE >> terms; sleep 600";
+    let leader = place.start(&format!("elect --ttl 300ms boss -- {script}"));
+    place.content("terms");
+    place.run("break boss --yes --why test").exits(0);
+    eventually("a second term", || (place.content("terms").lines().count() == 2).then_some(()));
+    leader.signal(Signal::SIGTERM);
+    leader.end().exits(143);
+    let leader = place.start("elect --ttl 300ms --once boss -- echo > leads; sleep 600");
+    place.content("leads");
+    place.run("break boss --yes --why test").exits(0);
+    leader.end().exits(79);
+}
+
+#[test]
+fn observers_see_leaders_come_and_go() {
+    let place = Place::new();
+    let mut command = place.lockkeeper("elect boss --observe --interval 20ms");
+    let mut observer = command.spawn().unwrap();
+    let mut lines = BufReader::new(observer.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "nobody leads");
+    let leader = place.start("elect boss -- sleep 600");
+    let line = lines.next().unwrap().unwrap();
+    assert!(line.contains(&format!(" {} leads, term ", leader.pid())), "{line}");
+    leader.signal(Signal::SIGTERM);
+    assert_eq!(lines.next().unwrap().unwrap(), "nobody leads");
+    observer.kill().unwrap();
+    observer.wait().unwrap();
+}

@@ -1,0 +1,131 @@
+//! Locks that are lost while the command runs: it is dead in time, and the exit code is never 0.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use crate::place::{Place, eventually, is_there};
+
+#[test]
+fn a_broken_lock_ends_the_command_with_79() {
+    let place = Place::new();
+    // A holder without a lease asks every third of the ttl whether it was broken.
+    let run =
+        place.start("run --ttl 300ms --status-file status k -- echo $$ > pid; sleep 600 & wait");
+    let command: i32 = place.content("pid").trim().parse().unwrap();
+    place.run("break k --yes --why test").exits(0).says("broken because: test");
+    run.end().exits(79).says("the lock is lost");
+    assert!(!is_there(command));
+    let status = place.status("status");
+    assert_eq!((&status["outcome"], &status["exit_code"]), (&"lost".into(), &79.into()));
+    assert_eq!(status["child_signal"], 15);
+}
+
+#[test]
+fn a_command_that_does_not_listen_is_killed_after_a_short_grace() {
+    let place = Place::new();
+    let script = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let run =
+        place.start(&format!("run --ttl 300ms --grace 0.2 --status-file status k -- {script}"));
+    let command: i32 = place.content("pid").trim().parse().unwrap();
+    place.run("break k --yes --why test").exits(0);
+    run.end().exits(79);
+    assert!(!is_there(command));
+    assert_eq!(place.status("status")["child_signal"], 9);
+}
+
+#[test]
+fn on_lost_kill_does_not_ask() {
+    let place = Place::new();
+    let run = place
+        .start("run --ttl 300ms --on-lost kill --status-file status k -- echo $$ > pid; sleep 600");
+    place.content("pid");
+    place.run("break k --yes --why test").exits(0);
+    run.end().exits(79);
+    assert_eq!(place.status("status")["child_signal"], 9);
+}
+
+#[test]
+fn on_lost_ignore_lets_it_end_but_never_with_0() {
+    let place = Place::new();
+    let script = "echo $$ > pid; while test ! -e go; do sleep 0.02; done; echo done";
+    let run = place.start(&format!("run --ttl 300ms --on-lost ignore k -- {script}"));
+    place.content("pid");
+    place.run("break k --yes --why test").exits(0);
+    // Another holder is in, and the first one still runs: that is what was asked for.
+    place.run("run -w 10 k true").exits(0);
+    std::fs::write(place.path("go"), "").unwrap();
+    run.end().exits(79).prints("done");
+}
+
+#[test]
+fn a_loss_that_only_the_release_finds_is_79_too() {
+    let place = Place::new();
+    let run =
+        place.start("run --ttl 1h k -- echo > started; while test ! -e go; do sleep 0.02; done");
+    place.content("started");
+    place.run("break k --yes --why test").exits(0);
+    std::fs::write(place.path("go"), "").unwrap();
+    run.end().exits(79);
+}
+
+/// `memory:` has leases, and its store stops with the wrapper: like a store that cannot be reached.
+#[test]
+fn a_stopped_wrapper_cannot_keep_its_command_alive_past_the_lease() {
+    let place = Place::new();
+    let run = place
+        .start("run -q --url memory: --ttl 1s --status-file status k -- echo $$ > pid; sleep 600");
+    let command: i32 = place.content("pid").trim().parse().unwrap();
+    let started = Instant::now();
+    run.signal(Signal::SIGSTOP);
+    eventually("the guardian ends the command", || (!is_there(command)).then_some(()));
+    // The lease is renewed every third of a second, so it ends within a second of the stop.
+    let within = started.elapsed();
+    assert!(within < Duration::from_secs(1), "{within:?}");
+    run.signal(Signal::SIGCONT);
+    run.end().exits(79);
+    assert_eq!(place.status("status")["outcome"], "lost");
+}
+
+#[test]
+fn a_command_that_is_stopped_past_its_lease_never_goes_on() {
+    let place = Place::new();
+    let script = "echo $$ > pid; while :; do echo > beat; sleep 0.01; done";
+    let run = place.start(&format!("run -q --url memory: --ttl 1s k -- {script}"));
+    let command: i32 = place.content("pid").trim().parse().unwrap();
+    killpg(Pid::from_raw(command), Signal::SIGSTOP).unwrap();
+    run.signal(Signal::SIGSTOP);
+    std::fs::remove_file(place.path("beat")).unwrap();
+    eventually("the guardian ends the command", || (!is_there(command)).then_some(()));
+    run.signal(Signal::SIGCONT);
+    run.end().exits(79);
+    assert!(!place.path("beat").exists());
+}
+
+#[test]
+fn a_lease_that_is_renewed_outlasts_many_of_its_lengths() {
+    let place = Place::new();
+    place.run("run -q --url memory: --ttl 200ms k -- sleep 1").exits(0);
+}
+
+#[test]
+fn a_fixed_lease_ends_the_command_in_time() {
+    let place = Place::new();
+    for url in ["memory:".to_owned(), place.url()] {
+        let started = Instant::now();
+        place.run(&format!("run -q --url {url} --lease 1s k -- sleep 600")).exits(79);
+        let took = started.elapsed();
+        assert!(took > Duration::from_millis(600) && took < Duration::from_secs(3), "{took:?}");
+    }
+}
+
+#[test]
+fn a_lease_too_short_for_its_grace_is_refused() {
+    let place = Place::new();
+    place.run("run -q --url memory: --ttl 6s --grace 5s k true").exits(64).prints("");
+    place
+        .run("run --url memory: --ttl 6s --grace 5s k true")
+        .exits(64)
+        .says("--ttl must be at least 18s");
+}

@@ -1,0 +1,13 @@
+//! The command as its users meet it: real processes, real signals, real files.
+
+mod config;
+mod cron;
+mod guardian;
+mod handle;
+mod look;
+mod loss;
+mod place;
+mod run;
+mod signals;
+mod terminal;
+mod usage;

@@ -1,0 +1,211 @@
+//! `run`: exclusion, ways to ask, exit codes, what the command is given.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::place::{Place, is_there};
+
+#[test]
+fn two_runs_are_never_in_at_once() {
+    let place = Place::new();
+    // Whoever finds the mark of another is in at the same time.
+    let script = "run k -- for i in 1 2 3; do mkdir in || echo overlap; rmdir in; done";
+    let runs: Vec<_> = (0..8).map(|_| place.start(script)).collect();
+    for run in runs {
+        run.end().exits(0).prints("");
+    }
+}
+
+#[test]
+fn the_commands_own_code_passes_through() {
+    let place = Place::new();
+    for code in [0, 1, 7, 64, 75, 79, 255] {
+        place.run(&format!("run k -- exit {code}")).exits(code);
+    }
+    for signal in [1, 9, 15] {
+        place.run(&format!("run k -- kill -{signal} $$; sleep 60")).exits(128 + signal);
+    }
+}
+
+#[test]
+fn a_command_that_cannot_run_is_told_from_one_that_is_not_there() {
+    let place = Place::new();
+    place.run("run k no-such-command").exits(127).says("no-such-command: command not found");
+    std::fs::write(place.path("text"), "not a program").unwrap();
+    place.run("run k ./text").exits(126).says("./text: cannot be executed");
+    // The lock is free after both.
+    place.run("run -n k true").exits(0);
+}
+
+#[test]
+fn busy_is_75_and_can_be_another_code() {
+    let place = Place::new();
+    let holder = place.start("run k -- sleep 60");
+    place.until("k", 1, 0);
+    place.run("run -n k true").exits(75).says("lock \"k\" is busy");
+    place.run("run -n -q k true").exits(75).prints("");
+    place.run("run -n -E 3 k true").exits(3);
+    place.run("run -n --skip-ok k true").exits(0).prints("");
+    place.run("run -w 0 k true").exits(75);
+    let started = Instant::now();
+    place.run("run -w 0.3 k true").exits(75).says("busy after 300ms");
+    assert!(started.elapsed() >= Duration::from_millis(300));
+    place.run("run -w 300ms --skip-ok k true").exits(0);
+    drop(holder);
+}
+
+#[test]
+fn a_waiting_run_goes_on_when_the_lock_is_free() {
+    let place = Place::new();
+    let first = place.start("run k -- read line < go; echo first");
+    nix::unistd::mkfifo(&place.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    place.until("k", 1, 0);
+    let second = place.start("run -w 30 -v k -- echo second");
+    place.until("k", 1, 1);
+    std::fs::write(place.path("go"), "\n").unwrap();
+    first.end().exits(0).prints("first");
+    second.end().exits(0).says("waited").prints("second");
+}
+
+#[test]
+fn readers_share_and_writers_do_not() {
+    let place = Place::new();
+    let _reader = place.start("run -s k -- sleep 60");
+    place.until("k", 1, 0);
+    place.run("run -s -n k -- echo in").exits(0).prints("in");
+    place.run("run -x -n k true").exits(75);
+}
+
+#[test]
+fn a_limit_lets_so_many_in() {
+    let place = Place::new();
+    let _one = place.start("run --limit 2 k -- sleep 60");
+    let _two = place.start("run --limit 2 k -- sleep 60");
+    place.until("k", 2, 0);
+    place.run("run -n --limit 2 k true").exits(75);
+    place.run("run -n --limit 3 k true").exits(64).says("semaphore");
+}
+
+#[test]
+fn the_command_learns_about_its_lock_and_inherits_nothing_of_ours() {
+    let place = Place::new();
+    let files = "ls /proc/self/fd | wc -w";
+    let script = format!(
+        "echo $LOCKKEEPER_KEY $LOCKKEEPER_HELD $LOCKKEEPER_URL; \
+         test $LOCKKEEPER_FENCE -gt 0 && test -n $LOCKKEEPER_OWNER && {files}"
+    );
+    let mut command = place.lockkeeper(&format!("run a/b -- {script}"));
+    command.env("LOCKKEEPER_KEY", "a run around this one");
+    let output = command.output().unwrap();
+    let without_us = Command::new("sh").args(["-c", files]).stdin(Stdio::null()).output().unwrap();
+    let without_us = String::from_utf8(without_us.stdout).unwrap();
+    let expected = format!("a/b 1 {}\n{without_us}", place.url());
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+}
+
+#[test]
+fn input_and_output_pass_through_untouched() {
+    let place = Place::new();
+    let mut command = place.lockkeeper("run k -- cat; echo err >&2");
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let bytes: Vec<u8> = (0..=255).cycle().take(1 << 20).collect();
+    let mut stdin = child.stdin.take().unwrap();
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&sent));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    assert_eq!(output.stdout, bytes);
+    assert_eq!(output.stderr, b"err\n");
+}
+
+#[test]
+fn only_c_uses_a_shell() {
+    let place = Place::new();
+    let echo = |args: &[&str]| {
+        let output = place.lockkeeper("run k").args(args).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(echo(&["echo", "$HOME;", "*"]), "$HOME; *\n");
+    assert_eq!(echo(&["--", "echo", "-n"]), "");
+    assert_eq!(echo(&["-c", "echo $((1 + 1)) | cat"]), "2\n");
+}
+
+#[test]
+fn max_hold_ends_the_command_with_124() {
+    let place = Place::new();
+    place
+        .run("run --max-hold 0.2 --status-file status k -- sleep 60")
+        .exits(124)
+        .says("--max-hold is reached");
+    let status = place.status("status");
+    assert_eq!((&status["outcome"], &status["child_signal"]), (&"max-hold".into(), &15.into()));
+    // One that does not listen to TERM is killed after the grace.
+    let script = "trap '' TERM; while :; do sleep 0.05; done";
+    place
+        .run(&format!("run -q --max-hold 0.2 --grace 0.2 --status-file status k -- {script}"))
+        .exits(124);
+    assert_eq!(place.status("status")["child_signal"], 9);
+}
+
+#[test]
+fn the_status_file_tells_what_an_exit_code_cannot() {
+    let place = Place::new();
+    place.run("run --status-file status k -- exit 75").exits(75);
+    let status = place.status("status");
+    assert_eq!(status["outcome"], "done");
+    assert_eq!((&status["child_code"], &status["exit_code"]), (&75.into(), &75.into()));
+    assert!(status["fence"].as_u64().unwrap() > 0 && status["held"].as_f64().unwrap() > 0.0);
+    assert_eq!((&status["key"], &status["url"]), (&"k".into(), &place.url().into()));
+
+    let _holder = place.start("run k -- sleep 60");
+    place.until("k", 1, 0);
+    place.run("run -n --skip-ok --status-file status k true").exits(0);
+    let status = place.status("status");
+    assert_eq!((&status["outcome"], &status["exit_code"]), (&"busy".into(), &0.into()));
+    // Only whole files, and nothing beside them.
+    let left: Vec<_> = std::fs::read_dir(place.path("")).unwrap().collect();
+    assert_eq!(left.len(), 3, "{left:?}");
+    // A file that cannot be written is found out before the command runs.
+    place
+        .run("run --status-file no/such/dir other -- echo ran")
+        .exits(125)
+        .says("no/such/dir")
+        .prints("");
+}
+
+#[test]
+fn json_is_said_at_the_end() {
+    let place = Place::new();
+    let done = place.run("run --json k -- exit 3").exits(3);
+    let said: serde_json::Value = serde_json::from_str(&done.stderr).unwrap();
+    assert_eq!(said["child_code"], 3);
+}
+
+#[test]
+fn an_owner_enters_again_below_its_own_run() {
+    let place = Place::new();
+    let inner = "lockkeeper run -n --owner me k -- 'echo inside'";
+    let inner = inner
+        .replacen("lockkeeper", env!("CARGO_BIN_EXE_lockkeeper"), 1)
+        .replace("-- ", "-- sh -c ");
+    place.run(&format!("run --owner me k -- {inner}")).exits(0).prints("inside");
+    // Another owner does not, and neither does the same one under another key's lock.
+    let other = inner.replace("--owner me", "--owner you");
+    place.run(&format!("run --owner me k -- {other}")).exits(75);
+}
+
+#[test]
+fn the_lock_stays_until_the_whole_group_is_gone() {
+    let place = Place::new();
+    // The command ends at once; its child stays until told.
+    nix::unistd::mkfifo(&place.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut run = place.start("run k -- sh -c 'echo $$ > pid; read line < go' & exit 5");
+    let grandchild: i32 = place.content("pid").trim().parse().unwrap();
+    place.run("run -n k true").exits(75);
+    assert!(run.is_running() && is_there(grandchild));
+    std::fs::write(place.path("go"), "\n").unwrap();
+    run.end().exits(5);
+    assert!(!is_there(grandchild));
+    place.run("run -n k true").exits(0);
+}

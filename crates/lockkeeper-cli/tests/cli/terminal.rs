@@ -1,0 +1,163 @@
+//! The terminal: the command can read from it, Ctrl-C ends it, Ctrl-Z stops it, and the shell gets
+//! its terminal back. `script` from util-linux makes a terminal for each test.
+
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::{Arc, Mutex};
+
+use crate::place::{Place, eventually};
+
+/// Somebody who types at a shell.
+struct Session {
+    script: Child,
+    keys: ChildStdin,
+    screen: Arc<Mutex<String>>,
+}
+
+impl Session {
+    fn at(place: &Place) -> Self {
+        // Only for its environment.
+        let settings = place.lockkeeper("");
+        let mut command = std::process::Command::new("script");
+        command.args(["-qefc", "bash --norc --noprofile -i", "/dev/null"]);
+        for (name, value) in settings.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.current_dir(place.path("")).env("PS1", "$ ").env("TERM", "dumb");
+        let mut script = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("this test needs `script`, from the Debian package bsdutils");
+        let keys = script.stdin.take().unwrap();
+        let mut output = script.stdout.take().unwrap();
+        let screen = Arc::new(Mutex::new(String::new()));
+        let shown = screen.clone();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = output.read(&mut bytes) {
+                shown.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..n]));
+            }
+        });
+        let mut session = Self { script, keys, screen };
+        session.keys(&format!("lk() {{ {} \"$@\"; }}\n", env!("CARGO_BIN_EXE_lockkeeper")));
+        session
+    }
+
+    fn keys(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+        self.keys.flush().unwrap();
+    }
+
+    /// Waits until the screen shows something after the last time.
+    #[track_caller]
+    fn shows(&self, what: &str) {
+        eventually(what, || {
+            let mut screen = self.screen.lock().unwrap();
+            let at = screen.find(what)?;
+            *screen = screen[at + what.len()..].to_owned();
+            Some(())
+        });
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the screen: {:?}", self.screen.lock().unwrap());
+        }
+        let _ = self.script.kill();
+        let _ = self.script.wait();
+    }
+}
+
+#[test]
+fn the_command_reads_from_the_terminal() {
+    let place = Place::new();
+    let mut session = Session::at(&place);
+    for n in 0..5 {
+        session.keys("lk run k -- sh -c 'echo re''ady; read x; echo got \"<$x>\"'\n");
+        session.shows("ready");
+        session.keys(&format!("hello {n}\n"));
+        session.shows(&format!("got <hello {n}>"));
+    }
+    // The shell has its terminal back.
+    session.keys("echo $((40 + 2))\n");
+    session.shows("42");
+}
+
+#[test]
+fn ctrl_c_ends_the_command_and_the_line_around_it() {
+    let place = Place::new();
+    let mut session = Session::at(&place);
+    session.keys("lk run k -- sh -c 'echo $$ > pid; sleep 600'\n");
+    place.content("pid");
+    session.keys("\x03");
+    session.keys("echo code $?\n");
+    session.shows("code 130");
+    // A script that was interrupted does not go on with the next line.
+    std::fs::remove_file(place.path("pid")).unwrap();
+    session
+        .keys("lk() { bash -c \"$BIN run k -- sh -c 'echo > pid; sleep 600'; echo went on\"; }\n");
+    session.keys(&format!("export BIN={}\nlk\n", env!("CARGO_BIN_EXE_lockkeeper")));
+    place.content("pid");
+    session.keys("\x03");
+    session.keys("echo then $?\n");
+    session.shows("then 130");
+    place.run("run -w 10 k true").exits(0);
+}
+
+#[test]
+fn ctrl_z_stops_the_job_and_fg_resumes_it() {
+    let place = Place::new();
+    let mut session = Session::at(&place);
+    session.keys("lk run k -- sh -c 'echo > started; read x; echo got \"<$x>\"'\n");
+    place.content("started");
+    for _ in 0..3 {
+        session.keys("\x1a");
+        session.shows("Stopped");
+        // Still held, and the shell can be used.
+        session.keys("lk run -n k true; echo code $?\n");
+        session.shows("code 75");
+        session.keys("fg\n");
+        session.shows("\"$@\"");
+    }
+    session.keys("again\n");
+    session.shows("got <again>");
+    session.keys("echo code $?\n");
+    session.shows("code 0");
+}
+
+#[test]
+fn a_background_job_that_wants_the_terminal_stops_until_it_is_in_the_foreground() {
+    let place = Place::new();
+    let mut session = Session::at(&place);
+    session.keys("lk run k -- sh -c 'echo > started; read x; echo got \"<$x>\"' &\n");
+    place.content("started");
+    session.keys("\n");
+    eventually("the job stops", || {
+        session.keys("jobs\n");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        session.screen.lock().unwrap().contains("Stopped").then_some(())
+    });
+    session.keys("fg\n");
+    session.shows("fg");
+    session.keys("now\n");
+    session.shows("got <now>");
+}
+
+#[test]
+fn an_interactive_shell_can_be_the_command() {
+    let place = Place::new();
+    let mut session = Session::at(&place);
+    session.keys("lk run k -- bash --norc --noprofile -i\n");
+    place.until("k", 1, 0);
+    session.keys("echo in''side; sleep 0.1; jobs; exit 3\n");
+    session.shows("inside");
+    session.keys("echo code $?\n");
+    session.shows("code 3");
+}

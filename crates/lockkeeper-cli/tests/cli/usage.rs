@@ -1,0 +1,153 @@
+//! Help for every verb, and bad usage of every verb: 64, with what would have been right.
+
+use crate::place::Place;
+
+const VERBS: [&str; 14] = [
+    "run",
+    "acquire",
+    "renew",
+    "release",
+    "ls",
+    "show",
+    "watch",
+    "break",
+    "elect",
+    "explain",
+    "doctor",
+    "bench",
+    "completions",
+    "man",
+];
+
+#[test]
+fn alone_it_shows_three_examples_that_work() {
+    let place = Place::new();
+    let shown = place.run("").exits(0).stdout;
+    let examples: Vec<_> =
+        shown.lines().filter_map(|line| line.strip_prefix("  lockkeeper ")).collect();
+    assert_eq!(examples.len(), 3, "{shown}");
+    for example in examples {
+        let words = example.split("   ").next().unwrap().replace("sleep 60", "sleep 0");
+        place.run(&words).exits(0);
+    }
+}
+
+#[test]
+fn every_verb_has_a_short_help_a_long_one_and_an_example() {
+    let place = Place::new();
+    for verb in VERBS {
+        let short = place.run(&format!("{verb} -h")).exits(0).stdout;
+        let long = place.run(&format!("{verb} --help")).exits(0).stdout;
+        for help in [&short, &long] {
+            assert!(
+                help.contains("Example:") && help.contains(&format!("lockkeeper {verb}")),
+                "{help}"
+            );
+        }
+        assert!(long.len() >= short.len(), "{verb}");
+    }
+    let all = place.run("--help").exits(0).stdout;
+    for verb in VERBS {
+        assert!(all.contains(&format!("  {verb} ")), "{verb}: {all}");
+    }
+    assert!(all.contains("75 busy or timed out"), "{all}");
+    assert!(place.run("--version").exits(0).stdout.starts_with("lockkeeper 0."));
+}
+
+#[test]
+fn bad_usage_is_64_and_says_what_would_be_right() {
+    let place = Place::new();
+    for (words, right) in [
+        ("runn k true", "'run'"),
+        ("run", "<KEY>"),
+        ("run k", "<CMD>"),
+        ("run -w soon k true", "500ms, 5s, 2m, 1h"),
+        ("run -n -w 5 k true", "cannot be used with"),
+        ("run -s -x k true", "cannot be used with"),
+        ("run --limit 0 k true", "0 is not in 1.."),
+        ("run --on-lost cry k true", "term, kill, ignore"),
+        ("run -E 256 k true", "0..=255"),
+        ("run --lease 5s --ttl 5s k true", "cannot be used with"),
+        ("run -c true k true", "cannot be used with"),
+        ("run --once-per 10ms k true", "at least 1s"),
+        ("run --ttl 1ms k true", "between 10ms and 366 days"),
+        ("run --owner é k true", "visible ASCII"),
+        ("run --url nonsense k true", "starts with a scheme"),
+        ("run --url gopher: k true", "the schemes are: file, memory"),
+        ("run --url file:?colour=red k true", "it takes: network"),
+        ("acquire", "<KEY>"),
+        ("acquire k --lease never", "500ms, 5s, 2m, 1h"),
+        ("acquire k --pid 0", "0 is not in 1.."),
+        ("renew", "<HANDLE>"),
+        ("renew nonsense", "lockkeeper acquire KEY"),
+        ("release", "<HANDLE>"),
+        ("release ../../etc/passwd-1", "lockkeeper acquire KEY"),
+        ("ls --url gopher:", "the schemes are: file, memory"),
+        ("ls a b", "unexpected argument 'b'"),
+        ("show", "<KEY>"),
+        ("watch --interval 0", "longer than 0"),
+        ("break k", "--why <WHY>"),
+        ("break k --why x", "say --yes"),
+        ("elect", "<NAME>"),
+        ("elect boss", "<CMD>"),
+        ("elect --observe boss true", "cannot be used with"),
+        ("explain --table file:", "cannot be used with"),
+        ("explain gopher:", "the schemes are: file, memory"),
+        ("doctor gopher:", "the schemes are: file, memory"),
+        ("bench gopher:", "the schemes are: file, memory"),
+        ("bench --seconds 0", "at least 0.5"),
+        ("bench --processes 1", "1 is not in 2..=64"),
+        ("completions", "<SHELL>"),
+        ("completions cmd.exe", "bash"),
+        ("man --colour", "unexpected argument '--colour'"),
+        ("__guardian", "not meant to be called"),
+        ("__holder", "not meant to be called"),
+        ("__bench-worker", "not meant to be called"),
+    ] {
+        let done = place.run(words).exits(64).says(right);
+        assert_eq!(done.stdout, "", "{words}");
+        assert_eq!(done.stderr.matches("lockkeeper: ").count(), 1, "{words}: {}", done.stderr);
+    }
+    let empty = place.lockkeeper("run").args(["", "true"]).output().unwrap();
+    assert_eq!(empty.status.code(), Some(64));
+}
+
+#[test]
+fn an_engine_that_cannot_be_reached_is_69() {
+    let place = Place::new();
+    std::fs::write(place.path("file"), "").unwrap();
+    let url = format!("file://{}", place.path("file/locks").display());
+    for words in
+        ["run k true", "acquire k", "ls", "show k", "elect k true", "break k --yes --why x"]
+    {
+        let (verb, rest) = words.split_once(' ').unwrap_or((words, ""));
+        place
+            .run(&format!("{verb} --url {url} {rest}"))
+            .exits(69)
+            .says("cannot make the lock directory");
+    }
+}
+
+#[test]
+fn a_lock_that_keeps_nobody_out_is_warned_of() {
+    let place = Place::new();
+    place.run("run --url memory: k true").exits(0).says("this keeps nobody out");
+}
+
+#[test]
+fn completions_and_manuals_know_every_verb() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let text = place.run(&format!("completions {shell}")).exits(0).stdout;
+        for verb in VERBS {
+            assert!(text.contains(verb), "{shell} {verb}");
+        }
+    }
+    assert!(place.run("man").exits(0).stdout.contains(".TH lockkeeper 1"));
+    let dir = place.path("man");
+    std::fs::create_dir(&dir).unwrap();
+    place.run(&format!("man --dir {}", dir.display())).exits(0);
+    for verb in VERBS {
+        assert!(dir.join(format!("lockkeeper-{verb}.1")).exists(), "{verb}");
+    }
+}

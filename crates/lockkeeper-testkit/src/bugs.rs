@@ -1,0 +1,243 @@
+//! Bugs that real lock libraries have had, to be sure that the checker would find them here.
+//!
+//! [`Buggy`] stands between a client and its engine. Some bugs are an engine's, others the core's own:
+//! those are imitated by an engine that has the same effect, and the comment says what it stands for.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper::backend::{
+    Backend, Claim, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal, Request,
+    Snapshot,
+};
+use lockkeeper::clock::Clock;
+use lockkeeper::{Fence, Key, Result, Token};
+use tokio::time::Instant;
+
+/// What is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// A release frees the key, whoever holds it by now.
+    ReleaseWithoutOwnerCheck,
+    /// A renewal is confirmed as long as anybody holds the key.
+    RenewWithoutOwnerCheck,
+    /// A renewal that finds nothing takes the lock anew.
+    RenewRecreates,
+    /// A renewal without an answer counts as a yes.
+    UnknownIsYes,
+    /// The lease is counted from the reply instead of from the request.
+    /// The core counts from the request; here the reply says that the lease is longer by its own way.
+    ValidityFromReply,
+    /// Nothing is taken off a lease for clocks that differ.
+    /// The core takes it off; here the lease is said to be longer by as much.
+    NoDriftAllowance,
+    /// The loss is a flag that a task sets when a renewal answers, not a look at the clock.
+    /// The core looks at the clock; here it is told that there is no lease to count.
+    LostByFlag,
+    /// An attempt that got no answer is given up on without undoing what it may have done.
+    NoCompensation,
+    /// An attempt that got no answer is repeated as somebody else.
+    NewTokenOnRetry,
+    /// Being woken is taken for being let in.
+    NoRecheckAfterWait,
+    /// Every other grant repeats the fence of the one before.
+    FenceNotRaised,
+    /// Every client counts fences for itself.
+    FencePerClient,
+    /// Every permit is slot 0.
+    OneSlotForAll,
+    /// Writers are let in like readers.
+    WriterAsReader,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 14] = [
+        Bug::ReleaseWithoutOwnerCheck,
+        Bug::RenewWithoutOwnerCheck,
+        Bug::RenewRecreates,
+        Bug::UnknownIsYes,
+        Bug::ValidityFromReply,
+        Bug::NoDriftAllowance,
+        Bug::LostByFlag,
+        Bug::NoCompensation,
+        Bug::NewTokenOnRetry,
+        Bug::NoRecheckAfterWait,
+        Bug::FenceNotRaised,
+        Bug::FencePerClient,
+        Bug::OneSlotForAll,
+        Bug::WriterAsReader,
+    ];
+}
+
+/// An engine with a bug.
+#[derive(Debug, Clone)]
+pub struct Buggy {
+    backend: Arc<dyn Backend>,
+    bug: Bug,
+    /// The leases that were really given, where the client was told something else.
+    real: Arc<Mutex<HashMap<Token, Duration>>>,
+    fences: Arc<AtomicU64>,
+}
+
+impl Buggy {
+    /// Puts a bug into an engine.
+    pub fn new(backend: Arc<dyn Backend>, bug: Bug) -> Self {
+        Self { backend, bug, real: Arc::default(), fences: Arc::default() }
+    }
+
+    /// Tells the client that its lease is longer than it is.
+    fn exaggerate(&self, lease: &mut Lease, ttl: Duration) {
+        let real = std::mem::replace(&mut lease.ttl, ttl);
+        self.real.lock().expect("nothing panics under this lock").insert(lease.token, real);
+    }
+
+    fn real(&self, lease: &Lease) -> Lease {
+        let real = self.real.lock().expect("nothing panics under this lock");
+        Lease { ttl: real.get(&lease.token).copied().unwrap_or(lease.ttl), ..lease.clone() }
+    }
+
+    async fn somebody_holds(&self, key: &Key) -> bool {
+        let snapshots = self.backend.inspect(&Query::Key(key.clone())).await;
+        snapshots.is_ok_and(|found| found.iter().any(|snapshot| !snapshot.holders.is_empty()))
+    }
+
+    async fn take_anew(&self, lease: &Lease) -> bool {
+        let request = Request {
+            key: lease.key.clone(),
+            token: lease.token,
+            owner: lease.owner.clone(),
+            mode: lease.mode,
+            ttl: lease.ttl,
+            fair: false,
+            queue: false,
+            note: None,
+        };
+        matches!(self.backend.claim(request).attempt().await, Ok(Some(_)))
+    }
+
+    /// A grant that no store gave.
+    async fn imagine(&self, request: &Request) -> Result<Option<Grant>> {
+        let query = Query::Key(request.key.clone());
+        let snapshots = self.backend.inspect(&query).await?;
+        let last = snapshots.first().and_then(|snapshot| snapshot.fence).unwrap_or_default();
+        Ok(Some(Grant {
+            fence: Fence::new(last.get() + 1),
+            slots: Vec::new(),
+            lease: Lease::of(request),
+            bound: false,
+            gone: None,
+        }))
+    }
+}
+
+#[async_trait]
+impl Backend for Buggy {
+    fn guarantees(&self) -> Guarantees {
+        self.backend.guarantees()
+    }
+
+    fn claim(&self, mut request: Request) -> Box<dyn Claim> {
+        if self.bug == Bug::WriterAsReader && request.mode == Mode::Write {
+            request.mode = Mode::Read;
+        }
+        let claim = self.backend.claim(request.clone());
+        Box::new(BuggyClaim { claim, request, engine: self.clone(), failed: false, woken: false })
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        let leases: Vec<_> = leases.iter().map(|lease| self.real(lease)).collect();
+        let mut renewals = match self.backend.renew(&leases).await {
+            Err(_) if self.bug == Bug::UnknownIsYes => vec![Renewal::Renewed; leases.len()],
+            renewals => renewals?,
+        };
+        for (renewal, lease) in renewals.iter_mut().zip(&leases) {
+            let yes = *renewal == Renewal::Gone
+                && match self.bug {
+                    Bug::RenewWithoutOwnerCheck => self.somebody_holds(&lease.key).await,
+                    Bug::RenewRecreates => self.take_anew(lease).await,
+                    _ => false,
+                };
+            if yes {
+                *renewal = Renewal::Renewed;
+            }
+        }
+        Ok(renewals)
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        self.backend.inspect(query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        self.backend.break_lock(key).await
+    }
+
+    fn clock(&self) -> Clock {
+        self.backend.clock()
+    }
+}
+
+#[derive(Debug)]
+struct BuggyClaim {
+    claim: Box<dyn Claim>,
+    request: Request,
+    engine: Buggy,
+    /// Whether the last attempt got no answer.
+    failed: bool,
+    /// Whether it waited and was woken.
+    woken: bool,
+}
+
+#[async_trait]
+impl Claim for BuggyClaim {
+    async fn attempt(&mut self) -> Result<Option<Grant>> {
+        let engine = &self.engine;
+        if engine.bug == Bug::NewTokenOnRetry && self.failed {
+            self.request.token = Token::fresh();
+            self.claim = engine.backend.claim(self.request.clone());
+        }
+        let asked = Instant::now();
+        let answer = self.claim.attempt().await;
+        self.failed = answer.is_err();
+        let Some(mut grant) = answer? else {
+            let believes = engine.bug == Bug::NoRecheckAfterWait && self.woken;
+            return if believes { engine.imagine(&self.request).await } else { Ok(None) };
+        };
+        let ttl = grant.lease.ttl;
+        match engine.bug {
+            Bug::ValidityFromReply => engine.exaggerate(&mut grant.lease, ttl + asked.elapsed()),
+            Bug::NoDriftAllowance => {
+                engine.exaggerate(&mut grant.lease, (ttl + Duration::from_millis(2)) * 100 / 99);
+            }
+            Bug::LostByFlag => grant.bound = true,
+            Bug::FenceNotRaised => grant.fence = Fence::new(grant.fence.get() & !1),
+            Bug::FencePerClient => {
+                grant.fence = Fence::new(engine.fences.fetch_add(1, Ordering::Relaxed) + 1);
+            }
+            Bug::OneSlotForAll => grant.slots.fill(0),
+            _ => {}
+        }
+        Ok(Some(grant))
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        let waited = self.claim.wait().await;
+        self.woken = true;
+        waited
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        if self.engine.bug == Bug::NoCompensation && self.failed {
+            return Ok(Released::Yes);
+        }
+        let released = self.claim.release().await?;
+        if self.engine.bug == Bug::ReleaseWithoutOwnerCheck && released == Released::AlreadyGone {
+            self.engine.backend.break_lock(&self.request.key).await?;
+        }
+        Ok(released)
+    }
+}

@@ -1,0 +1,162 @@
+//! Whole worlds in paused time: several clients, a store behind faults, and a seed that decides everything.
+//!
+//! Workers take locks of every kind and use a fenced resource under them; meanwhile links are cut,
+//! calls fail, hang and lose their replies, futures are dropped at any poll, holders are evicted, and
+//! the store's clock is fast. Afterwards the history is [checked](crate::history::check).
+//! The same seed gives the same history, to the last nanosecond.
+
+mod nemesis;
+mod store;
+mod worker;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::backend::Backend;
+use lockkeeper::layers::faults::Faults;
+use lockkeeper::{Client, Owner};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::bugs::{Bug, Buggy};
+use crate::history::{History, Recorder, Resource, Violation, check};
+use crate::link::Link;
+use nemesis::Nemesis;
+use store::Store;
+use worker::Worker;
+
+/// The keys that the workers of a simulation fight for.
+const KEYS: [&str; 4] = ["m0", "m1", "rw", "sem"];
+
+/// How long everything that was begun may take to come to its end once nothing fails any more.
+const QUIET: Duration = Duration::from_secs(8);
+
+/// One world.
+#[derive(Debug, Clone, Copy)]
+pub struct Simulation {
+    /// Decides everything.
+    pub seed: u64,
+    /// What is wrong with the engine, if anything.
+    pub bug: Option<Bug>,
+    /// Whether the resource checks fences.
+    pub fenced: bool,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What happened.
+    pub history: History,
+    /// What should not have.
+    pub violations: Vec<Violation>,
+}
+
+impl Simulation {
+    /// A world in which everything is as it should be, except for the faults.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, bug: None, fenced: true }
+    }
+
+    /// The seed that `LOCKKEEPER_SEED` asks for, or all of these.
+    ///
+    /// # Panics
+    /// When the variable is not a number.
+    pub fn seeds(all: std::ops::Range<u64>) -> std::ops::Range<u64> {
+        match std::env::var("LOCKKEEPER_SEED") {
+            Ok(seed) => {
+                let seed = seed.parse().expect("LOCKKEEPER_SEED is a number");
+                seed..seed + 1
+            }
+            Err(_) => all,
+        }
+    }
+
+    /// Lets it happen.
+    pub fn run(self) -> Outcome {
+        // The core's jitter comes from here.
+        fastrand::seed(self.seed);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime can be started");
+        runtime.block_on(self.play())
+    }
+
+    async fn play(self) -> Outcome {
+        let mut random = fastrand::Rng::with_seed(self.seed);
+        let recorder = Recorder::start();
+        let resource =
+            Arc::new(if self.fenced { Resource::fenced() } else { Resource::unfenced() });
+        let store = Store::new(random.u32(0..=9), recorder.clone());
+        let ways: Vec<_> =
+            (0..random.usize(2..=4)).map(|_| self.way(&store, &mut random)).collect();
+        let clients: Vec<_> = ways.iter().map(|way| way.client.clone()).collect();
+        let permits = random.u32(1..=3);
+
+        let mut workers = JoinSet::new();
+        for n in 0..random.usize(3..=7) {
+            let worker = Worker {
+                name: format!("w{n}"),
+                owner: Owner::named(format!("w{n}")).expect("a fine name"),
+                clients: clients.clone(),
+                home: random.usize(..clients.len()),
+                permits,
+                store: store.clone(),
+                recorder: recorder.clone(),
+                resource: resource.clone(),
+                random: random.fork(),
+            };
+            workers.spawn(worker.work());
+        }
+        let nemesis = Nemesis { ways, store: store.clone(), random: random.fork() };
+        let nemesis = tokio::spawn(nemesis.rage());
+
+        let mut surprises = Vec::new();
+        let ended = timeout(Duration::from_secs(600), async {
+            while let Some(worker) = workers.join_next().await {
+                match worker {
+                    Ok(met) => surprises.extend(met),
+                    Err(panic) => surprises.push(format!("a worker panicked: {panic}")),
+                }
+            }
+        });
+        if ended.await.is_err() {
+            surprises.push(format!("{} workers wait for ever", workers.len()));
+        }
+        nemesis.await.expect("the nemesis ends by itself");
+        sleep(QUIET).await;
+        let left = store.left().await;
+        drop(clients);
+        workers.shutdown().await;
+        sleep(Duration::from_secs(1)).await;
+        let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        if tasks > 0 {
+            surprises.push(format!("{tasks} tasks outlive all clients"));
+        }
+
+        let history = recorder.history(&resource, left);
+        let mut violations = check(&history);
+        violations.extend(surprises.into_iter().map(Violation::Surprise));
+        Outcome { history, violations }
+    }
+
+    /// A client's way to the store, with everything on it that can fail.
+    fn way(self, store: &Store, random: &mut fastrand::Rng) -> Way {
+        let faults = Faults::new(store.clone(), random.u64(..));
+        let link = Link::new(Arc::new(faults.clone()));
+        let engine: Arc<dyn Backend> = match self.bug {
+            Some(bug) => Arc::new(Buggy::new(Arc::new(link.clone()), bug)),
+            None => Arc::new(link.clone()),
+        };
+        Way { client: Client::shared(engine), link, faults }
+    }
+}
+
+/// A client, and the switches on its way to the store.
+#[derive(Debug)]
+struct Way {
+    client: Client,
+    link: Link,
+    faults: Faults,
+}

@@ -1,0 +1,131 @@
+//! The store of a simulation: one whose clock is not ours, watched by a ledger.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper::backend::{
+    Backend, Claim, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal, Request,
+    Snapshot,
+};
+use lockkeeper::backends::memory::Memory;
+use lockkeeper::clock::Clock;
+use lockkeeper::{Guard, Key, Result};
+
+use crate::history::Recorder;
+
+/// A store whose clock is fast by a part of a percent, and that writes down when it let whom in.
+#[derive(Debug, Clone)]
+pub(super) struct Store {
+    memory: Memory,
+    /// In thousandths.
+    fast: u32,
+    recorder: Arc<Recorder>,
+    admitted: Arc<Mutex<HashMap<(String, u64), Duration>>>,
+}
+
+impl Store {
+    pub(super) fn new(fast: u32, recorder: Arc<Recorder>) -> Self {
+        Self { memory: Memory::new(), fast, recorder, admitted: Arc::default() }
+    }
+
+    /// When the store gave this lock. It cannot say so of readers, who share a fence.
+    pub(super) fn admitted(&self, guard: &Guard) -> Option<Duration> {
+        if guard.mode() == Mode::Read {
+            return None;
+        }
+        let grant = (guard.key().to_string(), guard.fence().get());
+        self.admitted.lock().expect("nothing panics under this lock").get(&grant).copied()
+    }
+
+    /// Takes a lock away from its holders, and has that recorded.
+    pub(super) async fn evict(&self, key: &str) {
+        let key = Key::new(key).expect("the keys of a simulation are fine");
+        let evicted = self.memory.break_lock(&key).await.expect("memory does not fail");
+        for fence in evicted.iter().filter_map(|entry| entry.fence) {
+            self.recorder.evicted(key.as_str(), fence.get());
+        }
+    }
+
+    /// Everyone who is still in the store.
+    pub(super) async fn left(&self) -> Vec<String> {
+        let all = Query::Prefix(String::new());
+        let snapshots = self.memory.inspect(&all).await.expect("memory does not fail");
+        let each = |snapshot: &Snapshot| {
+            let (holders, waiters) = (snapshot.holders.len(), snapshot.waiters.iter().flatten());
+            format!("{holders} holders and {} waiters of {}", waiters.count(), snapshot.key)
+        };
+        snapshots.iter().map(each).collect()
+    }
+
+    /// How long the store keeps what it was asked to keep for `ttl`.
+    fn really(&self, ttl: Duration) -> Duration {
+        ttl - ttl * self.fast / 1000
+    }
+}
+
+#[async_trait]
+impl Backend for Store {
+    fn guarantees(&self) -> Guarantees {
+        self.memory.guarantees()
+    }
+
+    fn claim(&self, mut request: Request) -> Box<dyn Claim> {
+        let asked = request.clone();
+        request.ttl = self.really(request.ttl);
+        Box::new(Watched { claim: self.memory.claim(request), asked, store: self.clone() })
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        let leases: Vec<_> = leases
+            .iter()
+            .map(|lease| Lease { ttl: self.really(lease.ttl), ..lease.clone() })
+            .collect();
+        self.memory.renew(&leases).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        self.memory.inspect(query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        self.memory.break_lock(key).await
+    }
+
+    fn clock(&self) -> Clock {
+        self.memory.clock()
+    }
+}
+
+#[derive(Debug)]
+struct Watched {
+    claim: Box<dyn Claim>,
+    asked: Request,
+    store: Store,
+}
+
+#[async_trait]
+impl Claim for Watched {
+    async fn attempt(&mut self) -> Result<Option<Grant>> {
+        let mut grant = self.claim.attempt().await?;
+        if let Some(grant) = &mut grant {
+            grant.lease.ttl = self.asked.ttl;
+            if self.asked.mode != Mode::Read {
+                let this = (self.asked.key.to_string(), grant.fence.get());
+                let now = self.store.recorder.now();
+                let mut admitted = self.store.admitted.lock().expect("nothing panics here");
+                admitted.entry(this).or_insert(now);
+            }
+        }
+        Ok(grant)
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        self.claim.wait().await
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        self.claim.release().await
+    }
+}

@@ -1,0 +1,264 @@
+//! Somebody who takes locks and uses what they protect.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::backend::Mode;
+use lockkeeper::{Backoff, Client, Error, Guard, Lock, Loss, Multi, Owner, Result};
+use tokio::time::sleep;
+
+use super::store::Store;
+use crate::history::{Mark, Recorder, Resource};
+use crate::poll::poll_times;
+
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) name: String,
+    pub(super) owner: Owner,
+    pub(super) clients: Vec<Client>,
+    /// The client that it mostly uses.
+    pub(super) home: usize,
+    pub(super) permits: u32,
+    pub(super) store: Store,
+    pub(super) recorder: Arc<Recorder>,
+    pub(super) resource: Arc<Resource>,
+    pub(super) random: fastrand::Rng,
+}
+
+/// What a worker asks for.
+struct Wish {
+    lock: Lock,
+    ttl: Duration,
+    /// Under which name it goes into the record.
+    owner: String,
+    reentrant: bool,
+}
+
+impl Worker {
+    /// Works for a while. Answers with what it cannot explain.
+    pub(super) async fn work(mut self) -> Vec<String> {
+        let mut surprises = Vec::new();
+        for n in 0..self.random.usize(2..8) {
+            sleep(self.some(400)).await;
+            let outcome = match self.chance(10) {
+                true => self.take_two(n).await,
+                false => self.take_one(n).await,
+            };
+            match outcome {
+                Ok(()) | Err(Error::Timeout { .. } | Error::Backend { .. }) => {}
+                Err(error) => surprises.push(format!("{}: {error}", self.name)),
+            }
+        }
+        surprises
+    }
+
+    async fn take_one(&mut self, n: usize) -> Result<()> {
+        let wish = self.wish(n);
+        let called = self.recorder.now();
+        let Some(guard) = self.acquire(wish.lock.clone()).await? else { return Ok(()) };
+        let mark = self.mark(&guard, &wish, called);
+        self.hold(guard, mark, &wish).await;
+        Ok(())
+    }
+
+    async fn take_two(&mut self, n: usize) -> Result<()> {
+        let ttl = Duration::from_millis(self.random.u64(500..5_000));
+        let client = &self.clients[self.home];
+        let multi = Multi::new(["m1", "m0"].map(|key| client.mutex(key).ttl(ttl)));
+        let called = self.recorder.now();
+        let guards = multi.acquire_within(Duration::from_secs(3)).await?;
+        let owner = format!("{}#{n}", self.name);
+        let marks: Vec<_> = guards
+            .guards()
+            .iter()
+            .map(|guard| {
+                let admitted = self.store.admitted(guard);
+                let mark = self.recorder.granted(guard, &owner, ttl, called, admitted);
+                listen(guard, &mark);
+                mark
+            })
+            .collect();
+        for guard in guards.guards() {
+            self.access(guard, &marks[0], &owner, true).await;
+        }
+        marks.iter().for_each(Mark::releasing);
+        guards.release().await?;
+        Ok(())
+    }
+
+    fn wish(&mut self, n: usize) -> Wish {
+        let client = &self.clients[self.home];
+        let mut lock = match self.random.u32(0..10) {
+            0..=2 => client.mutex("m0"),
+            3 | 4 => client.mutex("m1"),
+            5 => client.write("rw"),
+            6 | 7 => client.read("rw"),
+            _ => client.semaphore("sem", self.permits).permits(self.random.u32(1..=self.permits)),
+        };
+        let ttl = Duration::from_millis(match self.random.u32(0..4) {
+            0 => self.random.u64(50..300),
+            1 | 2 => self.random.u64(300..3_000),
+            _ => self.random.u64(3_000..30_000),
+        });
+        lock = if self.chance(30) { lock.lease(ttl) } else { lock.ttl(ttl) };
+        if self.chance(30) {
+            lock = lock.margin(Duration::ZERO);
+        }
+        if self.chance(10) {
+            lock = lock.spin(Backoff::default());
+        }
+        if self.chance(10) {
+            lock = lock.fair();
+        }
+        let reentrant = self.chance(30);
+        if reentrant {
+            return Wish {
+                lock: lock.owner(&self.owner),
+                ttl,
+                owner: self.name.clone(),
+                reentrant,
+            };
+        }
+        Wish { lock, ttl, owner: format!("{}#{n}", self.name), reentrant }
+    }
+
+    async fn acquire(&mut self, lock: Lock) -> Result<Option<Guard>> {
+        let limit = self.some(2_000);
+        let polls = self.random.usize(1..12);
+        match self.random.u32(0..10) {
+            0 | 1 => lock.try_acquire().await,
+            2..=4 => lock.acquire_within(limit).await.map(Some),
+            5 | 6 => poll_times(lock.acquire(), polls).await.transpose(),
+            7 => poll_times(lock.try_acquire(), polls).await.unwrap_or(Ok(None)),
+            _ => lock.acquire().await.map(Some),
+        }
+    }
+
+    fn mark(&self, guard: &Guard, wish: &Wish, called: Duration) -> Mark {
+        let admitted = self.store.admitted(guard);
+        self.recorder.granted(guard, &wish.owner, wish.ttl, called, admitted)
+    }
+
+    async fn hold(&mut self, guard: Guard, mark: Mark, wish: &Wish) {
+        let careful = self.chance(70);
+        if self.chance(50) {
+            listen(&guard, &mark);
+            self.use_it(&guard, &mark, wish, careful).await;
+        } else {
+            tokio::select! {
+                biased;
+                () = probe(&guard, &mark) => {}
+                () = self.use_it(&guard, &mark, wish, careful) => {}
+            }
+        }
+        if self.chance(30) {
+            // Stays until it is told to go, or has had enough.
+            let _ = tokio::time::timeout(self.some(4_000), guard.lost()).await;
+        }
+        mark.releasing();
+        match self.random.u32(0..4) {
+            0 => drop(guard),
+            1 => _ = poll_times(guard.release(), self.random.usize(1..4)).await,
+            _ => _ = guard.release().await,
+        }
+        mark.released();
+    }
+
+    async fn use_it(&mut self, guard: &Guard, mark: &Mark, wish: &Wish, careful: bool) {
+        for _ in 0..self.random.usize(1..4) {
+            if !self.access(guard, mark, &wish.owner, careful).await {
+                return;
+            }
+            if wish.reentrant && self.chance(30) {
+                self.enter_again(wish, guard.mode()).await;
+            }
+        }
+    }
+
+    /// Reads, thinks, and writes. False when the lock or the resource said no.
+    async fn access(&mut self, guard: &Guard, mark: &Mark, owner: &str, careful: bool) -> bool {
+        let fence = guard.fence().get();
+        let shared = guard.mode() == Mode::Read;
+        let object = (guard.key().to_string(), guard.slots().first().copied().unwrap_or(0));
+        if careful && guard.check().is_err() {
+            return false;
+        }
+        let Some(saw) = self.resource.read(&object, fence, owner, shared) else { return false };
+        mark.used();
+        // Sometimes far longer than any lease: as if the process had been stopped meanwhile.
+        let longest = if self.chance(15) { 6_000 } else { 150 };
+        sleep(self.some(longest)).await;
+        if shared || (careful && guard.check().is_err()) {
+            return shared;
+        }
+        mark.used();
+        self.resource.write(&object, fence, owner, saw)
+    }
+
+    /// Enters a lock that its owner has, also through another client.
+    async fn enter_again(&mut self, outer: &Wish, mode: Mode) {
+        if matches!(mode, Mode::Permits { .. }) {
+            return;
+        }
+        let home =
+            if self.chance(70) { self.home } else { self.random.usize(..self.clients.len()) };
+        let client = &self.clients[home];
+        let key = match mode {
+            Mode::Mutex => {
+                if self.random.bool() {
+                    "m0"
+                } else {
+                    "m1"
+                }
+            }
+            _ => "rw",
+        };
+        let lock = match mode {
+            Mode::Mutex => client.mutex(key),
+            Mode::Write if self.random.bool() => client.write(key),
+            _ => client.read(key),
+        };
+        let wish = Wish {
+            lock: lock.ttl(outer.ttl).owner(&self.owner),
+            ttl: outer.ttl,
+            owner: self.name.clone(),
+            reentrant: true,
+        };
+        let called = self.recorder.now();
+        let limit = self.some(200);
+        let Ok(guard) = wish.lock.clone().acquire_within(limit).await else { return };
+        let mark = self.mark(&guard, &wish, called);
+        listen(&guard, &mark);
+        sleep(self.some(50)).await;
+        mark.releasing();
+        drop(guard);
+    }
+
+    fn some(&mut self, longest: u64) -> Duration {
+        Duration::from_micros(self.random.u64(0..longest * 1_000))
+    }
+
+    fn chance(&mut self, percent: u32) -> bool {
+        self.random.u32(0..100) < percent
+    }
+}
+
+/// Has the loss of a lock recorded when the signal comes.
+fn listen(guard: &Guard, mark: &Mark) {
+    let (lost, mark) = (guard.lost(), mark.clone());
+    tokio::spawn(async move {
+        if lost.await != Loss::Released {
+            mark.lost();
+        }
+    });
+}
+
+/// Looks at a lock again and again, without listening to any signal.
+async fn probe(guard: &Guard, mark: &Mark) {
+    while guard.check().is_ok() {
+        mark.vouched();
+        sleep(Duration::from_millis(5)).await;
+    }
+    mark.lost();
+    std::future::pending().await
+}

@@ -1,0 +1,97 @@
+//! Ten thousand worlds without a violation, and as many bugs found as are put in.
+//!
+//! A world that fails prints its seed; `LOCKKEEPER_SEED=n` runs that one alone.
+
+use lockkeeper_testkit::bugs::Bug;
+use lockkeeper_testkit::history::Violation;
+use lockkeeper_testkit::simulation::Simulation;
+
+/// Runs worlds on all processors, and gives the first failure of each.
+fn run_all(seeds: std::ops::Range<u64>) -> Vec<String> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    let next = std::sync::atomic::AtomicU64::new(seeds.start);
+    let work = || {
+        let mut failures = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            if seed >= seeds.end {
+                return failures;
+            }
+            let outcome = Simulation::new(seed).run();
+            if let Some(first) = outcome.violations.first() {
+                let more = outcome.violations.len() - 1;
+                failures.push(format!("LOCKKEEPER_SEED={seed}: {first} (and {more} more)"));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("no world panics")).collect()
+    })
+}
+
+#[test]
+fn ten_thousand_worlds_show_no_violation() {
+    let failures = run_all(Simulation::seeds(0..10_000));
+    let shown: Vec<_> = failures.iter().take(20).cloned().collect();
+    assert!(failures.is_empty(), "{} worlds failed:\n{}", failures.len(), shown.join("\n"));
+}
+
+#[test]
+fn a_seed_gives_the_same_history_every_time() {
+    for seed in 0..50 {
+        let (first, second) = (Simulation::new(seed).run(), Simulation::new(seed).run());
+        assert_eq!(first.history, second.history, "LOCKKEEPER_SEED={seed}");
+    }
+}
+
+#[test]
+fn worlds_are_worth_looking_at() {
+    let mut kinds = std::collections::BTreeMap::new();
+    let (mut lost, mut refused, mut evicted) = (0, 0, 0);
+    for seed in 0..300 {
+        let history = Simulation::new(seed).run().history;
+        for acquisition in &history.acquisitions {
+            *kinds.entry(acquisition.mode.kind()).or_insert(0) += 1;
+            lost += usize::from(acquisition.lost.is_some());
+        }
+        refused += history.accesses.iter().filter(|access| !access.accepted).count();
+        evicted += history.evictions.len();
+    }
+    println!("{kinds:?}, {lost} lost, {refused} accesses refused, {evicted} evicted");
+    assert!(kinds.values().all(|count| *count > 300) && kinds.len() == 4, "{kinds:?}");
+    assert!(lost > 300 && refused > 30 && evicted > 30, "{lost} {refused} {evicted}");
+}
+
+#[test]
+fn without_fences_updates_are_lost() {
+    let (mut lost, mut writes) = (0, 0);
+    for seed in 0..300 {
+        let outcome = Simulation { fenced: false, ..Simulation::new(seed) }.run();
+        writes += outcome.history.accesses.iter().filter(|a| a.write.is_some()).count();
+        let is_lost = |violation: &&Violation| matches!(violation, Violation::LostUpdate { .. });
+        lost += outcome.violations.iter().filter(is_lost).count();
+    }
+    println!("{lost} of {writes} updates lost without fences");
+    // A harness that loses none does not try hard enough.
+    assert!(lost * 200 > writes, "only {lost} of {writes} updates were lost");
+}
+
+/// How many worlds a bug has to be found in.
+const WORLDS: u64 = 400;
+
+#[test]
+fn every_bug_is_found() {
+    let mut missed = Vec::new();
+    for bug in Bug::ALL {
+        let found = (0..WORLDS).find_map(|seed| {
+            let outcome = Simulation { bug: Some(bug), ..Simulation::new(seed) }.run();
+            Some((seed, outcome.violations.into_iter().next()?))
+        });
+        match found {
+            Some((seed, violation)) => println!("{bug:?}: in world {seed}, {violation}"),
+            None => missed.push(bug),
+        }
+    }
+    assert!(missed.is_empty(), "not found in {WORLDS} worlds: {missed:?}");
+}

@@ -1,0 +1,300 @@
+//! What the core does when an engine is slow, silent or gone, in paused time on `memory:`.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper::backend::{
+    Backend, Claim, Entry, Grant, Guarantees, Lease, Query, Released, Renewal, Request, Snapshot,
+};
+use lockkeeper::backends::memory::Memory;
+use lockkeeper::clock::Clock;
+use lockkeeper::{Client, Error, Guard, Key, Lock, Loss, Multi, Owner, Release, Result};
+use tokio::sync::Notify;
+use tokio::time::{Instant, advance, timeout};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn store() -> (Memory, Client) {
+    let memory = Memory::new();
+    (memory.clone(), Client::new(memory))
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_without_an_answer_is_an_error_and_is_undone_when_the_answer_comes() {
+    let (memory, client) = store();
+    memory.partition(true);
+    let asked = Instant::now();
+    let error = client.mutex("key").acquire().await.unwrap_err();
+    assert!(error.to_string().contains("no answer within 10s"), "{error}");
+    assert_eq!(asked.elapsed(), 10 * SECOND);
+    memory.partition(false);
+    let other = Client::new(memory);
+    let guard =
+        timeout(SECOND, other.mutex("key").acquire()).await.expect("it was undone").unwrap();
+    drop(guard);
+    client.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_is_kept_also_when_the_engine_is_silent() {
+    let (memory, client) = store();
+    memory.partition(true);
+    let asked = Instant::now();
+    let error = client.mutex("key").acquire_within(2 * SECOND).await.unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    assert_eq!(asked.elapsed(), 2 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_takes_longer_than_the_lease_is_no_grant() {
+    let (memory, client) = store();
+    memory.delay(4 * SECOND);
+    let error = client.mutex("key").ttl(5 * SECOND).acquire().await.unwrap_err();
+    assert!(error.to_string().contains("longer than the lease"), "{error}");
+    memory.delay(Duration::ZERO);
+    drop(client.mutex("key").ttl(5 * SECOND).acquire().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_is_signalled_by_the_clock_when_nobody_answers() {
+    let (memory, client) = store();
+    let asked = Instant::now();
+    let guard = client.mutex("key").ttl(9 * SECOND).acquire().await.unwrap();
+    memory.partition(true);
+    assert_eq!(guard.lost().await, Loss::Expired);
+    assert_eq!(asked.elapsed(), 6 * SECOND, "two thirds after the last word of the engine");
+    assert!(matches!(guard.check(), Err(Error::Lost { reason: Loss::Expired, .. })));
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    memory.partition(false);
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_margin_of_ones_own_moves_the_signal() {
+    let (memory, client) = store();
+    let asked = Instant::now();
+    let lock = client.mutex("key").ttl(9 * SECOND).margin(SECOND);
+    let guard = lock.acquire().await.unwrap();
+    memory.partition(true);
+    guard.lost().await;
+    assert_eq!(asked.elapsed(), 8 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn check_needs_no_task_to_have_run() {
+    let (_, client) = store();
+    let guard = client.mutex("key").ttl(3 * SECOND).acquire().await.unwrap();
+    // As with a stopped process: time passes, and no task gets to run before the question.
+    advance_without_running(10 * SECOND).await;
+    assert!(guard.check().is_err());
+}
+
+/// Moves the clock without yielding to any task before the caller goes on.
+async fn advance_without_running(by: Duration) {
+    let mut advancing = Box::pin(advance(by));
+    // The first poll moves the clock; nothing else has run by then.
+    std::future::poll_fn(|cx| {
+        let _ = advancing.as_mut().poll(cx);
+        std::task::Poll::Ready(())
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_comes_back_late_does_not_revive_a_lost_lock() {
+    let (memory, client) = store();
+    let guard = client.mutex("key").ttl(9 * SECOND).acquire().await.unwrap();
+    memory.delay(8 * SECOND);
+    assert_eq!(guard.lost().await, Loss::Expired);
+    memory.delay(Duration::ZERO);
+    tokio::time::sleep(20 * SECOND).await;
+    assert!(guard.check().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_not_answered_is_unconfirmed_and_goes_on_in_the_background() {
+    let (memory, client) = store();
+    let guard = client.mutex("key").acquire().await.unwrap();
+    memory.partition(true);
+    assert_eq!(guard.release().await.unwrap(), Release::Unconfirmed);
+    memory.partition(false);
+    client.clone().close().await;
+    assert!(client.inspect("key").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_drops_the_work_when_the_lock_is_lost() {
+    struct Dropped(Arc<Notify>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.notify_one();
+        }
+    }
+    let (memory, client) = store();
+    let dropped = Arc::new(Notify::new());
+    let work = Dropped(dropped.clone());
+    let result = client
+        .mutex("key")
+        .ttl(3 * SECOND)
+        .run(async |_| {
+            let _work = work;
+            memory.expire("key");
+            std::future::pending::<()>().await;
+        })
+        .await;
+    assert!(matches!(result, Err(Error::Lost { reason: Loss::Gone, .. })), "{result:?}");
+    timeout(SECOND, dropped.notified()).await.expect("the work was dropped");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_hold_does_not_block_others_of_the_same_process() {
+    let (memory, client) = store();
+    let lost = client.mutex("key").ttl(3 * SECOND).acquire().await.unwrap();
+    memory.expire("key");
+    lost.lost().await;
+    let guard = timeout(SECOND, client.mutex("key").acquire()).await.unwrap().unwrap();
+    assert!(guard.fence() > lost.fence());
+    assert_eq!(lost.release().await.unwrap(), Release::AlreadyLost);
+    guard.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_acquire_comes_after_the_release_and_does_not_wait_for_its_answer() {
+    let engine = Watched::default();
+    let calls = engine.calls.clone();
+    let client = Client::new(engine);
+    drop(client.mutex("silent").acquire().await.unwrap());
+    let asked = Instant::now();
+    let _guard = client.mutex("silent").acquire().await.unwrap();
+    assert_eq!(asked.elapsed(), Duration::ZERO);
+    assert_eq!(*calls.lock().unwrap(), ["attempt", "release", "attempt"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_tasks_of_one_owner_share_a_hold_also_when_they_come_together() {
+    let (memory, client) = store();
+    memory.delay(Duration::from_millis(100));
+    let owner = Owner::new();
+    let lock = client.mutex("key").owner(&owner);
+    let (a, b) = tokio::join!(lock.clone().acquire(), lock.acquire());
+    assert_eq!(a.unwrap().fence(), b.unwrap().fence());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_engines_own_word_of_a_loss_is_passed_on_at_once() {
+    let engine = Watched::default();
+    let told = engine.told.clone();
+    let client = Client::new(engine);
+    let guard = client.mutex("key").acquire().await.unwrap();
+    told.notify_one();
+    let asked = Instant::now();
+    assert_eq!(guard.lost().await, Loss::Disconnected("cut".into()));
+    assert_eq!(asked.elapsed(), Duration::ZERO);
+}
+
+#[test]
+fn a_guard_may_be_dropped_after_its_runtime() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (client, guard) = runtime.block_on(async {
+        let (_, client) = store();
+        let guard = client.mutex("key").acquire().await.unwrap();
+        (client, guard)
+    });
+    drop(runtime);
+    assert!(guard.check().is_ok());
+    drop(guard);
+    drop(client);
+}
+
+#[test]
+fn futures_and_guards_can_move_between_threads() {
+    fn movable<T: Send + 'static>(_: &T) {}
+    fn shareable<T: Send + Sync + 'static>() {}
+    shareable::<Guard>();
+    shareable::<Client>();
+    shareable::<Lock>();
+    fn futures(client: Client, guard: Guard) {
+        movable(&guard.lost());
+        movable(&client.mutex("key").acquire());
+        movable(&client.mutex("key").try_acquire());
+        movable(&client.mutex("key").acquire_within(SECOND));
+        movable(&Multi::new([client.mutex("key")]).acquire());
+        movable(&client.mutex("key").run(async |hold| hold.fence()));
+        movable(&guard.release());
+    }
+    let _ = futures;
+}
+
+/// `memory:` that tells of losses by itself, as engines with sessions do, writes down what it is
+/// asked, and never answers to the release of the key `silent`.
+#[derive(Debug, Clone, Default)]
+struct Watched {
+    memory: Memory,
+    told: Arc<Notify>,
+    calls: Arc<Mutex<Vec<&'static str>>>,
+}
+
+#[derive(Debug)]
+struct WatchedClaim {
+    claim: Box<dyn Claim>,
+    silent: bool,
+    engine: Watched,
+}
+
+#[async_trait]
+impl Backend for Watched {
+    fn guarantees(&self) -> Guarantees {
+        self.memory.guarantees()
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        let silent = request.key.as_str() == "silent";
+        Box::new(WatchedClaim { claim: self.memory.claim(request), silent, engine: self.clone() })
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        self.memory.renew(leases).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        self.memory.inspect(query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        self.memory.break_lock(key).await
+    }
+
+    fn clock(&self) -> Clock {
+        Clock::Runtime
+    }
+}
+
+#[async_trait]
+impl Claim for WatchedClaim {
+    async fn attempt(&mut self) -> Result<Option<Grant>> {
+        self.engine.calls.lock().unwrap().push("attempt");
+        let told = self.engine.told.clone();
+        let grant = self.claim.attempt().await?;
+        Ok(grant.map(|grant| Grant {
+            gone: Some(Box::pin(async move {
+                told.notified().await;
+                Loss::Disconnected("cut".into())
+            })),
+            ..grant
+        }))
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        self.claim.wait().await
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        self.engine.calls.lock().unwrap().push("release");
+        let released = self.claim.release().await;
+        if self.silent {
+            std::future::pending::<()>().await;
+        }
+        released
+    }
+}
