@@ -4,6 +4,7 @@
 //! that only this process holds open. A server that many tests share can therefore be a static.
 //! A missing program is a failure that names the Debian package; nothing is skipped.
 
+pub mod mariadb;
 pub mod postgres;
 
 use std::fmt;

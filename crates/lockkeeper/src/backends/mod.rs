@@ -11,6 +11,8 @@ use crate::url::Endpoint;
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -51,6 +53,7 @@ macro_rules! engine {
 const SCHEMES: &[Scheme] = &[
     Scheme { scheme: "file", feature: "file", engine: engine!("file", file::ENGINE) },
     Scheme { scheme: "memory", feature: "memory", engine: engine!("memory", memory::ENGINE) },
+    Scheme { scheme: "mysql", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
     Scheme {
         scheme: "postgres",
         feature: "postgres",

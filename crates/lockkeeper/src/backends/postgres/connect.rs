@@ -1,6 +1,7 @@
 //! From a URL to a database that is fit to keep locks: settings, first words, tables.
 
 use async_trait::async_trait;
+use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Row};
 
@@ -104,9 +105,10 @@ impl Greet for PgConnection {
     }
 
     /// Connections lost or refused for now, shutdowns, deadlocks, locks not had in time.
-    fn may_pass(code: &str) -> bool {
+    fn may_pass(error: &dyn DatabaseError) -> bool {
+        let code = error.code().unwrap_or_default();
         matches!(code.get(..2), Some("08" | "40" | "53" | "57" | "58"))
-            || matches!(code, "55P03" | "25P03")
+            || matches!(&*code, "55P03" | "25P03")
     }
 }
 
@@ -152,10 +154,9 @@ async fn make(sessions: &Sessions<PgConnection>) -> Result<()> {
     // One batch is one transaction, which the lock lasts for.
     let batch = format!("SELECT pg_advisory_xact_lock({MAKING}); {SCHEMA}");
     let answer = sqlx::raw_sql(sqlx::AssertSqlSafe(batch)).execute(session.wire()).await;
-    session.settle(answer, "make the tables").map(drop).map_err(|error| {
+    session.settle(answer, "make the tables").map(drop).inspect_err(|_| {
         let hint = missing("they are not there, and could not be made");
         tracing::error!(%hint);
-        error
     })
 }
 

@@ -217,6 +217,20 @@ BEGIN
   PERFORM lockkeeper_wake(a_key);
 END $$;
 
+-- For the user's own transactions: true if this is still the highest fence of the key, else an error
+-- (LK001). No other grant can come before the transaction ends, so a stale holder cannot write.
+CREATE OR REPLACE FUNCTION lockkeeper_guard(a_key text, a_fence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  last bigint;
+BEGIN
+  SELECT l.fence INTO last FROM lockkeeper_lock l WHERE l.key = a_key FOR SHARE;
+  IF last IS DISTINCT FROM a_fence THEN
+    RAISE EXCEPTION 'fence % of lock "%" is stale', a_fence, a_key
+      USING ERRCODE = 'LK001', DETAIL = 'The lock was given to somebody else since.';
+  END IF;
+  RETURN true;
+END $$;
+
 -- The fence of a lock that a connection holds; committed before the lock counts as taken.
 CREATE OR REPLACE FUNCTION lockkeeper_bind(
   a_key text, a_id bigint, a_pid integer, a_read boolean, a_who text, a_note text

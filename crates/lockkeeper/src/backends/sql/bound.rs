@@ -18,7 +18,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 
 use super::sessions::{Greet, Sessions, failed, within};
-use super::{STATEMENT, fence};
+use super::{STATEMENT, fence, stripe};
 use crate::backend::{
     Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Mode, Query, Released, Renewal,
     Request, Snapshot,
@@ -90,6 +90,9 @@ pub(crate) struct Bound<H: Hold> {
 struct Shared<H: Hold> {
     sessions: Sessions<H::Wire>,
     spare: Mutex<Vec<Dedicated<H::Wire>>>,
+    /// An attempt passes only after a release that was begun before it: the two use different
+    /// connections, and could overtake each other. Keys that share a gate only wait a little.
+    gates: [AsyncMutex<()>; 16],
     /// The connections of those who hold, for the heartbeat.
     held: Mutex<HashMap<Token, Arc<Kept<H>>>>,
 }
@@ -107,8 +110,8 @@ struct Kept<H: Hold> {
 
 impl<H: Hold> Bound<H> {
     pub(crate) fn new(sessions: Sessions<H::Wire>) -> Self {
-        let (spare, held) = (Mutex::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { sessions, spare, held }) }
+        let (spare, gates, held) = Default::default();
+        Self { shared: Arc::new(Shared { sessions, spare, gates, held }) }
     }
 }
 
@@ -201,15 +204,22 @@ impl<H: Hold> Shared<H> {
     /// Asks on a connection that may have been idle for long; if that one is dead, on a new one.
     async fn take(&self, ask: &Ask) -> Result<Answered<H>> {
         let spare = lock(&self.spare).pop();
-        if let Some(mut connection) = spare {
-            let answer = within(STATEMENT, H::take(&mut connection.wire, ask, false)).await;
-            if !matches!(answer, Err(sqlx::Error::Io(_))) {
-                return Ok((connection, answer));
-            }
+        let was_idle = spare.is_some();
+        let mut connection = match spare {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        let _gate = self.gate(&ask.key).lock().await;
+        let mut answer = within(STATEMENT, H::take(&mut connection.wire, ask, false)).await;
+        if was_idle && matches!(answer, Err(sqlx::Error::Io(_))) {
+            connection = self.connect().await?;
+            answer = within(STATEMENT, H::take(&mut connection.wire, ask, false)).await;
         }
-        let mut connection = self.connect().await?;
-        let answer = within(STATEMENT, H::take(&mut connection.wire, ask, false)).await;
         Ok((connection, answer))
+    }
+
+    fn gate(&self, key: &Key) -> &AsyncMutex<()> {
+        &self.gates[stripe(key, self.gates.len())]
     }
 
     async fn connect(&self) -> Result<Dedicated<H::Wire>> {
@@ -373,6 +383,7 @@ impl<H: Hold> Claim for BoundClaim<H> {
                 self.shared.end(number).await.map(|()| Released::Yes)
             }
             State::Held { kept, .. } => {
+                let _gate = self.shared.gate(&self.ask.key).lock().await;
                 let taken = kept.connection.lock().await.take();
                 let Some(mut connection) = taken else { return Ok(Released::AlreadyGone) };
                 let giving = H::give_back(&mut connection.wire, &self.ask);

@@ -4,6 +4,7 @@ mod bound;
 mod line;
 mod sessions;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 pub(crate) use self::bound::{Ask, Bound, Hold, Seen};
@@ -32,6 +33,13 @@ pub(crate) fn renewal_limit(shortest: Duration) -> Duration {
 /// Whole microseconds, as both databases count.
 pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// One of `n`, always the same for a key.
+pub(crate) fn stripe(key: &Key, n: usize) -> usize {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    usize::try_from(hasher.finish() % n as u64).unwrap_or(0)
 }
 
 /// How many permits a mode takes, and of how many; one of none for locks that are no semaphores.

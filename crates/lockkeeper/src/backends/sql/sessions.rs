@@ -6,15 +6,15 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::Connection;
+use sqlx::error::DatabaseError;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
-use super::STATEMENT;
+use super::{STATEMENT, stripe};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -27,8 +27,8 @@ pub(crate) trait Greet: Connection + Sized {
     /// Settings that this session needs.
     async fn greet(&mut self) -> sqlx::Result<()>;
 
-    /// Whether the same request may succeed later, by the error's code.
-    fn may_pass(code: &str) -> bool;
+    /// Whether the same request may succeed later.
+    fn may_pass(error: &dyn DatabaseError) -> bool;
 }
 
 /// The connections of one client: several for requests about keys, one apart for renewals,
@@ -53,10 +53,7 @@ impl<C: Greet> Sessions<C> {
 
     /// The connection for requests about a key, when those before it are done.
     pub(crate) async fn of(&self, key: &Key) -> Result<Borrowed<'_, C>> {
-        let mut hasher = DefaultHasher::new();
-        key.hash(&mut hasher);
-        let n = usize::try_from(hasher.finish() % self.requests.len() as u64).unwrap_or(0);
-        self.borrow(&self.requests[n]).await
+        self.borrow(&self.requests[stripe(key, self.requests.len())]).await
     }
 
     /// The connection for requests that are about no key in particular.
@@ -119,7 +116,7 @@ impl<C: Greet> Borrowed<'_, C> {
 
 fn is_refusal<C: Greet>(answer: &sqlx::Result<impl Sized>) -> bool {
     let error = answer.as_ref().err().and_then(sqlx::Error::as_database_error);
-    error.and_then(|error| error.code()).is_some_and(|code| !C::may_pass(&code))
+    error.is_some_and(|error| !C::may_pass(error))
 }
 
 /// Waits for an answer for so long.
@@ -136,7 +133,7 @@ pub(crate) async fn within<T>(
 /// Sorts an error of the client crate.
 pub(crate) fn failed<C: Greet>(error: sqlx::Error, doing: &str) -> Error {
     let retryable = match &error {
-        sqlx::Error::Database(error) => error.code().is_some_and(|code| C::may_pass(&code)),
+        sqlx::Error::Database(error) => C::may_pass(error.as_ref()),
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
         _ => false,
     };
