@@ -2,7 +2,7 @@
 //!
 //! - [`conformance!`] runs every case against an engine; one line is all that an engine needs.
 //! - [`Link`](link::Link) cuts one client off, hangs its calls or swallows replies.
-//! - [`server`] starts real servers on free ports.
+//! - [`database`] starts real database servers, to be frozen, crashed and started again.
 //! - [`Holder`](holder::Holder) is a process of its own that holds a lock, to be stopped and killed.
 //! - [`history`] records who held what and when, and says what must not have happened.
 //! - [`simulation`] lets whole worlds happen in paused time, each decided by a seed;
@@ -10,9 +10,9 @@
 
 pub mod bugs;
 pub mod conformance;
+pub mod database;
 pub mod history;
 pub mod holder;
 pub mod link;
 pub mod poll;
-pub mod server;
 pub mod simulation;

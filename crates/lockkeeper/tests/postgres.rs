@@ -10,7 +10,7 @@ use lockkeeper::{Client, Error, Loss, Release};
 
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::server::postgres::Postgres;
+use lockkeeper_testkit::database::postgres::Postgres;
 
 /// One server for all tests here; each has a database of its own.
 fn server() -> &'static Postgres {
@@ -19,7 +19,7 @@ fn server() -> &'static Postgres {
 }
 
 /// Long enough that a busy machine does not end a lease by accident.
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(3);
 
 conformance!(lease, Store::at(server().url()).ttl(LEASE));
 
@@ -78,13 +78,14 @@ async fn a_server_that_crashed_remembers_leases_and_fences() {
     let long = Duration::from_secs(60);
     let client = Client::connect(&url).await.unwrap();
     let guard = client.mutex("held").ttl(long).acquire().await.unwrap();
+    let guard_fence = guard.fence();
     let free = client.mutex("free").acquire().await.unwrap();
     let before = free.fence();
     free.release().await.unwrap();
     let bound = Client::connect(strategy(&url, "advisory")).await.unwrap();
     let lost = bound.mutex("bound").ttl(LEASE).acquire().await.unwrap();
     server.crash();
-    assert_eq!(tokio::time::timeout(LEASE, lost.lost()).await.unwrap(), Loss::Gone);
+    assert!(tokio::time::timeout(LEASE, lost.lost()).await.is_ok(), "not told within its lease");
     server.resume_service();
     guard.check().unwrap();
     let other = Client::connect(&url).await.unwrap();
@@ -93,7 +94,8 @@ async fn a_server_that_crashed_remembers_leases_and_fences() {
     let again = bound.mutex("bound").acquire().await.unwrap();
     assert!(again.fence() > lost.fence());
     assert_eq!(guard.release().await.unwrap(), Release::Unconfirmed, "its connection was gone");
-    other.mutex("held").acquire_within(Duration::from_secs(20)).await.unwrap();
+    let freed = other.mutex("held").acquire_within(Duration::from_secs(20)).await.unwrap();
+    assert!(freed.fence() > guard_fence);
 }
 
 #[tokio::test]
@@ -165,7 +167,7 @@ async fn a_user_with_few_rights_can_do_everything() {
 async fn missing_tables_that_may_not_be_made_are_named() {
     let url = server().url();
     let error = Client::connect(format!("{url}?create=no")).await.unwrap_err().to_string();
-    assert!(error.contains("lockkeeper explain --schema"), "{error}");
+    assert!(error.contains("docs/engines/postgres.md"), "{error}");
     let error = Client::connect(format!("{url}?strategy=hope")).await.unwrap_err().to_string();
     assert!(error.contains("lease, advisory"), "{error}");
 }

@@ -171,6 +171,6 @@ fn missing(why: &str) -> Error {
     Error::broken(
         NAME,
         "find the tables of lockkeeper",
-        format!("{why}; `lockkeeper explain --schema` prints what an administrator has to run"),
+        format!("{why}; docs/engines/mysql.md says what an administrator has to run"),
     )
 }
