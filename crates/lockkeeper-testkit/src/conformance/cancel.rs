@@ -55,7 +55,7 @@ pub(super) async fn dropped_at_any_poll_a_busy_lock_leaves_nothing(store: Store)
     let (client, other) = (store.client().await, store.client().await);
     for Kind { lock, opponent } in kinds(&store).await {
         for polls in 1..POLLS {
-            let guard = take(opponent(&other)).await;
+            let guard = opponent(&other).acquire_within(SOON).await.unwrap();
             let (acquired, ()) = tokio::join!(poll_times(lock(&client).acquire(), polls), async {
                 sleep(Duration::from_millis(5)).await;
                 guard.release().await.unwrap();

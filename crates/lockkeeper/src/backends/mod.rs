@@ -18,6 +18,12 @@ pub mod memory;
 pub mod zookeeper;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "mysql")]
+pub mod mysql;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod sql;
 
 /// A row of the table of schemes.
 struct Scheme {
@@ -72,6 +78,12 @@ const SCHEMES: &[Scheme] = &[
     },
     Scheme { scheme: "redis+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
     Scheme { scheme: "rediss+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "mysql", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
+    Scheme {
+        scheme: "postgres",
+        feature: "postgres",
+        engine: engine!("postgres", postgres::ENGINE),
+    },
 ];
 
 /// Opens the engine that a URL names, and makes sure that it is there.
