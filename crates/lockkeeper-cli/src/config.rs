@@ -87,13 +87,19 @@ impl Config {
         let endpoint = Endpoint::parse(&url)?;
         let Some(password) = self.password(place)? else { return Ok(endpoint) };
         let mut url = endpoint.expose().clone();
-        if url.password().is_none() && url.set_password(Some(&password)).is_err() {
-            return Err(Failure::usage(format!(
-                "{}: takes no password; unset LOCKKEEPER_PASSWORD and the password file",
-                endpoint.scheme()
-            )));
+        // What the URL says itself comes first.
+        if url.password().is_some_and(|password| !password.is_empty()) {
+            return Ok(endpoint);
         }
-        Ok(Endpoint::parse(url.as_str())?)
+        match url.set_password(Some(&password)) {
+            Ok(()) => Ok(Endpoint::parse(url.as_str())?),
+            // A variable may be meant for other engines, a flag is not.
+            Err(()) if place.password_file.is_none() => Ok(endpoint),
+            Err(()) => Err(Failure::usage(format!(
+                "{}: takes no password; leave --password-file out",
+                endpoint.scheme()
+            ))),
+        }
     }
 
     pub(crate) fn ttl(&self, flag: Option<Duration>) -> Result<Duration, Failure> {

@@ -72,7 +72,7 @@ const RETRIES: Backoff = Backoff::between(Duration::from_millis(25), Duration::f
 pub(crate) enum Chore {
     /// A hold whose last guard was dropped.
     Release(Arc<Hold>),
-    /// A hold without a lease in the store whose fixed time is up.
+    /// A hold whose time is up by our clock, and which the store keeps as long as we live.
     ReleaseLater(Arc<Hold>),
     /// Anything else that must run to its end.
     Finish(Pin<Box<dyn Future<Output = ()> + Send>>),
@@ -87,7 +87,8 @@ pub(crate) async fn background(mut chores: mpsc::UnboundedReceiver<(Chore, Pendi
             Chore::Release(hold) => begin_release(&hold).await,
             Chore::ReleaseLater(hold) => {
                 tokio::spawn(async move {
-                    sleep(hold.ttl().saturating_sub(usable(hold.ttl()))).await;
+                    let tolerance = hold.ttl().saturating_sub(usable(hold.ttl()));
+                    sleep(hold.until_end().unwrap_or_default() + tolerance).await;
                     begin_release(&hold).await;
                     drop(pending);
                 });

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::backend::{Claim, Fence, Grant, Lease, Mode};
+use crate::backend::{Claim, Death, Fence, Grant, Lease, Mode};
 use crate::client::Inner;
 use crate::clock::{Moment, Validity};
 use crate::engine::{self, Chore};
@@ -93,8 +93,7 @@ impl Guard {
         if hold.loss().is_some() {
             return Duration::ZERO;
         }
-        let validity = hold.state().validity;
-        validity.map_or(Duration::MAX, |validity| validity.until_end(&hold.inner.clock.now()))
+        hold.until_end().unwrap_or(Duration::MAX)
     }
 
     /// Resolves when the lock is lost, with the reason.
@@ -180,10 +179,10 @@ pub(crate) struct Hold {
     fence: Fence,
     slots: Vec<u32>,
     lease: Lease,
-    /// Whether the kernel holds it, without a lease that could run out.
-    bound: bool,
-    /// Whether it ends by itself instead of being renewed.
+    /// Whether it is not renewed, because what the store granted covers the whole of a fixed lease.
     fixed: bool,
+    /// The end of a fixed lease, whoever keeps the lock alive until then.
+    limit: Option<Validity>,
     margin: Duration,
     since: Moment,
     /// How many guards there are. Changed under the lock of `local` only.
@@ -219,7 +218,10 @@ impl Hold {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let ttl = grant.lease.ttl;
         let limited = terms.fixed || !grant.bound;
-        let margin = terms.margin(ttl);
+        // A session or a connection vouches for less than a long fixed lease, again and again.
+        let fixed = terms.fixed && ttl >= terms.ttl;
+        let margin = if terms.fixed && !fixed { ttl / 3 } else { terms.margin(ttl) };
+        let limit = terms.fixed.then(|| Validity::new(asked, terms.ttl, terms.margin(terms.ttl)));
         let span = tracing::debug_span!(
             "hold",
             key = %terms.key,
@@ -236,8 +238,8 @@ impl Hold {
             fence: grant.fence,
             slots: grant.slots,
             lease: grant.lease,
-            bound: grant.bound,
-            fixed: terms.fixed,
+            fixed,
+            limit,
             margin,
             since: asked,
             guards: AtomicUsize::new(1),
@@ -252,8 +254,7 @@ impl Hold {
             span,
         });
         inner.meters.held(hold.mode);
-        let first = if terms.fixed { hold.until_signal().unwrap_or_default() } else { ttl / 3 };
-        inner.keeper.watch(&hold, asked.runtime() + first);
+        inner.keeper.watch(&hold, asked.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
         if let Some(gone) = grant.gone {
             let listener = Arc::downgrade(&hold);
             let task = inner.runtime.spawn(async move {
@@ -327,7 +328,23 @@ impl Hold {
     /// What is left before the holder is told to stop; `None` without a limit.
     pub(crate) fn until_signal(&self) -> Option<Duration> {
         let validity = self.state().validity;
-        validity.map(|validity| validity.until_signal(&self.inner.clock.now()))
+        let now = self.inner.clock.now();
+        validity.iter().chain(&self.limit).map(|validity| validity.until_signal(&now)).min()
+    }
+
+    /// When the keeper looks again: after `usual`, or earlier if a fixed lease ends before.
+    pub(crate) fn pace(&self, usual: Duration) -> Duration {
+        let Some(limit) = &self.limit else { return usual };
+        limit.until_signal(&self.inner.clock.now()).max(Duration::from_millis(1)).min(usual)
+    }
+
+    /// Why it is over when the clock says so.
+    pub(crate) fn run_out(&self) -> Loss {
+        let now = self.inner.clock.now();
+        match &self.limit {
+            Some(limit) if self.fixed || limit.until_signal(&now).is_zero() => Loss::Ended,
+            _ => Loss::Expired,
+        }
     }
 
     /// Moves the keeper's next round, and says when it was before.
@@ -384,8 +401,10 @@ impl Hold {
             tracing::warn!(parent: &self.span, key = %self.key, reason = %loss, "lock lost");
             // Others in this process may ask for it again, as others elsewhere may.
             self.inner.local.leave(self);
-            if loss == Loss::Ended && self.bound {
-                // The kernel does not end it, so we do: when the last of the lease has passed.
+            if matches!(loss, Loss::Ended | Loss::Expired)
+                && self.inner.guarantees.death != Death::Lease
+            {
+                // The store does not end it while we live, so we do: when the last of the lease has passed.
                 self.inner.chore(Chore::ReleaseLater(self.clone()));
             }
         }
@@ -398,13 +417,19 @@ impl Hold {
         if let Some(loss) = &state.over {
             return Some(loss.clone());
         }
-        let validity = state.validity?;
         drop(state);
-        if validity.until_end(&self.inner.clock.now()).is_zero() {
-            self.end(if self.fixed { Loss::Ended } else { Loss::Expired });
+        if self.until_end()?.is_zero() {
+            self.end(self.run_out());
             return self.state().over.clone();
         }
         None
+    }
+
+    /// How long it is certainly ours if nothing more is heard; `None` without a limit.
+    pub(crate) fn until_end(&self) -> Option<Duration> {
+        let validity = self.state().validity;
+        let now = self.inner.clock.now();
+        validity.iter().chain(&self.limit).map(|validity| validity.until_end(&now)).min()
     }
 
     async fn lost(self: Arc<Self>) -> Loss {
@@ -418,7 +443,7 @@ impl Hold {
             }
             match self.until_signal() {
                 Some(Duration::ZERO) => {
-                    self.end(if self.fixed { Loss::Ended } else { Loss::Expired });
+                    self.end(self.run_out());
                 }
                 Some(left) => tokio::select! {
                     biased;

@@ -131,7 +131,7 @@ impl Keeper {
                 let left = hold.until_signal().unwrap_or(TICK).max(Duration::from_millis(1));
                 rounds.schedule(&hold, now + left);
             } else {
-                rounds.schedule(&hold, now + hold.ttl() / 6);
+                rounds.schedule(&hold, now + hold.pace(hold.ttl() / 6));
                 batch.push(hold);
             }
         }
@@ -143,7 +143,7 @@ impl Keeper {
         let next = rounds.next;
         drop(rounds);
         for hold in over {
-            hold.end(if hold.is_fixed() { Loss::Ended } else { Loss::Expired });
+            hold.end(hold.run_out());
         }
         (batch, next)
     }
@@ -195,7 +195,7 @@ async fn renew(
         match answer {
             Renewal::Renewed => {
                 if hold.renewed(asked) {
-                    keeper.watch(hold, asked.runtime() + hold.ttl() / 3);
+                    keeper.watch(hold, asked.runtime() + hold.pace(hold.ttl() / 3));
                 }
             }
             Renewal::Gone => {

@@ -9,8 +9,9 @@ conformance!(memory, {
     Store::of(Memory::new()).url(name)
 });
 
+#[cfg(feature = "file")]
 conformance!(file, {
-    let directory = tempfile::tempdir().expect("a temporary directory can be made");
-    let url = format!("file://{}", directory.path().display());
-    Store::at(url).keep(directory)
+    let dir = tempfile::tempdir().expect("there is room for a temporary directory");
+    let url = format!("file://{}", dir.path().join("locks").display());
+    Store::at(url).keep(dir)
 });

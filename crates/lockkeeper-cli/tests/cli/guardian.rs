@@ -3,7 +3,7 @@
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-use crate::place::{Place, eventually, is_there};
+use crate::place::{Place, eventually, is_there, state_of};
 
 /// A command with a child and a grandchild, all in its group, that tells their numbers.
 const FAMILY: &str = "sh -c 'sleep 600 & echo $! >> pids; echo $$ >> pids; wait' & \
@@ -32,6 +32,27 @@ fn a_killed_wrapper_takes_its_whole_group_along_before_the_lock_passes_on() {
             std::fs::remove_file(place.path(name)).unwrap();
         }
     }
+}
+
+#[test]
+fn the_lock_stays_with_the_guardian_however_late_it_is() {
+    // The guardian comes to us when its wrapper dies. With init for a parent it would be an orphan in
+    // the kernel's eyes, and orphans are not left stopped.
+    nix::sys::prctl::set_child_subreaper(true).unwrap();
+    let place = Place::new();
+    let wrapper = place.start(&format!("run k -- {FAMILY}"));
+    let members = family(&place);
+    let guardian = guardian_of(&wrapper.pid().to_string());
+    let tell = |signal| kill(Pid::from_raw(guardian), signal).unwrap();
+    tell(Signal::SIGSTOP);
+    eventually("the guardian stops", || (state_of(guardian) == Some('T')).then_some(()));
+    wrapper.signal(Signal::SIGKILL);
+    // Nobody can end the family now, so nobody may be let in.
+    place.run("run -w 0.3 k true").exits(75);
+    assert!(members.iter().copied().all(is_there));
+    tell(Signal::SIGCONT);
+    place.run("run -w 20 k true").exits(0);
+    assert!(!members.into_iter().any(is_there));
 }
 
 #[test]

@@ -155,6 +155,16 @@ fn a_leader_that_lost_stands_again_unless_once() {
 }
 
 #[test]
+fn forever_stands_again_after_the_commands_own_end() {
+    let place = Place::new();
+    place.run("elect boss -- exit 3").exits(3);
+    let leader = place.start("elect --forever boss -- echo $LOCKKEEPER_FENCE >> terms");
+    eventually("a second term", || (place.content("terms").lines().count() >= 2).then_some(()));
+    leader.signal(Signal::SIGTERM);
+    leader.end().exits(143);
+}
+
+#[test]
 fn observers_see_leaders_come_and_go() {
     let place = Place::new();
     let mut command = place.lockkeeper("elect boss --observe --interval 20ms");

@@ -161,3 +161,34 @@ fn an_interactive_shell_can_be_the_command() {
     session.keys("echo code $?\n");
     session.shows("code 3");
 }
+
+#[test]
+fn break_asks_first() {
+    let place = Place::new();
+    let mut holder = place.start("run --ttl 300ms k -- sleep 600");
+    place.until("k", 1, 0);
+    let mut session = Session::at(&place);
+    session.keys("lk break k --why test\n");
+    session.shows("break lock \"k\"?");
+    session.keys("n\n");
+    session.shows("nothing was broken");
+    assert!(holder.is_running());
+    session.keys("lk break k --why test\n");
+    session.shows("break lock \"k\"?");
+    session.keys("y\n");
+    session.shows("was held by");
+    holder.end().exits(79);
+}
+
+#[test]
+fn watch_redraws_until_ctrl_c() {
+    let place = Place::new();
+    let mut session = Session::at(&place);
+    session.keys("lk watch --interval 20ms\n");
+    session.shows("no locks in use");
+    let _holder = place.start("run k -- sleep 600");
+    session.shows("\x1b[2JKEY");
+    session.keys("\x03");
+    session.keys("echo code $?\n");
+    session.shows("code 130");
+}
