@@ -6,7 +6,7 @@ use lockkeeper::{Client, Guard, Lock};
 use tokio::time::{Instant, sleep};
 
 /// How long something may take that takes a moment.
-pub(super) const SOON: Duration = Duration::from_secs(10);
+pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// Waits until something is true.
 pub(super) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {

@@ -1,7 +1,11 @@
 //! What every engine must do, as one list of cases, each a test of its own for every engine.
 //!
-//! ```ignore
+//! ```
+//! use lockkeeper::backends::memory::Memory;
+//! use lockkeeper_testkit::conformance::Store;
+//!
 //! lockkeeper_testkit::conformance!(memory, Store::of(Memory::new()));
+//! # fn main() {}
 //! ```
 //!
 //! Cases select themselves by [`Guarantees`](lockkeeper::Guarantees). What an engine does not do it

@@ -60,7 +60,7 @@ impl Store {
         self
     }
 
-    /// The shortest lease that the engine really grants. Default: one second.
+    /// The lease that cases ask for. Default: two seconds; a busy machine does not keep shorter ones.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
@@ -87,9 +87,13 @@ impl Store {
         self.paused
     }
 
-    /// The lease that cases ask for.
     pub(super) fn lease(&self) -> Duration {
-        self.ttl.unwrap_or(Duration::from_secs(1))
+        self.ttl.unwrap_or(Duration::from_secs(2))
+    }
+
+    /// By how much a busy machine may be late. Paused time is never late.
+    pub(super) fn slack(&self) -> Duration {
+        if self.paused { Duration::ZERO } else { Duration::from_secs(3) }
     }
 
     /// How long a dead holder's lock stays taken.
