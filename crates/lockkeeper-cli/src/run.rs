@@ -160,7 +160,7 @@ async fn hold_and_run(
                 Ok(()) => care.run(job(environment, guard.bequeath())).await,
                 Err(failure) => Err(failure),
             };
-            if ended.is_ok()
+            if ended.as_ref().is_ok_and(|end| !end.asked_to_end)
                 && let Some(least) = args.min_hold
             {
                 wait_out(&guard, granted, least, signals).await;
