@@ -47,13 +47,12 @@ impl Line {
 
     /// Refuses to stand in a line with those who do not see each other.
     async fn refuse_other_kinds(&self, standing: &Standing, children: &[String]) -> Result<()> {
-        let family = |kind: Kind| kind == Kind::Mutex;
         let conflict = |found: &str| Error::Conflict {
             key: self.request.key.clone(),
             found: format!("it is used as {found} and was asked for as {}", self.request.mode),
         };
         let mine = Kind::of(self.request.mode);
-        if let Some(other) = line(children).iter().find(|node| family(node.kind) != family(mine)) {
+        if let Some(other) = line(children).iter().find(|node| !node.kind.mixes(mine)) {
             return Err(conflict(other.kind.mode().kind()));
         }
         // A semaphore leaves its directories behind for a while. Its places move from the first to
@@ -118,13 +117,18 @@ impl Claim for Line {
         // One who does not queue looks first, so that it does not stand in anyone's way.
         if !self.request.queue && self.place.standing().is_none() {
             let others = line(&self.place.others(&session).await?);
-            if others.iter().any(|node| queue::conflict(self.request.mode, node.kind.mode())) {
+            let (mode, mine) = (self.request.mode, Kind::of(self.request.mode));
+            let busy = others.iter().any(|node| queue::conflict(mode, node.kind.mode()));
+            if busy && others.iter().all(|node| node.kind.mixes(mine)) {
                 return Ok(None);
             }
         }
         let record = record::write(&self.request, None);
         let (standing, children) = self.place.stand(&session, &record).await?;
-        self.refuse_other_kinds(&standing, &children).await?;
+        if let Err(refused) = self.refuse_other_kinds(&standing, &children).await {
+            self.place.leave().await?;
+            return Err(refused);
+        }
         let line = line(&children);
         match turn(&line, &standing.name) {
             Turn::In => {}

@@ -47,6 +47,11 @@ impl Kind {
         }
     }
 
+    /// Whether those who made such nodes see each other.
+    pub(super) fn mixes(self, other: Kind) -> bool {
+        (self == Kind::Mutex) == (other == Kind::Mutex)
+    }
+
     /// The end of a node's name, before its sequence.
     pub(super) fn word(self) -> &'static str {
         WORDS.iter().find(|(_, kind)| *kind == self).expect("every kind has a word").0
@@ -65,9 +70,8 @@ impl Node {
     fn parse(name: &str) -> Option<Self> {
         let read = |(word, kind): &(&str, Kind)| {
             let (_, tail) = name.rsplit_once(word)?;
-            let digits = tail.strip_prefix('-').unwrap_or(tail);
-            let counted = digits.len() == 10 && digits.bytes().all(|b| b.is_ascii_digit());
-            let sequence = tail.parse().ok().filter(|_| counted)?;
+            // Ten places, of which one is the sign once the counter has wrapped around.
+            let sequence = tail.parse().ok().filter(|n: &i32| format!("{n:010}") == tail)?;
             Some(Self { name: name.to_owned(), kind: *kind, sequence })
         };
         WORDS.iter().find_map(read)
@@ -177,6 +181,7 @@ mod tests {
         let children =
             ["leases", "locks", "0abc", "lock-12", "lock-0000000011", curator].map(str::to_owned);
         assert_eq!(names(&line(&children)), ["lock-0000000011", curator]);
+        assert_eq!(Node::parse("lock--000000177").map(|node| node.sequence), Some(-177));
         let node = Node::parse(curator).unwrap();
         assert_eq!(node.id(), "_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-");
         assert_eq!(node.kind, Kind::Mutex);
@@ -209,7 +214,8 @@ mod tests {
             }
             let mut children = ordered.clone();
             fastrand::Rng::with_seed(seed).shuffle(&mut children);
-            prop_assert_eq!(names(&line(&children)), ordered);
+            let line = line(&children);
+            prop_assert_eq!(names(&line), ordered);
         }
 
         #[test]

@@ -16,7 +16,7 @@ use super::names::{Kind, Node, line};
 use super::place::{ANY_VERSION, Place, Standing, make_directory};
 use super::watch::{Alarm, change_in, end_of};
 use super::{LEASES, LOCKS, Shared, record};
-use crate::backend::{Claim, Fence, Grant, Mode, Released, Request};
+use crate::backend::{Claim, Fence, Grant, Released, Request};
 use crate::error::{Error, Result};
 use crate::queue::{self, Turn};
 
@@ -86,10 +86,10 @@ impl Permits {
         }
     }
 
-    fn refuse(&self, found: impl Into<String>) -> Error {
-        let found =
-            format!("it is used as {} and was asked for as {}", found.into(), self.request.mode);
-        Error::Conflict { key: self.request.key.clone(), found }
+    /// The limit of someone who counts otherwise.
+    fn other_limit(&self, leases: &[Node]) -> Option<u32> {
+        let mut limits = leases.iter().filter_map(Node::permit).map(|(_, limit)| limit);
+        limits.find(|limit| *limit != self.limit)
     }
 
     /// The transaction: one lease per permit, and out of the line.
@@ -220,8 +220,9 @@ impl Claim for Permits {
         if !self.request.queue && self.gate.standing().is_none() {
             let first = line(&self.gate.others(&session).await?).is_empty();
             let leases = session.zk.list_children(&self.leases);
-            let taken = self.listed(leases.await)?.len() + self.take as usize;
-            if !first || taken > self.limit as usize {
+            let leases = self.listed(leases.await)?;
+            let busy = !first || leases.len() + self.take as usize > self.limit as usize;
+            if busy && self.other_limit(&leases).is_none() {
                 return Ok(None);
             }
         }
@@ -229,18 +230,21 @@ impl Claim for Permits {
         let (gate, children) = self.gate.stand(&session, &record).await?;
         let base = session.zk.list_children(&self.base);
         let leases = session.zk.list_children(&self.leases);
-        if let Some(other) = self.listed(base.await)?.first() {
-            return Err(self.refuse(other.kind.mode().kind()));
-        }
-        let leases = self.listed(leases.await)?;
-        let permits = || leases.iter().filter_map(Node::permit);
-        if let Some((_, limit)) = permits().find(|(_, limit)| *limit != self.limit) {
-            return Err(self.refuse(Mode::Permits { take: 1, limit }.to_string()));
+        let (base, leases) = (self.listed(base.await)?, self.listed(leases.await)?);
+        let other_kind = base.first().map(|other| other.kind.mode().kind().to_owned());
+        let other_limit = self.other_limit(&leases).map(|limit| format!("a semaphore of {limit}"));
+        if let Some(found) = other_kind.or(other_limit) {
+            self.gate.leave().await?;
+            let found = format!("it is used as {found} and was asked for as {}", self.request.mode);
+            return Err(Error::Conflict { key: self.request.key.clone(), found });
         }
         let line = line(&children);
         let behind = match turn(&line, &gate.name) {
             Turn::In if leases.len() + self.take as usize <= self.limit as usize => {
-                let slots = queue::free_slots(permits().map(|(slot, _)| slot), self.take);
+                let slots = queue::free_slots(
+                    leases.iter().filter_map(Node::permit).map(|(slot, _)| slot),
+                    self.take,
+                );
                 let ours = self.enter(&gate, &slots).await?;
                 return Ok(Some(self.granted(&gate, &ours)));
             }
