@@ -7,7 +7,7 @@ use lockkeeper::{Client, Lock};
 use tokio::time::sleep;
 
 use super::Store;
-use super::check::{nothing_left, take, take_soon};
+use super::check::{SOON, nothing_left, take, take_soon};
 use crate::poll::poll_times;
 
 /// More polls than an acquire ever needs.

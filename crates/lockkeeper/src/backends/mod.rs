@@ -14,16 +14,16 @@ pub mod etcd;
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
-#[cfg(feature = "zookeeper")]
-pub mod zookeeper;
-#[cfg(feature = "redis")]
-pub mod redis;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod sql;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 /// A row of the table of schemes.
 struct Scheme {
