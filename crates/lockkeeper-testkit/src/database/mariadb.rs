@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use super::{PATIENCE, Process, as_user, free_port, program, run, wait_for_port};
+use crate::ports::free_port;
+
+use super::{PATIENCE, Process, as_user, program, run, wait_for_port};
 
 const BINARIES: [&str; 3] = ["/usr/sbin", "/usr/bin", "/usr/local/bin"];
 

@@ -103,12 +103,6 @@ fn program(name: &str, directories: &[&str], package: &str) -> PathBuf {
     })
 }
 
-/// A port that nobody listens on now.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
-    listener.local_addr().expect("it is bound").port()
-}
-
 /// Runs a program as a user with few rights if we are root, since servers refuse to be root.
 fn as_user(user: &str, program: &Path, directory: &Path) -> Command {
     if !nix::unistd::geteuid().is_root() {

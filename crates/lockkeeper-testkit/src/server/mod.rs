@@ -14,6 +14,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use crate::ports::free_port;
+
 pub use redis::{Persistence, redis};
 pub use warden::Warden;
 
@@ -161,10 +163,4 @@ fn spawn(recipe: Recipe, port: u16, dir: &Path) -> Child {
         ),
         _ => panic!("cannot start {}: {error}", recipe.program),
     })
-}
-
-/// A port that nobody uses now.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("a listener has an address").port()
 }

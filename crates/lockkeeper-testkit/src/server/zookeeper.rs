@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::Warden;
+use crate::ports::free_port;
 
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 
@@ -48,7 +49,7 @@ impl Ensemble {
             "{JAR} is missing; install the Debian package zookeeper: apt-get install -y zookeeper"
         );
         let directory = tempfile::tempdir().expect("a temporary directory can be made");
-        let ports = free_ports::<9>();
+        let ports = [(); 9].map(|()| free_port());
         let (clients, peers, votes) = (&ports[..3], &ports[3..6], &ports[6..]);
         let mut members = String::new();
         if N > 1 {
@@ -193,11 +194,4 @@ fn launch(configuration: &str, log: &Path) -> Warden {
         configuration,
     ];
     Warden::start("java", &arguments.map(str::to_owned), log)
-}
-
-/// Ports that nobody uses at the moment.
-fn free_ports<const N: usize>() -> [u16; N] {
-    // All are held until all are known, so that they differ.
-    let held = [(); N].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"));
-    held.map(|port| port.local_addr().expect("it is bound").port())
 }

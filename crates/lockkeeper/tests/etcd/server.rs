@@ -133,9 +133,11 @@ impl Servers {
         let started = Instant::now();
         loop {
             for n in 0..self.members.len() {
-                let status = self.ctl(&["endpoint", "status", "--endpoints", &self.address(n)]);
+                let mut command = Command::new("etcdctl");
+                command.env("ETCDCTL_API", "3").args(["endpoint", "status", "--endpoints"]);
+                let output = command.arg(self.address(n)).output().expect(MISSING_CTL);
                 // address, id, version, size, is leader, …
-                if status.split(", ").nth(4) == Some("true") {
+                if String::from_utf8_lossy(&output.stdout).split(", ").nth(4) == Some("true") {
                     return n;
                 }
             }
@@ -225,9 +227,4 @@ impl Drop for Member {
             let _ = running.shell.wait();
         }
     }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
-    listener.local_addr().expect("it is bound").port()
 }

@@ -12,6 +12,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+pub(crate) use lockkeeper_testkit::ports::free_port;
 use tempfile::TempDir;
 
 /// What keeps nothing on disk.
@@ -307,16 +308,4 @@ pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> Result<(), Strin
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-pub(crate) fn free_port() -> u16 {
-    // A Cluster uses a second port, 10000 above.
-    let port = std::iter::repeat_with(|| {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port can be bound");
-        listener.local_addr().expect("it has an address").port()
-    });
-    let mut free = port.filter(|port| {
-        port.checked_add(10000).is_some_and(|bus| TcpListener::bind(("127.0.0.1", bus)).is_ok())
-    });
-    free.next().expect("there is a free port")
 }
