@@ -215,7 +215,7 @@ pub(crate) struct Care {
     #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     /// Say how long it waited and held
-    #[arg(short = 'v', long, visible_alias = "verbose-output")]
+    #[arg(short = 'v', long)]
     pub(crate) verbose: bool,
     /// Say it as one JSON object on stderr at the end
     #[arg(long)]

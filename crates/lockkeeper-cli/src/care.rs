@@ -78,7 +78,11 @@ impl Care<'_> {
 
     /// What the guardian has to know if we never speak again.
     fn deadline(&self) -> Deadline {
-        self.guard.map_or(Deadline::NEVER, |guard| self.timeline.deadline(guard.remaining()))
+        self.timeline.deadline(self.remaining())
+    }
+
+    fn remaining(&self) -> Duration {
+        self.guard.map_or(Duration::MAX, Guard::remaining)
     }
 
     async fn lost(&self) -> Loss {
@@ -128,7 +132,7 @@ impl Watch<'_> {
                 () = &mut enough, if max_hold.is_some() && !self.max_hold => {
                     self.max_hold = true;
                     care.say.warn("--max-hold is reached; the command is ended");
-                    self.child.order(Order::Deadline(care.timeline.enough()));
+                    self.child.order(Order::Deadline(care.timeline.enough(care.remaining())));
                 }
                 _ = rounds.tick(), if leased && self.lost.is_none() && !self.max_hold => {
                     if let Some(guard) = care.guard && guard.check().is_ok() {
@@ -204,9 +208,11 @@ impl Watch<'_> {
                 .say
                 .warn(format_args!("the lock was lost while the command was stopped: {reason}"));
             self.lost = Some(reason);
-            // TERM would need the command to run.
-            self.child.order(Order::Deadline(Deadline { term: 0, kill: 0 }));
-            return;
+            if !self.care.timeline.ignores_loss() {
+                // TERM would need the command to run.
+                self.child.order(Order::Deadline(Deadline { term: 0, kill: 0 }));
+                return;
+            }
         }
         self.child.order(Order::Deadline(self.care.deadline()));
         let foreground = self.terminal.as_ref().is_some_and(Terminal::is_ours);

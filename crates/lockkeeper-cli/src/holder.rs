@@ -110,6 +110,20 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
     }
 }
 
+/// Closes what we were started with but do not need: a lock of `flock`, the end of a pipe that somebody
+/// else waits for. Called before anything of our own is open.
+pub(crate) fn close_inherited() {
+    let Ok(listed) = fs::read_dir("/proc/self/fd") else { return };
+    let names =
+        listed.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    // All are listed before the first is closed: the list itself is an open file.
+    for fd in names.collect::<Vec<_>>() {
+        if fd > 2 {
+            let _ = nix::unistd::close(fd);
+        }
+    }
+}
+
 /// The whole life of a holder.
 pub(crate) async fn main() -> exit::Outcome {
     let own = |error: io::Error| Failure::own("hold a lock", error);

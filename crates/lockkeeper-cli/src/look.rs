@@ -151,7 +151,8 @@ fn table(snapshots: &[Snapshot]) -> String {
     table.to_string()
 }
 
-fn describe(entry: &Entry) -> String {
+/// Who, for how long, and why, in one line.
+pub(crate) fn describe(entry: &Entry) -> String {
     let who = entry.who.clone().unwrap_or_else(|| format!("{}…", start_of(&entry.identity)));
     let since = age(entry).map(|age| format!(" for {}", human(age))).unwrap_or_default();
     let note = entry.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();

@@ -43,7 +43,10 @@ fn main() -> ExitCode {
     // The hidden verbs: this program starts itself again. They come first because they are to be fast.
     match verb.as_deref().and_then(OsStr::to_str) {
         Some(guardian::VERB) => guardian::main(raw),
-        Some(holder::VERB) => return exit::report(block_on(holder::main())),
+        Some(holder::VERB) => {
+            holder::close_inherited();
+            return exit::report(block_on(holder::main()));
+        }
         Some(worker::VERB) => return exit::report(block_on(worker::main())),
         _ => {}
     }

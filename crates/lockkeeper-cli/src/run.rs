@@ -14,6 +14,7 @@ use crate::care::{self, Care, End, How};
 use crate::child::Job;
 use crate::config::Config;
 use crate::exit::{self, Failure};
+use crate::look;
 use crate::once;
 use crate::say::Say;
 use crate::signals::Signals;
@@ -130,7 +131,19 @@ async fn hold_and_run(
         Limit::Renewed(ttl) => lock.ttl(ttl).margin(timeline.notice(ttl)),
         Limit::Fixed(lease) => lock.lease(lease).margin(timeline.notice(lease)),
     };
-    let acquired = interruptible(acquire(lock, &args.key, &args.terms), signals).await;
+    let acquire = async {
+        tokio::select! {
+            acquired = acquire(lock, &args.key, &args.terms) => acquired,
+            () = tell_whom_we_wait_for(&client, &args.key, say) => unreachable!("it tells for ever"),
+        }
+    };
+    let mut acquired = interruptible(acquire, signals).await;
+    if let Err(failure) = &mut acquired
+        && failure.code == exit::BUSY
+        && let Some(holders) = holders(&client, &args.key).await
+    {
+        failure.message += &format!("; held by {holders}");
+    }
     status.waited = seconds(started.elapsed());
     let ended = match acquired {
         Ok(guard) => {
@@ -147,7 +160,7 @@ async fn hold_and_run(
                 Ok(()) => care.run(job(environment, guard.bequeath())).await,
                 Err(failure) => Err(failure),
             };
-            if ended.is_ok()
+            if ended.as_ref().is_ok_and(|end| !end.asked_to_end)
                 && let Some(least) = args.min_hold
             {
                 wait_out(&guard, granted, least, signals).await;
@@ -191,6 +204,24 @@ async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Si
         _ = signals.next() => {}
         _ = guard.lost() => {}
     }
+}
+
+/// With `-v`, says who is in when the wait gets long.
+async fn tell_whom_we_wait_for(client: &Client, key: &str, say: Say) {
+    if say.verbose {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if let Some(holders) = holders(client, key).await {
+            say.note(format_args!("waiting for lock {key:?}, held by {holders}"));
+        }
+    }
+    std::future::pending().await
+}
+
+/// Who holds a lock, if the engine can tell.
+async fn holders(client: &Client, key: &str) -> Option<String> {
+    let holders = client.inspect(key).await.ok()??.holders;
+    let named: Vec<_> = holders.iter().map(look::describe).collect();
+    (!named.is_empty()).then(|| named.join(", "))
 }
 
 /// The lock that was asked for, without its duration.

@@ -16,8 +16,10 @@ const SHORT_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timeline {
-    /// From TERM to KILL.
+    /// From TERM to KILL when the lock is lost.
     grace: Duration,
+    /// From TERM to KILL when the command has to end for another reason.
+    patience: Duration,
     /// From KILL to the end of validity.
     margin: Duration,
     on_lost: OnLost,
@@ -48,12 +50,13 @@ impl Timeline {
             Limit::Fixed(lease) => (lease, 2),
             Limit::None => {
                 let grace = grace.unwrap_or(usual);
-                return Ok(Self { grace, margin: Duration::ZERO, on_lost });
+                return Ok(Self { grace, patience: grace, margin: Duration::ZERO, on_lost });
             }
         };
         let margin = (lease / 30).min(Duration::from_secs(1));
         let default = usual.min(lease / 4);
-        let grace = if on_lost == OnLost::Term { grace.unwrap_or(default) } else { Duration::ZERO };
+        let patience = grace.unwrap_or(default);
+        let grace = if on_lost == OnLost::Term { patience } else { Duration::ZERO };
         // The rest is for renewals to succeed in, or for the command to work in.
         if (grace + margin) * share > lease {
             let flag = if share == 3 { "--ttl" } else { "--lease" };
@@ -64,7 +67,7 @@ impl Timeline {
                 human((grace + Duration::from_secs(1)) * share)
             )));
         }
-        Ok(Self { grace, margin, on_lost })
+        Ok(Self { grace, patience, margin, on_lost })
     }
 
     /// How long before the end of a lease its holder wants to be told, for the library.
@@ -92,9 +95,14 @@ impl Timeline {
         }
     }
 
-    /// The deadline of a command that has to end now for another reason.
-    pub(crate) fn enough(&self) -> Deadline {
-        Deadline { term: 0, kill: after(self.grace) }
+    /// The deadline of a command that has to end now for another reason, and in any case in time.
+    pub(crate) fn enough(&self, remaining: Duration) -> Deadline {
+        Deadline { term: 0, kill: after(self.patience).min(self.deadline(remaining).kill) }
+    }
+
+    /// Whether the command may go on without its lock.
+    pub(crate) fn ignores_loss(&self) -> bool {
+        self.on_lost == OnLost::Ignore
     }
 }
 

@@ -53,26 +53,6 @@ pub enum Bug {
     WriterAsReader,
 }
 
-impl Bug {
-    /// All of them.
-    pub const ALL: [Bug; 14] = [
-        Bug::ReleaseWithoutOwnerCheck,
-        Bug::RenewWithoutOwnerCheck,
-        Bug::RenewRecreates,
-        Bug::UnknownIsYes,
-        Bug::ValidityFromReply,
-        Bug::NoDriftAllowance,
-        Bug::LostByFlag,
-        Bug::NoCompensation,
-        Bug::NewTokenOnRetry,
-        Bug::NoRecheckAfterWait,
-        Bug::FenceNotRaised,
-        Bug::FencePerClient,
-        Bug::OneSlotForAll,
-        Bug::WriterAsReader,
-    ];
-}
-
 /// An engine with a bug.
 #[derive(Debug, Clone)]
 pub struct Buggy {

@@ -2,15 +2,21 @@
 //!
 //! - [`conformance!`] runs every case against an engine; one line is all that an engine needs.
 //! - [`Link`](link::Link) cuts one client off, hangs its calls or swallows replies.
+//! - [`database`] starts real database servers, to be frozen, crashed and started again.
 //! - [`Holder`](holder::Holder) is a process of its own that holds a lock, to be stopped and killed.
+//! - [`Proxy`](proxy::Proxy) breaks a connection as networks do; [`Server`](server::Server) is a real
+//!   server on a free port, to be paused, killed and restarted.
 //! - [`history`] records who held what and when, and says what must not have happened.
 //! - [`simulation`] lets whole worlds happen in paused time, each decided by a seed;
 //!   [`bugs`] are there to see that it would find them.
 
 pub mod bugs;
 pub mod conformance;
+pub mod database;
 pub mod history;
 pub mod holder;
 pub mod link;
 pub mod poll;
+pub mod proxy;
+pub mod server;
 pub mod simulation;

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use lockkeeper::backend::{
-    Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
-    Snapshot,
+    Asked, Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal,
+    Request, Snapshot,
 };
 use lockkeeper::clock::Clock;
 use lockkeeper::{Error, Key, Result};
@@ -137,6 +137,10 @@ impl Backend for Link {
         self.backend.break_lock(key).await
     }
 
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        self.backend.request_yield(key).await
+    }
+
     async fn doctor(&self) -> Result<Vec<Finding>> {
         self.backend.doctor().await
     }
@@ -168,6 +172,10 @@ impl Claim for Linked {
 
     async fn release(&mut self) -> Result<Released> {
         self.link.pass(Call::Release, self.claim.release()).await
+    }
+
+    fn yield_requested(&self) -> Option<Asked> {
+        self.claim.yield_requested()
     }
 
     #[cfg(unix)]

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 
 use crate::clock::Clock;
-use crate::error::{Loss, Result};
+use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 use crate::owner::{Owner, Token};
 
@@ -44,6 +44,17 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     ///
     /// Its waiters stay; the next grant has a higher fence than the broken one.
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>>;
+
+    /// Asks whoever holds a lock to give way, and says who was asked. Nothing is taken away.
+    ///
+    /// Holders hear of it by [`Claim::yield_requested`].
+    async fn request_yield(&self, _key: &Key) -> Result<Vec<Entry>> {
+        Err(Error::Unsupported {
+            engine: self.guarantees().engine,
+            what: "ask a holder to give way (there is no way to reach it); break the lock instead"
+                .to_owned(),
+        })
+    }
 
     /// Looks at a real deployment for what would hurt: permissions, persistence, clocks.
     async fn doctor(&self) -> Result<Vec<Finding>> {
@@ -81,6 +92,13 @@ pub trait Claim: fmt::Debug + Send {
     /// start after that poll, so that it does not find our ghost.
     async fn release(&mut self) -> Result<Released>;
 
+    /// Resolves when somebody asks the holder to give way; `None` where the engine cannot carry that.
+    ///
+    /// It is independent of the claim, and never resolves once the lock is given back.
+    fn yield_requested(&self) -> Option<Asked> {
+        None
+    }
+
     /// The open file whose kernel lock *is* this grant, for engines that work that way.
     ///
     /// A process that inherits it keeps the lock after we are gone. The command hands it to the
@@ -90,6 +108,9 @@ pub trait Claim: fmt::Debug + Send {
         None
     }
 }
+
+/// Resolves when a holder is asked to give way.
+pub type Asked = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What is asked of an engine.
 #[derive(Debug, Clone)]

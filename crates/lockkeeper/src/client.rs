@@ -163,6 +163,20 @@ impl Client {
         self.inner.backend.break_lock(&key).await
     }
 
+    /// Asks whoever holds a lock to give way, and says who was asked.
+    ///
+    /// Holders that listen ([`Guard::yield_requested`](crate::Guard::yield_requested)) may then release it;
+    /// nothing is taken away from those that do not.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the engine cannot carry the question.
+    ///
+    /// # Cancel safety
+    /// If it is dropped, some holders may have been asked.
+    pub async fn request_yield(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
+        self.inner.backend.request_yield(&Key::new(key)?).await
+    }
+
     /// Looks at the deployment for what would hurt.
     ///
     /// # Errors

@@ -109,6 +109,23 @@ impl Guard {
         async move { hold.lost().await }
     }
 
+    /// Resolves when somebody asked the holder to give way, by [`Client::request_yield`](crate::Client::request_yield).
+    ///
+    /// Nothing is taken away: it is for the holder to come to a good place and release.
+    /// It never resolves where the engine cannot carry the question, nor after a release.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again at any time.
+    pub fn yield_requested(&self) -> impl Future<Output = ()> + Send + 'static {
+        let asked = self.hold().claim().as_ref().and_then(|claim| claim.yield_requested());
+        async move {
+            match asked {
+                Some(asked) => asked.await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
     /// Gives the lock back and tells how that went.
     ///
     /// An answer that does not come within ten seconds is [`Release::Unconfirmed`].

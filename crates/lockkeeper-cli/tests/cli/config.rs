@@ -17,7 +17,7 @@ fn flag_beats_environment_beats_file_beats_default() {
         };
         String::from_utf8(command.output().unwrap().stdout).unwrap().trim().to_owned()
     };
-    assert_eq!(asked("", None), "file:///");
+    assert_eq!(asked("", None), "file:");
     assert!(place.path(".local/state/lockkeeper/locks").is_dir());
     fs::create_dir_all(place.path(".config/lockkeeper")).unwrap();
     fs::write(place.path(".config/lockkeeper/config.toml"), format!("url = {:?}\n", dir("file")))

@@ -93,3 +93,20 @@ fn json_names_everything_that_belongs_to_a_handle() {
     kill(Pid::from_raw(told["pid"].as_i64().unwrap() as i32), Signal::SIGTERM).unwrap();
     place.until("k", 0, 0);
 }
+
+#[test]
+fn a_holder_keeps_nothing_open_for_others() {
+    let place = Place::new();
+    let ours = place.lockkeeper("");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec 9> other; flock 9; \"$0\" acquire k"]).arg(ours.get_program());
+    for (name, value) in ours.get_envs() {
+        value.map(|value| shell.env(name, value));
+    }
+    let output = shell.current_dir(place.path("")).output().unwrap();
+    let handle = String::from_utf8(output.stdout).unwrap();
+    let mut flock = Command::new("flock");
+    let free = flock.args(["-n", "other", "true"]).current_dir(place.path("")).status().unwrap();
+    assert!(free.success());
+    place.run(&format!("release {handle}")).exits(0);
+}

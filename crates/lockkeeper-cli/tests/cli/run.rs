@@ -41,9 +41,12 @@ fn a_command_that_cannot_run_is_told_from_one_that_is_not_there() {
 #[test]
 fn busy_is_75_and_can_be_another_code() {
     let place = Place::new();
-    let holder = place.start("run k -- sleep 60");
+    let holder = place.start("run --note nightly k -- sleep 60");
     place.until("k", 1, 0);
-    place.run("run -n k true").exits(75).says("lock \"k\" is busy");
+    let busy = place.run("run -n k true").exits(75).says("lock \"k\" is busy; held by ");
+    assert!(busy.stderr.contains(&format!(" {} for ", holder.pid())), "{}", busy.stderr);
+    assert!(busy.stderr.ends_with(" (nightly)\n"), "{}", busy.stderr);
+    place.run("run -v -w 1.2 k true").exits(75).says("waiting for lock \"k\", held by ");
     place.run("run -n -q k true").exits(75).prints("");
     place.run("run -n -E 3 k true").exits(3);
     place.run("run -n --skip-ok k true").exits(0).prints("");

@@ -86,12 +86,17 @@ fn the_command_starts_with_the_mask_that_we_were_started_with() {
 #[test]
 fn a_stop_reaches_the_command_and_continue_checks_first() {
     let place = Place::new();
-    let run =
-        place.start("run k -- echo $$ > pid; while test ! -e go; do sleep 0.02; done; echo done");
+    nix::unistd::mkfifo(&place.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    // One process: a shell that is just starting another one does not look stopped.
+    let run = place.start("run k -- echo $$ > pid; exec cat go");
     let command: i32 = place.content("pid").trim().parse().unwrap();
+    eventually("cat", || {
+        let name = std::fs::read_to_string(format!("/proc/{command}/comm")).ok()?;
+        (name == "cat\n").then_some(())
+    });
     run.signal(Signal::SIGTSTP);
     eventually("the command stops", || (state_of(command) == Some('T')).then_some(()));
-    std::fs::write(place.path("go"), "").unwrap();
     run.signal(Signal::SIGCONT);
+    std::fs::write(place.path("go"), "done\n").unwrap();
     run.end().exits(0).prints("done");
 }

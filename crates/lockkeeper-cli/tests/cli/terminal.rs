@@ -94,21 +94,30 @@ fn the_command_reads_from_the_terminal() {
 fn ctrl_c_ends_the_command_and_the_line_around_it() {
     let place = Place::new();
     let mut session = Session::at(&place);
-    session.keys("lk run k -- sh -c 'echo $$ > pid; sleep 600'\n");
-    place.content("pid");
+    session.keys("lk run k -- sh -c 'echo $$ > pid; exec sleep 600'\n");
+    until_asleep(&place);
     session.keys("\x03");
     session.keys("echo code $?\n");
     session.shows("code 130");
     // A script that was interrupted does not go on with the next line.
     std::fs::remove_file(place.path("pid")).unwrap();
     session
-        .keys("lk() { bash -c \"$BIN run k -- sh -c 'echo > pid; sleep 600'; echo went on\"; }\n");
+        .keys("lk() { bash -c \"$BIN run k -- sh -c 'echo \\$\\$ > pid; exec sleep 600'; echo went on\"; }\n");
     session.keys(&format!("export BIN={}\nlk\n", env!("CARGO_BIN_EXE_lockkeeper")));
-    place.content("pid");
+    until_asleep(&place);
     session.keys("\x03");
     session.keys("echo then $?\n");
     session.shows("then 130");
     place.run("run -w 10 k true").exits(0);
+}
+
+/// A shell may miss a Ctrl-C while it starts something; what it has started does not.
+fn until_asleep(place: &Place) {
+    let pid = place.content("pid");
+    eventually("the command sleeps", || {
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.trim())).ok()?;
+        (name == "sleep\n").then_some(())
+    });
 }
 
 #[test]

@@ -6,7 +6,7 @@ use lockkeeper::{Client, Guard, Lock};
 use tokio::time::{Instant, sleep};
 
 /// How long something may take that takes a moment.
-pub(super) const SOON: Duration = Duration::from_secs(10);
+pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// Waits until something is true.
 pub(super) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
@@ -25,6 +25,14 @@ pub(super) async fn take(lock: Lock) -> Guard {
         Ok(None) => panic!("busy: {shown}"),
         Err(error) => panic!("{error}: {shown}"),
     }
+}
+
+/// Takes a lock that is free, or will be as soon as what is under way has ended.
+///
+/// A request that was given up while it was on its way to a server is undone when its answer comes.
+pub(super) async fn take_soon(lock: Lock) -> Guard {
+    let shown = format!("{lock:?}");
+    lock.acquire_within(SOON).await.unwrap_or_else(|error| panic!("{error}: {shown}"))
 }
 
 /// Asserts that a lock is busy.

@@ -15,7 +15,9 @@ pub(super) async fn holders_and_waiters_are_seen(store: Store) {
     let mut line = true;
     for note in ["one", "two", "three"] {
         let lock = store.client().await.mutex("key").note(note);
-        waiters.push(tokio::spawn(lock.acquire()));
+        waiters.push(tokio::spawn(async move {
+            lock.acquire().await.unwrap().release().await.unwrap()
+        }));
         line &= queued(&observer, "key", waiters.len()).await;
     }
     let snapshot = observer.inspect("key").await.unwrap().expect("it is held");
@@ -32,7 +34,7 @@ pub(super) async fn holders_and_waiters_are_seen(store: Store) {
     }
     guard.release().await.unwrap();
     for waiter in waiters {
-        waiter.await.unwrap().unwrap().release().await.unwrap();
+        waiter.await.unwrap();
     }
     nothing_left(&observer, "key").await;
 }

@@ -1,7 +1,11 @@
 //! What every engine must do, as one list of cases, each a test of its own for every engine.
 //!
-//! ```ignore
+//! ```
+//! use lockkeeper::backends::memory::Memory;
+//! use lockkeeper_testkit::conformance::Store;
+//!
 //! lockkeeper_testkit::conformance!(memory, Store::of(Memory::new()));
+//! # fn main() {}
 //! ```
 //!
 //! Cases select themselves by [`Guarantees`](lockkeeper::Guarantees). What an engine does not do it
@@ -109,6 +113,7 @@ macro_rules! __cases {
             leases::a_hung_renewal_cannot_hide_a_loss
             leases::a_release_after_the_loss_says_so
             leases::a_broken_lock_is_free_and_its_holder_learns
+            leases::a_holder_is_asked_to_give_way
 
             processes::a_stopped_holder_knows_when_it_resumes
             processes::a_stopped_holder_of_a_fixed_lease_knows_when_it_resumes

@@ -21,6 +21,7 @@ pub struct Store {
     url: Option<String>,
     paused: bool,
     ttl: Option<Duration>,
+    session: Option<Duration>,
     helper: Option<Program>,
     kept: Vec<Box<dyn Any + Send + Sync>>,
 }
@@ -50,7 +51,7 @@ impl Store {
     }
 
     fn new(open: Box<dyn Fn() -> Opening + Send + Sync>, paused: bool) -> Self {
-        Self { open, url: None, paused, ttl: None, helper: None, kept: Vec::new() }
+        Self { open, url: None, paused, ttl: None, session: None, helper: None, kept: Vec::new() }
     }
 
     /// The URL for other processes and for the blocking front.
@@ -59,9 +60,15 @@ impl Store {
         self
     }
 
-    /// The shortest lease that the engine really grants. Default: one second.
+    /// The lease that cases ask for. Default: two seconds; a busy machine does not keep shorter ones.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
+        self
+    }
+
+    /// How long the store keeps the session of a dead holder, where that is longer than the lease.
+    pub fn session(mut self, session: Duration) -> Self {
+        self.session = Some(session);
         self
     }
 
@@ -80,9 +87,18 @@ impl Store {
         self.paused
     }
 
-    /// The lease that cases ask for.
     pub(super) fn lease(&self) -> Duration {
-        self.ttl.unwrap_or(Duration::from_secs(1))
+        self.ttl.unwrap_or(Duration::from_secs(2))
+    }
+
+    /// By how much a busy machine may be late. Paused time is never late.
+    pub(super) fn slack(&self) -> Duration {
+        if self.paused { Duration::ZERO } else { Duration::from_secs(3) }
+    }
+
+    /// How long a dead holder's lock stays taken.
+    pub(super) fn grace(&self) -> Duration {
+        self.session.unwrap_or(self.lease())
     }
 
     pub(super) async fn client(&self) -> Client {

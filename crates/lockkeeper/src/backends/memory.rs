@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Engine;
 use crate::backend::{
-    Backend, Claim, Death, Entry, Fence, FenceSource, Grant, Guarantees, Lease, Mode, Order, Query,
-    Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Asked, Backend, Claim, Death, Entry, Fence, FenceSource, Grant, Guarantees, Lease, Mode, Order,
+    Query, Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -109,7 +109,7 @@ impl Backend for Memory {
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
-        Box::new(Ticket { shared: self.shared.clone(), request, turn: Arc::default() })
+        Box::new(Ticket { shared: self.shared.clone(), request, bells: Bells::default() })
     }
 
     async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
@@ -136,6 +136,13 @@ impl Backend for Memory {
         Ok(broken)
     }
 
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        self.shared.travel().await;
+        let told = self.shared.lock().ask(key);
+        self.shared.travel().await;
+        Ok(told)
+    }
+
     fn clock(&self) -> Clock {
         Clock::Runtime
     }
@@ -146,14 +153,23 @@ impl Backend for Memory {
 struct Ticket {
     shared: Arc<Shared>,
     request: Request,
+    bells: Bells,
+}
+
+/// How a claim is told.
+#[derive(Debug, Clone, Default)]
+struct Bells {
+    /// It may be its turn.
     turn: Arc<Notify>,
+    /// It is asked to give way.
+    asked: Arc<watch::Sender<bool>>,
 }
 
 #[async_trait]
 impl Claim for Ticket {
     async fn attempt(&mut self) -> Result<Option<Grant>> {
         self.shared.travel().await;
-        let answer = self.shared.lock().attempt(&self.request, &self.turn);
+        let answer = self.shared.lock().attempt(&self.request, &self.bells);
         self.shared.travel().await;
         answer
     }
@@ -163,10 +179,10 @@ impl Claim for Ticket {
         match next {
             Some(next) => tokio::select! {
                 biased;
-                () = self.turn.notified() => {}
+                () = self.bells.turn.notified() => {}
                 () = sleep_until(next) => {}
             },
-            None => self.turn.notified().await,
+            None => self.bells.turn.notified().await,
         }
         Ok(())
     }
@@ -176,6 +192,16 @@ impl Claim for Ticket {
         let released = self.shared.lock().release(&self.request.key, self.request.token);
         self.shared.travel().await;
         Ok(released)
+    }
+
+    fn yield_requested(&self) -> Option<Asked> {
+        let mut asked = self.bells.asked.subscribe();
+        Some(Box::pin(async move {
+            if asked.wait_for(|asked| *asked).await.is_err() {
+                // Given back without having been asked: nobody will.
+                std::future::pending::<()>().await;
+            }
+        }))
     }
 }
 
@@ -235,11 +261,11 @@ struct InLine {
     until: Instant,
     granted: Option<Fence>,
     slots: Vec<u32>,
-    turn: Arc<Notify>,
+    bells: Bells,
 }
 
 impl State {
-    fn attempt(&mut self, request: &Request, turn: &Arc<Notify>) -> Result<Option<Grant>> {
+    fn attempt(&mut self, request: &Request, bells: &Bells) -> Result<Option<Grant>> {
         self.forget_the_late(&request.key);
         let now = Instant::now();
         let fence = &mut self.fence;
@@ -270,7 +296,7 @@ impl State {
                     until: now,
                     granted: None,
                     slots: Vec::new(),
-                    turn: turn.clone(),
+                    bells: bells.clone(),
                 });
                 line.tickets.len() - 1
             }
@@ -342,6 +368,17 @@ impl State {
         evicted
     }
 
+    /// Tells everyone who holds the key that they are asked to give way.
+    fn ask(&mut self, key: &Key) -> Vec<Entry> {
+        self.forget_the_late(key);
+        let Some(line) = self.lines.get(key) else { return Vec::new() };
+        let granted = line.tickets.iter().filter(|ticket| ticket.granted.is_some());
+        for ticket in granted {
+            ticket.bells.asked.send_replace(true);
+        }
+        line.holders().collect()
+    }
+
     fn inspect(&mut self, query: &Query) -> Vec<Snapshot> {
         let keys: Vec<_> =
             self.lines.keys().filter(|key| query.matches(key.as_str())).cloned().collect();
@@ -378,7 +415,7 @@ impl State {
         if changed {
             for at in 0..line.tickets.len() {
                 if line.tickets[at].granted.is_none() && line.turn(at) == Turn::In {
-                    line.tickets[at].turn.notify_one();
+                    line.tickets[at].bells.turn.notify_one();
                 }
             }
         }

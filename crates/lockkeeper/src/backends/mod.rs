@@ -1,5 +1,6 @@
 //! The engines, and the table of schemes that leads to them.
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -13,6 +14,16 @@ pub mod etcd;
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod sql;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 /// A row of the table of schemes.
 struct Scheme {
@@ -49,8 +60,30 @@ macro_rules! engine {
 const SCHEMES: &[Scheme] = &[
     Scheme { scheme: "file", feature: "file", engine: engine!("file", file::ENGINE) },
     Scheme { scheme: "memory", feature: "memory", engine: engine!("memory", memory::ENGINE) },
+    Scheme {
+        scheme: "zookeeper",
+        feature: "zookeeper",
+        engine: engine!("zookeeper", zookeeper::ENGINE),
+    },
     Scheme { scheme: "etcd", feature: "etcd", engine: engine!("etcd", etcd::ENGINE) },
     Scheme { scheme: "etcds", feature: "etcd", engine: engine!("etcd", etcd::ENGINE) },
+    Scheme { scheme: "redis", feature: "redis", engine: engine!("redis", redis::ENGINE) },
+    Scheme { scheme: "rediss", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "redis+unix", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "redis+sentinel", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme {
+        scheme: "rediss+sentinel",
+        feature: "redis",
+        engine: engine!("redis", redis::SIBLING),
+    },
+    Scheme { scheme: "redis+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "rediss+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "mysql", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
+    Scheme {
+        scheme: "postgres",
+        feature: "postgres",
+        engine: engine!("postgres", postgres::ENGINE),
+    },
 ];
 
 /// Opens the engine that a URL names, and makes sure that it is there.
@@ -75,9 +108,11 @@ pub fn guarantees(endpoint: &Endpoint) -> Result<Guarantees> {
 /// What the engines that are compiled in promise: a URL for each way of using them, and the promises.
 pub fn ways() -> impl Iterator<Item = (&'static str, Guarantees)> {
     let engines = SCHEMES.iter().filter_map(|row| row.engine.as_ref());
-    engines.flat_map(|engine| engine.ways).map(|url| {
+    // An engine of several schemes is listed once.
+    let urls: BTreeSet<&str> = engines.flat_map(|engine| engine.ways).copied().collect();
+    urls.into_iter().map(|url| {
         let told = Endpoint::parse(url).and_then(|endpoint| guarantees(&endpoint));
-        (*url, told.expect("an engine understands its own examples"))
+        (url, told.expect("an engine understands its own examples"))
     })
 }
 

@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use tokio::time::sleep;
 
 use crate::backend::{
-    Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
-    Snapshot,
+    Asked, Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal,
+    Request, Snapshot,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -151,6 +151,10 @@ impl Backend for Faults {
         self.backend.break_lock(key).await
     }
 
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        self.backend.request_yield(key).await
+    }
+
     async fn doctor(&self) -> Result<Vec<Finding>> {
         self.backend.doctor().await
     }
@@ -182,6 +186,10 @@ impl Claim for Faulty {
 
     async fn release(&mut self) -> Result<Released> {
         self.faults.call("release", self.claim.release()).await
+    }
+
+    fn yield_requested(&self) -> Option<Asked> {
+        self.claim.yield_requested()
     }
 
     #[cfg(unix)]

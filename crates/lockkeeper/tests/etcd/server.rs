@@ -139,8 +139,9 @@ impl Servers {
     pub(crate) fn leader(&self) -> usize {
         let started = Instant::now();
         loop {
-            // One line each: address, id, version, size, whether it leads, …
-            let status = self.ctl(&["endpoint", "status"]);
+            // One line for each that answers: address, id, version, size, whether it leads, …
+            let output = self.ctl_command(&["endpoint", "status"]).output().expect(MISSING_CTL);
+            let status = String::from_utf8_lossy(&output.stdout);
             let leads = |line: &&str| line.split(", ").nth(4) == Some("true");
             let leader = status.lines().find(leads).and_then(|line| line.split(", ").next());
             let known = (0..self.members.len()).find(|n| Some(&*self.address(*n)) == leader);

@@ -1,0 +1,252 @@
+//! A way between a client and a server that breaks as networks do.
+//!
+//! A stream never loses bytes from its middle: what a [hole](Proxy::hold) keeps back is delivered late
+//! when it closes, as TCP does by sending again, and a connection on which a reply was
+//! [swallowed](Proxy::swallow_replies) never carries another one. Late is worse than never for locks.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+/// Which way the bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Requests.
+    ToServer,
+    /// Replies.
+    ToClient,
+}
+
+/// A proxy on a port of its own. It ends, with all its connections, when it is dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    rules: Arc<watch::Sender<Rules>>,
+    listening: Arc<watch::Sender<bool>>,
+    forwarded: Arc<[AtomicU64; 2]>,
+    task: AbortHandle,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Rules {
+    latency: Duration,
+    held: [bool; 2],
+    cut_after: [Option<u64>; 2],
+    swallow: usize,
+    refuse: bool,
+    resets: u64,
+    heals: u64,
+}
+
+impl Proxy {
+    /// Listens on a free port of 127.0.0.1 and forwards to `target`.
+    ///
+    /// # Panics
+    /// When there is no free port.
+    pub async fn start(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+        let address = listener.local_addr().expect("a listener has an address");
+        let rules = Arc::new(watch::Sender::new(Rules::default()));
+        let listening = Arc::new(watch::Sender::new(true));
+        let forwarded = Arc::default();
+        let accept =
+            accept(listener, target, rules.clone(), listening.clone(), Arc::clone(&forwarded));
+        let task = tokio::spawn(accept).abort_handle();
+        Self { address, rules, listening, forwarded, task }
+    }
+
+    /// Where clients connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Delays everything by so much, each way.
+    pub fn latency(&self, latency: Duration) {
+        self.rules.send_modify(|rules| rules.latency = latency);
+    }
+
+    /// Opens a black hole one way: nothing arrives, nobody is told, connections stay open.
+    pub fn hold(&self, way: Way) {
+        self.rules.send_modify(|rules| rules.held[way as usize] = true);
+    }
+
+    /// Resets every connection there is. New ones are fine.
+    pub fn reset(&self) {
+        self.rules.send_modify(|rules| rules.resets += 1);
+    }
+
+    /// Refuses new connections, from when it returns. Those that exist are left alone.
+    pub async fn refuse(&self) {
+        self.rules.send_modify(|rules| rules.refuse = true);
+        self.is_listening(false).await;
+    }
+
+    /// Resets every connection after so many bytes one way, counted from its beginning.
+    pub fn cut_after(&self, way: Way, bytes: u64) {
+        self.rules.send_modify(|rules| rules.cut_after[way as usize] = Some(bytes));
+    }
+
+    /// Forwards the next `n` requests and swallows the replies: the effect happens, the answer is lost.
+    ///
+    /// A request is what arrives from a client at once.
+    pub fn swallow_replies(&self, n: usize) {
+        self.rules.send_modify(|rules| rules.swallow = n);
+    }
+
+    /// Puts everything right. Connections that lost a reply are reset: they cannot be right again.
+    pub async fn heal(&self) {
+        self.rules.send_modify(|rules| {
+            let (resets, heals) = (rules.resets, rules.heals + 1);
+            *rules = Rules { resets, heals, ..Rules::default() };
+        });
+        self.is_listening(true).await;
+    }
+
+    /// How many bytes went one way so far.
+    pub fn forwarded(&self, way: Way) -> u64 {
+        self.forwarded[way as usize].load(Ordering::Relaxed)
+    }
+
+    async fn is_listening(&self, wanted: bool) {
+        let _ = self.listening.subscribe().wait_for(|is| *is == wanted).await;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.reset();
+        self.task.abort();
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    target: SocketAddr,
+    rules: Arc<watch::Sender<Rules>>,
+    listening: Arc<watch::Sender<bool>>,
+    forwarded: Arc<[AtomicU64; 2]>,
+) {
+    let address = listener.local_addr().expect("a listener has an address");
+    let mut listener = Some(listener);
+    let mut changes = rules.subscribe();
+    loop {
+        if rules.borrow().refuse {
+            // Only a port without a listener refuses.
+            listener = None;
+            listening.send_replace(false);
+            let _ = changes.wait_for(|rules| !rules.refuse).await;
+        }
+        if listener.is_none() {
+            listener = Some(TcpListener::bind(address).await.expect("our port is still free"));
+            listening.send_replace(true);
+        }
+        let accepted = tokio::select! {
+            accepted = listener.as_ref().expect("it is bound").accept() => accepted,
+            _ = changes.changed() => continue,
+        };
+        let Ok((client, _)) = accepted else { continue };
+        let connection = Connection {
+            born: rules.borrow().clone(),
+            rules: rules.clone(),
+            forwarded: forwarded.clone(),
+            swallowed: AtomicU64::new(0),
+        };
+        tokio::spawn(connection.serve(client, target));
+    }
+}
+
+struct Connection {
+    born: Rules,
+    rules: Arc<watch::Sender<Rules>>,
+    forwarded: Arc<[AtomicU64; 2]>,
+    /// The heal that ends this connection, once a reply was swallowed; else 0.
+    swallowed: AtomicU64,
+}
+
+/// A connection came to a bad end.
+struct Broken;
+
+impl Connection {
+    async fn serve(self, mut client: TcpStream, target: SocketAddr) {
+        let Ok(mut server) = TcpStream::connect(target).await else {
+            let _ = client.set_zero_linger();
+            return;
+        };
+        let _ = (client.set_nodelay(true), server.set_nodelay(true));
+        let ended_well = {
+            let (from_client, to_client) = client.split();
+            let (from_server, to_server) = server.split();
+            tokio::select! {
+                both = async { tokio::try_join!(
+                    self.pump(Way::ToServer, from_client, to_server),
+                    self.pump(Way::ToClient, from_server, to_client),
+                ) } => both.is_ok(),
+                () = self.doomed() => false,
+            }
+        };
+        if !ended_well {
+            // Closing without lingering is what sends a reset.
+            let _ = (client.set_zero_linger(), server.set_zero_linger());
+        }
+    }
+
+    async fn doomed(&self) {
+        let mut changes = self.rules.subscribe();
+        let is_doomed = |rules: &Rules| {
+            let swallowed = self.swallowed.load(Ordering::Relaxed);
+            rules.resets > self.born.resets || (swallowed > 0 && rules.heals >= swallowed)
+        };
+        let _ = changes.wait_for(is_doomed).await;
+    }
+
+    async fn pump(
+        &self,
+        way: Way,
+        mut from: ReadHalf<'_>,
+        mut to: WriteHalf<'_>,
+    ) -> Result<(), Broken> {
+        let mut buffer = vec![0; 16 * 1024];
+        let mut sent = 0;
+        loop {
+            let read = from.read(&mut buffer).await.map_err(|_| Broken)?;
+            self.passable(way).await;
+            if read == 0 {
+                let _ = to.shutdown().await;
+                return Ok(());
+            }
+            let rules = self.rules.borrow().clone();
+            if !rules.latency.is_zero() {
+                sleep(rules.latency).await;
+            }
+            match way {
+                Way::ToServer if rules.swallow > 0 => {
+                    self.swallowed.store(rules.heals + 1, Ordering::Relaxed);
+                    self.rules.send_modify(|rules| rules.swallow = rules.swallow.saturating_sub(1));
+                }
+                Way::ToClient if self.swallowed.load(Ordering::Relaxed) > 0 => continue,
+                _ => {}
+            }
+            let left = rules.cut_after[way as usize].map(|bytes| bytes.saturating_sub(sent));
+            let n = left.map_or(read, |left| read.min(usize::try_from(left).unwrap_or(read)));
+            to.write_all(&buffer[..n]).await.map_err(|_| Broken)?;
+            sent += n as u64;
+            self.forwarded[way as usize].fetch_add(n as u64, Ordering::Relaxed);
+            if left.is_some_and(|left| left <= read as u64) {
+                return Err(Broken);
+            }
+        }
+    }
+
+    async fn passable(&self, way: Way) {
+        let mut changes = self.rules.subscribe();
+        let _ = changes.wait_for(|rules| !rules.held[way as usize]).await;
+    }
+}

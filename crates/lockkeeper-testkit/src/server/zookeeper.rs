@@ -1,0 +1,203 @@
+//! ZooKeeper, one server or an ensemble, from Debian's package `zookeeper`.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::Warden;
+
+const JAR: &str = "/usr/share/java/zookeeper.jar";
+
+/// How long an ensemble may take to be of service. A busy machine starts a JVM slowly.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Servers that form one store.
+#[derive(Debug)]
+pub struct Ensemble {
+    servers: Vec<Server>,
+    _directory: TempDir,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub struct Server {
+    port: u16,
+    configuration: String,
+    log: std::path::PathBuf,
+    process: Warden,
+}
+
+impl Ensemble {
+    /// One server by itself, with a tick of a quarter of a second.
+    pub fn single() -> Self {
+        Self::start::<1>()
+    }
+
+    /// Three servers, of which one may fail.
+    pub fn three() -> Self {
+        Self::start::<3>()
+    }
+
+    fn start<const N: usize>() -> Self {
+        assert!(
+            Path::new(JAR).exists(),
+            "{JAR} is missing; install the Debian package zookeeper: apt-get install -y zookeeper"
+        );
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let ports = free_ports::<9>();
+        let (clients, peers, votes) = (&ports[..3], &ports[3..6], &ports[6..]);
+        let mut members = String::new();
+        if N > 1 {
+            for n in 0..N {
+                members += &format!("server.{n}=127.0.0.1:{}:{}\n", peers[n], votes[n]);
+            }
+        }
+        let servers = (0..N).map(|n| {
+            let home = directory.path().join(n.to_string());
+            std::fs::create_dir(&home).expect("a directory can be made");
+            std::fs::write(home.join("myid"), n.to_string()).expect("a file can be written");
+            let configuration = home.join("zoo.cfg");
+            let text = format!(
+                "tickTime=250\ninitLimit=120\nsyncLimit=20\ndataDir={}\nclientPort={}\n\
+                 clientPortAddress=127.0.0.1\nmaxClientCnxns=0\nminSessionTimeout=500\n\
+                 maxSessionTimeout=60000\nadmin.enableServer=false\n{members}",
+                home.display(),
+                clients[n],
+            );
+            std::fs::write(&configuration, text).expect("a file can be written");
+            let configuration = configuration.display().to_string();
+            let log = home.join("log");
+            let process = launch(&configuration, &log);
+            Server { port: clients[n], configuration, log, process }
+        });
+        let ensemble = Self { servers: servers.collect(), _directory: directory };
+        ensemble.serving(N);
+        ensemble
+    }
+
+    /// `h1:p1,h2:p2`, for a URL.
+    pub fn hosts(&self) -> String {
+        let hosts = self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port));
+        hosts.collect::<Vec<_>>().join(",")
+    }
+
+    /// A URL with a root of its own.
+    pub fn url(&self, root: &str, session: Duration) -> String {
+        format!("zookeeper://{}/{root}?session={}ms", self.hosts(), session.as_millis())
+    }
+
+    /// The servers.
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// Which one leads.
+    ///
+    /// # Panics
+    /// When none does.
+    pub fn leader(&self) -> usize {
+        let leads =
+            |server: &Server| matches!(server.mode().as_deref(), Some("leader" | "standalone"));
+        self.servers.iter().position(leads).expect("one of them leads")
+    }
+
+    /// Which one holds more client connections than it answers this question on.
+    pub fn connected(&self) -> Option<usize> {
+        self.servers.iter().position(|server| server.connections() > 1)
+    }
+
+    /// Starts a server that was killed, and waits until all serve.
+    pub fn restart(&mut self, n: usize) {
+        let server = &mut self.servers[n];
+        server.process = launch(&server.configuration, &server.log);
+        self.serving(self.servers.len());
+    }
+
+    /// Waits until so many are of service.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    pub fn serving(&self, wanted: usize) {
+        let started = Instant::now();
+        while self.servers.iter().filter(|server| server.mode().is_some()).count() < wanted {
+            assert!(started.elapsed() < PATIENCE, "no {wanted} servers: {}", self.logs());
+            sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn logs(&self) -> String {
+        let logs = self.servers.iter().map(|server| std::fs::read_to_string(&server.log));
+        logs.map(|log| log.unwrap_or_default()).collect()
+    }
+}
+
+impl Server {
+    /// Its client port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its process, to be stopped and killed.
+    pub fn process(&self) -> &Warden {
+        &self.process
+    }
+
+    /// `leader`, `follower` or `standalone`; `None` while it is of no service.
+    pub fn mode(&self) -> Option<String> {
+        self.status("Mode: ")
+    }
+
+    /// How many clients are connected, the one that asks included.
+    pub fn connections(&self) -> usize {
+        self.status("Connections: ").and_then(|number| number.parse().ok()).unwrap_or(0)
+    }
+
+    /// How many packets it received so far.
+    pub fn received(&self) -> u64 {
+        self.status("Received: ").and_then(|number| number.parse().ok()).unwrap_or(0)
+    }
+
+    fn status(&self, name: &str) -> Option<String> {
+        let answer = self.ask("srvr").ok()?;
+        answer.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
+    }
+
+    fn ask(&self, question: &str) -> std::io::Result<String> {
+        let address = (Ipv4Addr::LOCALHOST, self.port).into();
+        let limit = Duration::from_secs(1);
+        let mut stream = TcpStream::connect_timeout(&address, limit)?;
+        stream.set_read_timeout(Some(limit))?;
+        stream.write_all(question.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+}
+
+fn launch(configuration: &str, log: &Path) -> Warden {
+    let arguments = [
+        "-Xmx256m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        // What was acknowledged survives a killed process without it; no test cuts the power.
+        "-Dzookeeper.forceSync=no",
+        // Directories are removed under the feet of those who use them.
+        "-Dznode.container.checkIntervalMs=500",
+        "-cp",
+        JAR,
+        "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+        configuration,
+    ];
+    Warden::start("java", &arguments.map(str::to_owned), log)
+}
+
+/// Ports that nobody uses at the moment.
+fn free_ports<const N: usize>() -> [u16; N] {
+    // All are held until all are known, so that they differ.
+    let held = [(); N].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"));
+    held.map(|port| port.local_addr().expect("it is bound").port())
+}

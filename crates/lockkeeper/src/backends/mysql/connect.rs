@@ -1,0 +1,176 @@
+//! From a URL to a database that is fit to keep locks: settings, first words, tables.
+
+use async_trait::async_trait;
+use sqlx::error::DatabaseError;
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError};
+use sqlx::{ConnectOptions, Row};
+
+use crate::backends::sql::{self, Greet, Sessions};
+use crate::error::{Error, Result};
+use crate::url::Endpoint;
+
+/// The tables and procedures that this engine needs, as a migration to run by hand.
+///
+/// It is run by itself where the user of the URL may do that, unless the option `create` is `no`.
+pub const SCHEMA: &str = include_str!("schema.sql");
+
+/// The version of [`SCHEMA`] that this code speaks.
+const VERSION: i32 = 1;
+
+pub(super) const NAME: &str = "mysql";
+
+/// What a URL says.
+pub(super) struct Settings {
+    pub(super) options: MySqlConnectOptions,
+    pub(super) password_file: Option<String>,
+    pub(super) connections: usize,
+    pub(super) create: bool,
+}
+
+impl Settings {
+    pub(super) fn of(endpoint: &Endpoint) -> Result<Self> {
+        let mut options = endpoint.options();
+        options.choice("strategy", &[("lease", ())])?;
+        let create = options.choice("create", &[("yes", true), ("no", false)])?.unwrap_or(true);
+        let connections = sql::connections(&mut options)?;
+        let password_file = options.take("password_file")?;
+        // These are the client crate's own; it reads them from the URL.
+        let mut url = endpoint.expose().clone();
+        url.set_query(None);
+        for name in ["socket", "ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"] {
+            if let Some(value) = options.take(name)? {
+                url.query_pairs_mut().append_pair(name, &value);
+            }
+        }
+        options.finish()?;
+        if url.path().trim_matches('/').is_empty() {
+            return Err(Error::Config(
+                "mysql: the URL names no database; write mysql://user@host/database".to_owned(),
+            ));
+        }
+        let has_password = url.password().is_some();
+        let mut options = MySqlConnectOptions::from_url(&url)
+            .map_err(|error| Error::Config(format!("mysql: {error}")))?
+            .disable_statement_logging();
+        if !has_password && let Ok(password) = std::env::var("MYSQL_PWD") {
+            options = options.password(&password);
+        }
+        Ok(Self { options, password_file, connections, create })
+    }
+
+    /// Reads the password that is in a file, if there is one.
+    pub(super) fn with_password(mut self) -> Result<Self> {
+        if let Some(path) = &self.password_file {
+            self.options = self.options.password(&sql::password(path)?);
+        }
+        Ok(self)
+    }
+}
+
+#[async_trait]
+impl Greet for MySqlConnection {
+    const ENGINE: &'static str = NAME;
+
+    /// Sets an isolation without gap locks, which would make neighbours in the index wait for each
+    /// other, and a limit to waiting for a row; times are in UTC.
+    async fn greet(&mut self) -> sqlx::Result<()> {
+        sqlx::raw_sql(
+            "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
+             SET SESSION time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 5",
+        )
+        .execute(self)
+        .await?;
+        Ok(())
+    }
+
+    /// Deadlocks, rows not had in time, connections killed, servers that start, stop or are full.
+    fn may_pass(error: &dyn DatabaseError) -> bool {
+        let number = error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number);
+        let passing =
+            [1040, 1053, 1077, 1079, 1159, 1161, 1203, 1205, 1213, 1317, 1927, 3168, 4031];
+        number.is_some_and(|number| passing.contains(&number))
+            || error.code().is_some_and(|code| code == "40001" || code.starts_with("08"))
+    }
+}
+
+/// Makes sure that the database is there, may be written, and has our tables.
+pub(super) async fn prepare(sessions: &Sessions<MySqlConnection>, create: bool) -> Result<()> {
+    if find(sessions).await?.is_none() {
+        if !create {
+            return Err(missing("they are not there, and the option create is no"));
+        }
+        make(sessions).await?;
+    }
+    match find(sessions).await? {
+        Some(VERSION) => Ok(()),
+        found => Err(missing(&format!("they have version {found:?}, and this is for {VERSION}"))),
+    }
+}
+
+/// The version of the tables that are there.
+async fn find(sessions: &Sessions<MySqlConnection>) -> Result<Option<i32>> {
+    let mut session = sessions.any().await?;
+    let answer = sqlx::query(
+        "SELECT @@global.read_only, (SELECT COUNT(*) FROM information_schema.tables
+           WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_version')",
+    )
+    .fetch_one(session.wire())
+    .await;
+    let row = session.settle(answer, "look at the database")?;
+    if row.get::<i64, _>(0) != 0 {
+        return Err(Error::broken(
+            NAME,
+            "keep locks here",
+            "this server is read-only, as replicas are; name the primary",
+        ));
+    }
+    if row.get::<i64, _>(1) == 0 {
+        return Ok(None);
+    }
+    let mut session = sessions.any().await?;
+    let answer = sqlx::query_scalar("SELECT MAX(version) FROM lockkeeper_version");
+    let answer = answer.fetch_one(session.wire()).await;
+    session.settle(answer, "read the version of the tables")
+}
+
+async fn make(sessions: &Sessions<MySqlConnection>) -> Result<()> {
+    let mut session = sessions.any().await?;
+    let making = async {
+        // One at a time: procedures are dropped and made again. The lock goes with the connection.
+        sqlx::query("DO GET_LOCK('lockkeeper: making tables', 60)").execute(session.wire()).await?;
+        for statement in SCHEMA.lines().filter(|line| !line.starts_with("DELIMITER")).fold(
+            vec![String::new()],
+            |mut statements, line| {
+                let (text, ends) = match line.strip_suffix("//") {
+                    Some(text) => (text, true),
+                    None => (line, false),
+                };
+                let last = statements.last_mut().expect("there is always one");
+                last.push_str(text);
+                last.push('\n');
+                if ends {
+                    statements.push(String::new());
+                }
+                statements
+            },
+        ) {
+            if !statement.trim().is_empty() {
+                sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(session.wire()).await?;
+            }
+        }
+        sqlx::query("DO RELEASE_LOCK('lockkeeper: making tables')").execute(session.wire()).await
+    };
+    let answer = making.await;
+    session.settle(answer, "make the tables").map(drop).inspect_err(|_| {
+        let hint = missing("they are not there, and could not be made");
+        tracing::error!(%hint);
+    })
+}
+
+fn missing(why: &str) -> Error {
+    Error::broken(
+        NAME,
+        "find the tables of lockkeeper",
+        format!("{why}; docs/engines/mysql.md says what an administrator has to run"),
+    )
+}

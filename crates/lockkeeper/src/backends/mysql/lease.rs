@@ -1,0 +1,255 @@
+//! The strategy `lease`: a table of claims, in which everything is one call of one procedure.
+//!
+//! The procedures are in `schema.sql`; each decides under the key's own row, with the server's clock
+//! read after that row was locked, and recognises a token that it has seen before.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::mysql::{MySqlConnection, MySqlRow};
+use sqlx::{FromRow, Row as _};
+use tokio::time::sleep;
+
+use super::connect::{NAME, Settings, prepare};
+use super::doctor;
+use crate::backend::{
+    Backend, Claim, Death, Entry, FenceSource, Finding, Grant, Guarantees, Lease, Order, Query,
+    Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+};
+use crate::backends::sql::{
+    self, LOOK_AGAIN, Row, STATEMENT, Sessions, WAITER_LEASE, micros, permits, within,
+};
+use crate::engine::Backoff;
+use crate::error::Result;
+use crate::key::Key;
+use crate::owner::whoami;
+
+pub(super) const GUARANTEES: Guarantees = Guarantees {
+    engine: NAME,
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    order: Order::Fifo,
+    fence: FenceSource::Hybrid,
+    death: Death::Lease,
+    wakeup: Wakeup::BackOff,
+    scope: Scope::Network,
+    survives: Survives::Restart,
+    reentrance: Reentrance::Store,
+};
+
+/// How often the next in line looks; those behind it look as much less often as they are further back.
+const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(100));
+
+/// Locks in a table of leases.
+#[derive(Debug)]
+pub(super) struct Leases {
+    sessions: Arc<Sessions<MySqlConnection>>,
+}
+
+impl Leases {
+    pub(super) async fn open(settings: Settings) -> Result<Self> {
+        let sessions = Sessions::new(settings.options, settings.connections);
+        prepare(&sessions, settings.create).await?;
+        Ok(Self { sessions: Arc::new(sessions) })
+    }
+
+    async fn rows(&self, query: &Query) -> Result<Vec<Row>> {
+        macro_rules! claims {
+            ($which:literal) => {
+                concat!(
+                    "SELECT CONVERT(c.name USING utf8mb4) AS name, CONVERT(c.owner USING utf8mb4) AS owner,
+                       CONVERT(c.kind USING utf8mb4) AS kind, c.take, c.permits, c.fence,
+                       CONVERT(c.slots USING utf8mb4) AS slots, c.who, c.note, l.fence AS last,
+                       CAST(UNIX_TIMESTAMP(c.since) * 1000000 AS SIGNED) AS since_us,
+                       TIMESTAMPDIFF(MICROSECOND, SYSDATE(6), c.until) AS left_us
+                     FROM lockkeeper_claim c LEFT JOIN lockkeeper_lock l ON l.name = c.name
+                     WHERE c.until > SYSDATE(6) AND ",
+                    $which,
+                    " ORDER BY c.name, c.place"
+                )
+            };
+        }
+        let (statement, text) = match query {
+            Query::Key(key) => (claims!("c.name = ? AND ? IS NOT NULL"), key.as_str()),
+            Query::Prefix(prefix) => (claims!("LEFT(c.name, LENGTH(?)) = ?"), prefix.as_str()),
+        };
+        let mut session = self.sessions.any().await?;
+        let looking = sqlx::query_as::<_, Row>(statement)
+            .bind(text.as_bytes())
+            .bind(text.as_bytes())
+            .fetch_all(session.wire());
+        let answer = within(STATEMENT, looking).await;
+        session.settle(answer, "look at locks")
+    }
+}
+
+#[async_trait]
+impl Backend for Leases {
+    fn guarantees(&self) -> Guarantees {
+        GUARANTEES
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        let token = request.token.to_string();
+        let (looks, pause, ahead) = (0, LOOK_AGAIN, i64::MAX);
+        Box::new(LeaseClaim {
+            sessions: self.sessions.clone(),
+            request,
+            token,
+            looks,
+            pause,
+            ahead,
+        })
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        let tokens: Vec<_> = leases.iter().map(|lease| lease.token.to_string()).collect();
+        // Tokens are hexadecimal digits, dashes and a colon: nothing that JSON would mind.
+        let all: Vec<_> = std::iter::zip(&tokens, leases)
+            .map(|(token, lease)| format!(r#"{{"t":"{token}","u":{}}}"#, micros(lease.ttl)))
+            .collect();
+        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
+        let mut session = self.sessions.for_renewals().await?;
+        let renewing = sqlx::query_scalar::<_, String>("CALL lockkeeper_renew(?)")
+            .bind(format!("[{}]", all.join(",")))
+            .fetch_all(session.wire());
+        let answer = within(sql::renewal_limit(shortest), renewing).await;
+        let renewed = session.settle(answer, "renew leases")?;
+        let renewal = |token| match renewed.contains(token) {
+            true => Renewal::Renewed,
+            false => Renewal::Gone,
+        };
+        Ok(tokens.iter().map(renewal).collect())
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        self.rows(query).await.map(sql::snapshots)
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        let holders = self.rows(&Query::Key(key.clone())).await?;
+        let mut session = self.sessions.of(key).await?;
+        let breaking = sqlx::query("CALL lockkeeper_break(?)").bind(key.as_str().as_bytes());
+        let answer = within(STATEMENT, breaking.execute(session.wire())).await;
+        session.settle(answer, "break a lock")?;
+        Ok(holders.into_iter().filter(|row| row.fence.is_some()).map(Row::entry).collect())
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        doctor::look(&self.sessions).await
+    }
+
+    async fn close(&self) {
+        self.sessions.close().await;
+    }
+}
+
+/// A row of the table, or what will be one.
+#[derive(Debug)]
+struct LeaseClaim {
+    sessions: Arc<Sessions<MySqlConnection>>,
+    request: Request,
+    token: String,
+    /// How often it looked since the line last moved.
+    looks: u32,
+    /// How long until a lease in our way could run out.
+    pause: Duration,
+    /// How many are in our way.
+    ahead: i64,
+}
+
+#[async_trait]
+impl Claim for LeaseClaim {
+    async fn attempt(&mut self) -> Result<Option<Grant>> {
+        let request = &self.request;
+        let (take, limit) = permits(request.mode);
+        let stay = if request.queue { micros(WAITER_LEASE) } else { 0 };
+        let mut session = self.sessions.of(&request.key).await?;
+        let asking = sqlx::query("CALL lockkeeper_attempt(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")
+            .bind(request.key.as_str().as_bytes())
+            .bind(self.token.as_bytes())
+            .bind(request.identity().into_bytes())
+            .bind(request.mode.kind().as_bytes())
+            .bind(take)
+            .bind(limit)
+            .bind(micros(request.ttl))
+            .bind(stay)
+            .bind(whoami())
+            .bind(request.note.as_deref())
+            .fetch_all(session.wire());
+        let answer = within(STATEMENT, asking).await;
+        let rows = session.settle(answer, "acquire a lock")?;
+        let row = rows.first().ok_or_else(|| {
+            crate::error::Error::broken(NAME, "acquire a lock", "its procedure answered nothing")
+        })?;
+        if let Some(found) = row.get::<Option<&str>, _>("clash") {
+            return Err(sql::clash(&request.key, request.mode, found));
+        }
+        let Some(fence) = row.get::<Option<i64>, _>("fence") else {
+            let pause = row.get::<Option<i64>, _>("pause").and_then(|us| u64::try_from(us).ok());
+            let ahead = row.get("ahead");
+            self.looks = if ahead < self.ahead { 0 } else { self.looks.saturating_add(1) };
+            self.pause = pause.map_or(LOOK_AGAIN, Duration::from_micros).min(LOOK_AGAIN);
+            self.ahead = ahead;
+            return Ok(None);
+        };
+        Ok(Some(Grant {
+            fence: sql::fence(fence),
+            slots: slots(row)?,
+            lease: Lease::of(request),
+            bound: false,
+            gone: None,
+        }))
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        let back = u32::try_from(self.ahead).unwrap_or(1).clamp(1, 10);
+        let pause = self.pause + Duration::from_millis(1);
+        sleep((LOOKS.delay(self.looks) * back).min(pause)).await;
+        Ok(())
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        let mut session = self.sessions.of(&self.request.key).await?;
+        let releasing = sqlx::query_scalar::<_, i64>("CALL lockkeeper_release(?, ?)")
+            .bind(self.request.key.as_str().as_bytes())
+            .bind(self.token.as_bytes())
+            .fetch_all(session.wire());
+        let answer = within(STATEMENT, releasing).await;
+        match session.settle(answer, "release a lock")?.first() {
+            Some(1) => Ok(Released::Yes),
+            _ => Ok(Released::AlreadyGone),
+        }
+    }
+}
+
+impl FromRow<'_, MySqlRow> for Row {
+    fn from_row(row: &MySqlRow) -> sqlx::Result<Self> {
+        Ok(Row {
+            key: row.try_get("name")?,
+            owner: row.try_get("owner")?,
+            kind: row.try_get("kind")?,
+            take: row.try_get("take")?,
+            permits: row.try_get("permits")?,
+            fence: row.try_get("fence")?,
+            slots: numbers(&row.try_get::<String, _>("slots")?),
+            since: row.try_get("since_us")?,
+            left: row.try_get("left_us")?,
+            who: row.try_get("who")?,
+            note: row.try_get("note")?,
+            last: row.try_get("last")?,
+        })
+    }
+}
+
+fn slots(row: &MySqlRow) -> Result<Vec<u32>> {
+    let text: Option<String> = row
+        .try_get("slots")
+        .map_err(|error| crate::error::Error::broken(NAME, "read the permits", error))?;
+    Ok(numbers(&text.unwrap_or_default()))
+}
+
+fn numbers(text: &str) -> Vec<u32> {
+    text.split(',').filter_map(|number| number.parse().ok()).collect()
+}

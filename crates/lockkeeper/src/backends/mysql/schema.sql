@@ -1,0 +1,195 @@
+-- lockkeeper's tables and procedures, version 1, for MariaDB 10.6 and MySQL 8.
+--
+-- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
+-- it also carries the key's fence. lockkeeper_claim is the line: whoever holds or waits, in order.
+-- Time is SYSDATE(6) in UTC, read after the latch is held: NOW() would be older than the wait for it.
+DELIMITER //
+CREATE TABLE IF NOT EXISTS lockkeeper_lock (
+  name  VARBINARY(512) NOT NULL PRIMARY KEY,
+  fence BIGINT NOT NULL,
+  next  BIGINT NOT NULL DEFAULT 0,
+  used  DATETIME(6) NOT NULL
+) ENGINE = InnoDB //
+CREATE TABLE IF NOT EXISTS lockkeeper_claim (
+  name    VARBINARY(512) NOT NULL,
+  token   VARBINARY(64) NOT NULL,
+  place   BIGINT NOT NULL,
+  owner   VARBINARY(128) NOT NULL,
+  kind    VARBINARY(16) NOT NULL,
+  take    BIGINT NOT NULL,
+  permits BIGINT NOT NULL,
+  fence   BIGINT NULL,               -- null while it waits
+  slots   LONGTEXT CHARACTER SET ascii NOT NULL,
+  since   DATETIME(6) NOT NULL,
+  until   DATETIME(6) NOT NULL,
+  who     VARCHAR(512) CHARACTER SET utf8mb4 NOT NULL,
+  note    TEXT CHARACTER SET utf8mb4 NULL,
+  PRIMARY KEY (name, token),
+  UNIQUE KEY (token)
+) ENGINE = InnoDB //
+DROP PROCEDURE IF EXISTS lockkeeper_attempt //
+-- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds.
+CREATE PROCEDURE lockkeeper_attempt(
+  a_name VARBINARY(512), a_token VARBINARY(64), a_owner VARBINARY(128), a_kind VARBINARY(16),
+  a_take BIGINT, a_permits BIGINT, a_ttl BIGINT, a_stay BIGINT,
+  a_who VARCHAR(512) CHARACTER SET utf8mb4, a_note TEXT CHARACTER SET utf8mb4
+) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_last, v_next, v_place, v_fence, v_pause, v_slot, v_found, v_ahead BIGINT;
+  DECLARE v_slots LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE v_clash VARCHAR(64) CHARACTER SET utf8mb4;
+  DECLARE v_now, v_until DATETIME(6);
+  DECLARE v_in, v_inside BOOLEAN DEFAULT FALSE;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+
+  -- The row is made in a transaction of its own: those who meet at a new key would deadlock otherwise.
+  IF NOT EXISTS (SELECT 1 FROM lockkeeper_lock WHERE name = a_name) THEN
+    INSERT IGNORE INTO lockkeeper_lock (name, fence, used)
+      VALUES (a_name, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), SYSDATE(6));
+  END IF;
+  START TRANSACTION;
+  SELECT fence, next INTO v_last, v_next FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+  IF v_last IS NULL THEN
+    -- The cleaner took it away just now; the caller asks again.
+    SIGNAL SQLSTATE '40001' SET MESSAGE_TEXT = 'the lock row was removed meanwhile';
+  END IF;
+  SET v_now = SYSDATE(6);
+  DELETE FROM lockkeeper_claim WHERE name = a_name AND until <= v_now;
+  SELECT place, fence, slots, until INTO v_place, v_fence, v_slots, v_until
+    FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
+  IF v_place IS NULL THEN
+    SELECT IF(kind = 'semaphore', CONCAT('semaphore(', take, ' of ', permits, ')'), kind) INTO v_clash
+      FROM lockkeeper_claim
+      WHERE name = a_name AND ((kind = 'semaphore') <> (a_kind = 'semaphore') OR permits <> a_permits)
+      LIMIT 1;
+  END IF;
+
+  -- The same rule as the library's own queue.
+  IF v_fence IS NOT NULL THEN
+    SET v_in = TRUE;
+  ELSEIF a_kind = 'semaphore' THEN
+    SELECT COALESCE(SUM(take), 0) + a_take <= a_permits, COUNT(*) INTO v_in, v_ahead
+      FROM lockkeeper_claim
+      WHERE name = a_name AND token <> a_token AND (fence IS NOT NULL OR place < COALESCE(v_place, v_next));
+  ELSE
+    -- An owner that is in already is not made to queue behind those who wait for it.
+    SET v_inside = EXISTS (
+      SELECT 1 FROM lockkeeper_claim
+      WHERE name = a_name AND token <> a_token AND fence IS NOT NULL AND owner = a_owner);
+    SELECT COUNT(*) = 0, COUNT(*) INTO v_in, v_ahead FROM lockkeeper_claim
+      WHERE name = a_name AND token <> a_token AND owner <> a_owner
+        AND (fence IS NOT NULL OR (place < COALESCE(v_place, v_next) AND NOT v_inside))
+        AND NOT (a_kind = 'read' AND kind = 'read');
+  END IF;
+
+  IF v_clash IS NOT NULL THEN
+    SET v_in = FALSE;
+  ELSEIF v_in THEN
+    IF v_fence IS NULL THEN
+      SET v_slots = '';
+      IF a_kind = 'semaphore' THEN
+        SET v_slot = 0, v_found = 0;
+        WHILE v_found < a_take DO
+          IF NOT EXISTS (SELECT 1 FROM lockkeeper_claim
+                         WHERE name = a_name AND fence IS NOT NULL AND FIND_IN_SET(v_slot, slots)) THEN
+            SET v_slots = CONCAT(v_slots, IF(v_found = 0, '', ','), v_slot), v_found = v_found + 1;
+          END IF;
+          SET v_slot = v_slot + 1;
+        END WHILE;
+      ELSEIF a_kind <> 'read' THEN
+        -- An owner that enters again through another client has the fence that it has already.
+        SELECT fence INTO v_fence FROM lockkeeper_claim
+          WHERE name = a_name AND owner = a_owner AND fence IS NOT NULL AND kind <> 'read' LIMIT 1;
+      END IF;
+      IF a_kind = 'read' THEN
+        SET v_fence = v_last;
+      ELSEIF v_fence IS NULL THEN
+        SET v_fence = GREATEST(v_last + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED));
+      END IF;
+    END IF;
+    SET v_now = SYSDATE(6);
+    UPDATE lockkeeper_lock SET fence = GREATEST(fence, v_fence), used = v_now WHERE name = a_name;
+    INSERT INTO lockkeeper_claim
+        (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
+      VALUES (a_name, a_token, v_next, a_owner, a_kind, a_take, a_permits, v_fence, v_slots,
+              v_now, v_now + INTERVAL a_ttl MICROSECOND, a_who, a_note)
+      ON DUPLICATE KEY UPDATE
+        since = IF(fence IS NULL, v_now, since), fence = v_fence, slots = v_slots,
+        until = v_now + INTERVAL a_ttl MICROSECOND;
+  ELSEIF a_stay = 0 THEN
+    DELETE FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
+  ELSEIF v_place IS NULL THEN
+    INSERT INTO lockkeeper_claim
+        (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
+      VALUES (a_name, a_token, v_next, a_owner, a_kind, a_take, a_permits, NULL, '',
+              v_now, v_now + INTERVAL a_stay MICROSECOND, a_who, a_note);
+  ELSEIF v_until < v_now + INTERVAL a_stay DIV 2 MICROSECOND THEN
+    -- Only now and then: a look that changes nothing costs no write.
+    UPDATE lockkeeper_claim SET until = v_now + INTERVAL a_stay MICROSECOND
+      WHERE name = a_name AND token = a_token;
+  END IF;
+  IF v_place IS NULL AND (v_in OR a_stay > 0) THEN
+    UPDATE lockkeeper_lock SET next = v_next + 1 WHERE name = a_name;
+  END IF;
+  IF NOT v_in THEN
+    SELECT TIMESTAMPDIFF(MICROSECOND, v_now, MIN(until)) INTO v_pause
+      FROM lockkeeper_claim WHERE name = a_name AND token <> a_token;
+  END IF;
+  COMMIT;
+  SELECT v_clash AS clash, IF(v_in, v_fence, NULL) AS fence, v_slots AS slots,
+         v_pause AS pause, COALESCE(v_ahead, 0) AS ahead;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_renew //
+-- Extends leases that are still alive, and says which. They come as [{"t": token, "u": microseconds}].
+CREATE PROCEDURE lockkeeper_renew(a_leases LONGTEXT CHARACTER SET utf8mb4) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  START TRANSACTION;
+  UPDATE lockkeeper_claim c
+    JOIN JSON_TABLE(a_leases, '$[*]' COLUMNS (t VARCHAR(64) PATH '$.t', u BIGINT PATH '$.u')) l
+      ON c.token = CAST(l.t AS BINARY)
+    SET c.until = SYSDATE(6) + INTERVAL l.u MICROSECOND
+    WHERE c.fence IS NOT NULL AND c.until > SYSDATE(6);
+  COMMIT;
+  SELECT CONVERT(c.token USING utf8mb4) AS token FROM lockkeeper_claim c
+    JOIN JSON_TABLE(a_leases, '$[*]' COLUMNS (t VARCHAR(64) PATH '$.t')) l ON c.token = CAST(l.t AS BINARY)
+    WHERE c.fence IS NOT NULL AND c.until > SYSDATE(6);
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_release //
+-- Takes a claim out of the line. Answers 1 if it held, and its lease had not run out.
+CREATE PROCEDURE lockkeeper_release(a_name VARBINARY(512), a_token VARBINARY(64)) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_held BOOLEAN DEFAULT FALSE;
+  DECLARE v_last BIGINT;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  START TRANSACTION;
+  SELECT fence INTO v_last FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+  SELECT fence IS NOT NULL AND until > SYSDATE(6) INTO v_held
+    FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
+  DELETE FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
+  COMMIT;
+  -- Removes what nobody needs any more, a little at a time. The clock carries a forgotten fence on.
+  IF RAND() < 0.002 THEN
+    DELETE FROM lockkeeper_claim WHERE until < SYSDATE(6) - INTERVAL 1 MINUTE LIMIT 100;
+    DELETE FROM lockkeeper_lock WHERE used < SYSDATE(6) - INTERVAL 30 DAY
+      AND NOT EXISTS (SELECT 1 FROM lockkeeper_claim c WHERE c.name = lockkeeper_lock.name) LIMIT 100;
+  END IF;
+  SELECT CAST(v_held AS SIGNED) AS held;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_break //
+-- Takes a lock away from all who hold it, for operators.
+CREATE PROCEDURE lockkeeper_break(a_name VARBINARY(512)) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_last BIGINT;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  START TRANSACTION;
+  SELECT fence INTO v_last FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+  DELETE FROM lockkeeper_claim WHERE name = a_name AND fence IS NOT NULL;
+  COMMIT;
+END //
+CREATE TABLE IF NOT EXISTS lockkeeper_version (version INT NOT NULL PRIMARY KEY) ENGINE = InnoDB //
+INSERT IGNORE INTO lockkeeper_version VALUES (1) //
+DELIMITER ;

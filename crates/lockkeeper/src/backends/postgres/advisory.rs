@@ -1,0 +1,143 @@
+//! The strategy `advisory`: session-level advisory locks, held and queued for by the server.
+//!
+//! A key's number is the first 64 bits of a SHA-256, and the table `lockkeeper_bound` remembers whose
+//! it is: a second key with the same number is refused, so two names never share a lock.
+
+use async_trait::async_trait;
+use sqlx::Row;
+use sqlx::postgres::{PgConnection, PgRow};
+use std::time::{Duration, SystemTime};
+
+use super::connect::{NAME, Settings, prepare};
+use super::doctor;
+use crate::backend::{
+    Death, Entry, FenceSource, Finding, Guarantees, Mode, Order, Query, Reentrance, Scope, Support,
+    Survives, Wakeup,
+};
+use crate::backends::sql::{Ask, Bound, Hold, Seen, Sessions, fence};
+use crate::error::{Error, Result};
+use crate::owner::whoami;
+
+/// Locks of the server's lock manager.
+#[derive(Debug)]
+pub(super) struct Advisory;
+
+impl Advisory {
+    pub(super) async fn open(settings: Settings) -> Result<Bound<Self>> {
+        let sessions = Sessions::new(settings.options, settings.connections);
+        let pid = prepare(&sessions, settings.create).await?;
+        if !doctor::is_direct(&sessions, pid).await? {
+            return Err(Error::broken(
+                NAME,
+                "hold locks by connections",
+                "two connections have one server process: a pooler lends it by transaction; \
+                 connect past the pooler, or use strategy=lease",
+            ));
+        }
+        Ok(Bound::new(sessions))
+    }
+}
+
+#[async_trait]
+impl Hold for Advisory {
+    type Wire = PgConnection;
+
+    const GUARANTEES: Guarantees = Guarantees {
+        engine: NAME,
+        read_write: Support::Yes,
+        semaphore: Support::No("advisory locks do not count; strategy=lease does"),
+        order: Order::Server,
+        fence: FenceSource::Hybrid,
+        death: Death::Session,
+        wakeup: Wakeup::Server,
+        scope: Scope::Network,
+        survives: Survives::None,
+        reentrance: Reentrance::Client,
+    };
+
+    async fn number(wire: &mut PgConnection) -> sqlx::Result<i64> {
+        sqlx::query_scalar("SELECT pg_backend_pid()::bigint").fetch_one(wire).await
+    }
+
+    async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Option<i64>> {
+        sqlx::query_scalar("SELECT lockkeeper_advise($1, $2, $3, $4, $5, $6)")
+            .bind(ask.key.as_str())
+            .bind(ask.read)
+            .bind(wait)
+            .bind(milliseconds(ask.ttl))
+            .bind(whoami())
+            .bind(&ask.note)
+            .fetch_one(wire)
+            .await
+    }
+
+    async fn beat(wire: &mut PgConnection, _: &Ask) -> sqlx::Result<bool> {
+        sqlx::query("SELECT 1").execute(wire).await.map(|_| true)
+    }
+
+    async fn give_back(wire: &mut PgConnection, ask: &Ask) -> sqlx::Result<bool> {
+        sqlx::query_scalar("SELECT lockkeeper_unadvise($1, $2)")
+            .bind(ask.key.as_str())
+            .bind(ask.read)
+            .fetch_one(wire)
+            .await
+    }
+
+    async fn end(wire: &mut PgConnection, number: i64) -> sqlx::Result<()> {
+        let ending = sqlx::query("SELECT pg_terminate_backend($1::integer, 5000)").bind(number);
+        ending.execute(wire).await.map(drop)
+    }
+
+    async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
+        macro_rules! locks {
+            ($which:literal) => {
+                concat!(
+                    "SELECT b.key, b.fence, l.pid::bigint AS number, l.granted AS holds,
+                       l.mode = 'ShareLock' AS shared,
+                       CASE WHEN b.pid = l.pid THEN b.who ELSE substr(a.application_name, 12) END AS who,
+                       CASE WHEN b.pid = l.pid THEN b.note END AS note,
+                       CASE WHEN b.pid = l.pid THEN (extract(epoch FROM b.since) * 1000000)::bigint END AS since
+                     FROM pg_locks l
+                     JOIN lockkeeper_bound b ON b.id = (l.classid::bigint << 32) | l.objid::bigint
+                     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+                     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.database =
+                       (SELECT oid FROM pg_database WHERE datname = current_database()) AND ",
+                    $which,
+                    " ORDER BY b.key, l.granted DESC, l.waitstart, l.pid"
+                )
+            };
+        }
+        let (statement, text) = match query {
+            Query::Key(key) => (locks!("b.key = $1"), key.as_str()),
+            Query::Prefix(prefix) => (locks!("starts_with(b.key, $1)"), prefix.as_str()),
+        };
+        let rows = sqlx::query(statement).bind(text).fetch_all(wire).await?;
+        rows.iter().map(seen).collect()
+    }
+
+    async fn doctor(sessions: &Sessions<PgConnection>) -> Result<Vec<Finding>> {
+        doctor::look(sessions).await
+    }
+}
+
+fn seen(row: &PgRow) -> sqlx::Result<Seen> {
+    let (holds, shared): (bool, bool) = (row.try_get("holds")?, row.try_get("shared")?);
+    let (number, last): (i64, i64) = (row.try_get("number")?, row.try_get("fence")?);
+    let since: Option<i64> = row.try_get("since")?;
+    let since = since.and_then(|us| u64::try_from(us).ok()).map(Duration::from_micros);
+    let entry = Entry {
+        identity: number.to_string(),
+        mode: if shared { Mode::Read } else { Mode::Mutex },
+        who: row.try_get("who")?,
+        note: row.try_get("note")?,
+        since: since.map(|since| SystemTime::UNIX_EPOCH + since),
+        left: None,
+        fence: holds.then(|| fence(last)),
+        slots: Vec::new(),
+    };
+    Ok(Seen { key: row.try_get("key")?, number, holds, last, entry })
+}
+
+fn milliseconds(ttl: Duration) -> i32 {
+    i32::try_from(ttl.as_millis()).unwrap_or(i32::MAX).max(1)
+}

@@ -1,0 +1,43 @@
+//! `postgres:`: locks in a PostgreSQL database, for those who have one and want nothing else.
+//!
+//! Two strategies, chosen by `?strategy=`. `lease` (the default) keeps a table of claims with leases
+//! by the server's clock, and does everything. `advisory` lets the server itself hold and queue
+//! for as long as a connection lives. They do not exclude each other: everyone names the same strategy.
+
+mod advisory;
+mod connect;
+mod doctor;
+mod lease;
+mod listener;
+
+use std::sync::Arc;
+
+use self::advisory::Advisory;
+pub use self::connect::SCHEMA;
+use self::connect::{Settings, Strategy};
+use crate::backend::Backend;
+use crate::backends::Engine;
+use crate::backends::sql::Hold;
+use crate::error::Result;
+use crate::url::Endpoint;
+
+/// This engine's line in the table of schemes.
+pub(crate) const ENGINE: Engine = Engine {
+    open: |endpoint| Box::pin(open(endpoint)),
+    guarantees: |endpoint| {
+        Ok(match Settings::of(endpoint)?.strategy {
+            Strategy::Lease => lease::GUARANTEES,
+            Strategy::Advisory => Advisory::GUARANTEES,
+        })
+    },
+    ways: &["postgres://localhost", "postgres://localhost?strategy=advisory"],
+};
+
+/// Opens `postgres://user@host/database?strategy=…`.
+async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
+    let settings = Settings::of(&endpoint)?.with_password()?;
+    Ok(match settings.strategy {
+        Strategy::Lease => Arc::new(lease::Leases::open(settings).await?),
+        Strategy::Advisory => Arc::new(Advisory::open(settings).await?),
+    })
+}

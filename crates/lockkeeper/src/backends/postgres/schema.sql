@@ -1,0 +1,294 @@
+-- lockkeeper's tables and functions, version 1. Running this again changes nothing.
+--
+-- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
+-- it also carries the key's fence. lockkeeper_claim is the line: whoever holds or waits, in order.
+-- Time is clock_timestamp() read after the latch is held: now() would be older than the wait for it.
+
+CREATE TABLE IF NOT EXISTS lockkeeper_lock (
+  key   text COLLATE "C" PRIMARY KEY,
+  fence bigint NOT NULL,
+  used  timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 70);
+
+CREATE TABLE IF NOT EXISTS lockkeeper_claim (
+  key    text COLLATE "C" NOT NULL,
+  token  text COLLATE "C" NOT NULL,
+  place  bigint GENERATED ALWAYS AS IDENTITY,
+  owner  text COLLATE "C" NOT NULL,
+  kind   text COLLATE "C" NOT NULL,
+  take   bigint NOT NULL,
+  permits bigint NOT NULL,
+  fence  bigint,            -- null while it waits
+  slots  bigint[] NOT NULL DEFAULT '{}',
+  since  timestamptz NOT NULL,
+  until  timestamptz NOT NULL,
+  wake   text NOT NULL,     -- the channel of the client that waits
+  who    text NOT NULL,
+  note   text,
+  PRIMARY KEY (key, token)
+) WITH (fillfactor = 70);
+
+CREATE TABLE IF NOT EXISTS lockkeeper_bound (
+  key   text COLLATE "C" PRIMARY KEY,
+  id    bigint NOT NULL UNIQUE,  -- two keys never share an advisory lock: the second is refused
+  fence bigint NOT NULL,
+  pid   integer,
+  who   text,
+  note  text,
+  since timestamptz,
+  used  timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 70);
+
+CREATE OR REPLACE FUNCTION lockkeeper_micros() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+  SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+$$;
+
+-- Whether a claim at this place in line is let in. The same rule as the library's own queue.
+CREATE OR REPLACE FUNCTION lockkeeper_turn(
+  a_key text, a_token text, a_place bigint, a_owner text, a_kind text, a_take bigint, a_permits bigint
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  inside boolean;
+BEGIN
+  IF a_kind = 'semaphore' THEN
+    RETURN (
+      SELECT coalesce(sum(c.take), 0) + a_take <= a_permits FROM lockkeeper_claim c
+      WHERE c.key = a_key AND c.token <> a_token AND (c.fence IS NOT NULL OR c.place < a_place));
+  END IF;
+  -- An owner that is in already is not made to queue behind those who wait for it.
+  inside := EXISTS (
+    SELECT FROM lockkeeper_claim c
+    WHERE c.key = a_key AND c.token <> a_token AND c.fence IS NOT NULL AND c.owner = a_owner);
+  RETURN NOT EXISTS (
+    SELECT FROM lockkeeper_claim c
+    WHERE c.key = a_key AND c.token <> a_token AND c.owner <> a_owner
+      AND (c.fence IS NOT NULL OR (c.place < a_place AND NOT inside))
+      AND NOT (a_kind = 'read' AND c.kind = 'read'));
+END $$;
+
+-- Tells those whose turn it is. They are a run from the front of the line.
+CREATE OR REPLACE FUNCTION lockkeeper_wake(a_key text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  c lockkeeper_claim;
+BEGIN
+  FOR c IN SELECT * FROM lockkeeper_claim w WHERE w.key = a_key AND w.fence IS NULL ORDER BY w.place LOOP
+    EXIT WHEN NOT lockkeeper_turn(c.key, c.token, c.place, c.owner, c.kind, c.take, c.permits);
+    PERFORM pg_notify(c.wake, c.token);
+  END LOOP;
+END $$;
+
+-- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds.
+CREATE OR REPLACE FUNCTION lockkeeper_attempt(
+  a_key text, a_token text, a_owner text, a_kind text, a_take bigint, a_permits bigint,
+  a_ttl bigint, a_stay bigint, a_wake text, a_who text, a_note text,
+  OUT clash text, OUT granted boolean, OUT fence bigint, OUT slots bigint[], OUT pause bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+  mine lockkeeper_claim;
+  last bigint;
+  instant timestamptz;
+BEGIN
+  LOOP
+    SELECT l.fence INTO last FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
+    EXIT WHEN FOUND;
+    INSERT INTO lockkeeper_lock (key, fence) VALUES (a_key, lockkeeper_micros()) ON CONFLICT DO NOTHING;
+  END LOOP;
+  instant := clock_timestamp();
+  DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
+  IF FOUND THEN
+    PERFORM lockkeeper_wake(a_key);
+  END IF;
+
+  SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
+  IF mine.token IS NULL THEN
+    SELECT c.kind || CASE c.kind WHEN 'semaphore' THEN '(' || c.take || ' of ' || c.permits || ')' ELSE '' END
+      INTO clash FROM lockkeeper_claim c
+      WHERE c.key = a_key AND ((c.kind = 'semaphore') <> (a_kind = 'semaphore') OR c.permits <> a_permits)
+      LIMIT 1;
+    IF clash IS NOT NULL THEN
+      PERFORM set_config('synchronous_commit', 'off', true);
+      RETURN;
+    END IF;
+  END IF;
+
+  granted := mine.fence IS NOT NULL OR lockkeeper_turn(
+    a_key, a_token, coalesce(mine.place, 9223372036854775807), a_owner, a_kind, a_take, a_permits);
+  IF NOT granted THEN
+    IF a_stay = 0 THEN
+      DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
+    ELSIF mine.token IS NULL THEN
+      INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, since, until, wake, who, note)
+        VALUES (a_key, a_token, a_owner, a_kind, a_take, a_permits,
+                instant, instant + a_stay * interval '1 microsecond', a_wake, a_who, a_note);
+    ELSE
+      UPDATE lockkeeper_claim c SET until = instant + a_stay * interval '1 microsecond'
+        WHERE c.key = a_key AND c.token = a_token;
+    END IF;
+    SELECT greatest(1, extract(epoch FROM min(c.until) - instant) * 1000000)::bigint INTO pause
+      FROM lockkeeper_claim c WHERE c.key = a_key AND c.token <> a_token;
+    -- Losing a place in line costs a place, not a lock: it need not be on disk.
+    PERFORM set_config('synchronous_commit', 'off', true);
+    RETURN;
+  END IF;
+
+  fence := mine.fence;
+  slots := coalesce(mine.slots, '{}');
+  IF fence IS NULL THEN
+    IF a_kind = 'semaphore' THEN
+      WITH taken AS (
+        SELECT unnest(c.slots) AS slot FROM lockkeeper_claim c WHERE c.key = a_key AND c.fence IS NOT NULL
+      ), free AS (
+        SELECT s FROM generate_series(0, (SELECT count(*) FROM taken) + a_take - 1) s
+        WHERE s NOT IN (SELECT slot FROM taken) ORDER BY s LIMIT a_take
+      ) SELECT array_agg(s) INTO slots FROM free;
+    ELSIF a_kind <> 'read' THEN
+      -- An owner that enters again through another client has the fence that it has already.
+      SELECT c.fence INTO fence FROM lockkeeper_claim c
+        WHERE c.key = a_key AND c.owner = a_owner AND c.fence IS NOT NULL AND c.kind <> 'read' LIMIT 1;
+    END IF;
+    IF a_kind = 'read' THEN
+      fence := last;
+    ELSIF fence IS NULL THEN
+      fence := greatest(last + 1, lockkeeper_micros());
+      UPDATE lockkeeper_lock l SET fence = lockkeeper_attempt.fence, used = instant WHERE l.key = a_key;
+    END IF;
+  END IF;
+  instant := clock_timestamp();
+  IF mine.token IS NULL THEN
+    INSERT INTO lockkeeper_claim
+        (key, token, owner, kind, take, permits, fence, slots, since, until, wake, who, note)
+      VALUES (a_key, a_token, a_owner, a_kind, a_take, a_permits, fence, slots,
+              instant, instant + a_ttl * interval '1 microsecond', a_wake, a_who, a_note);
+  ELSE
+    UPDATE lockkeeper_claim c
+      SET fence = lockkeeper_attempt.fence, slots = lockkeeper_attempt.slots,
+          since = CASE WHEN mine.fence IS NULL THEN instant ELSE c.since END,
+          until = instant + a_ttl * interval '1 microsecond'
+      WHERE c.key = a_key AND c.token = a_token;
+  END IF;
+END $$;
+
+-- Extends leases that are still alive, and says which.
+CREATE OR REPLACE FUNCTION lockkeeper_renew(a_keys text[], a_tokens text[], a_ttls bigint[])
+RETURNS SETOF text LANGUAGE sql AS $$
+  UPDATE lockkeeper_claim c SET until = clock_timestamp() + a.ttl * interval '1 microsecond'
+  FROM unnest(a_keys, a_tokens, a_ttls) AS a (key, token, ttl)
+  WHERE c.key = a.key AND c.token = a.token AND c.fence IS NOT NULL AND c.until > clock_timestamp()
+  RETURNING c.token
+$$;
+
+-- Removes what nobody needs any more, a little at a time, without waiting for anyone.
+CREATE OR REPLACE FUNCTION lockkeeper_sweep() RETURNS void LANGUAGE sql AS $$
+  DELETE FROM lockkeeper_claim WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM lockkeeper_claim WHERE until < clock_timestamp() - interval '1 minute'
+    LIMIT 100 FOR UPDATE SKIP LOCKED));
+  -- The clock carries a fence on that is forgotten.
+  DELETE FROM lockkeeper_lock WHERE ctid = ANY (ARRAY(
+    SELECT l.ctid FROM lockkeeper_lock l WHERE l.used < clock_timestamp() - interval '30 days'
+      AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = l.key)
+    LIMIT 100 FOR UPDATE SKIP LOCKED));
+$$;
+
+-- Takes a claim out of the line. True if it held, and its lease had not run out.
+CREATE OR REPLACE FUNCTION lockkeeper_release(a_key text, a_token text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  held boolean;
+BEGIN
+  -- A release that a crash forgets costs the rest of the lease, and so need not be on disk.
+  PERFORM set_config('synchronous_commit', 'off', true);
+  PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
+  DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token
+    RETURNING c.fence IS NOT NULL AND c.until > clock_timestamp() INTO held;
+  IF FOUND THEN
+    PERFORM lockkeeper_wake(a_key);
+  END IF;
+  IF random() < 0.002 THEN
+    PERFORM lockkeeper_sweep();
+  END IF;
+  RETURN coalesce(held, false);
+END $$;
+
+-- Takes a lock away from all who hold it, for operators.
+CREATE OR REPLACE FUNCTION lockkeeper_break(a_key text) RETURNS SETOF lockkeeper_claim LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
+  RETURN QUERY DELETE FROM lockkeeper_claim c
+    WHERE c.key = a_key AND c.fence IS NOT NULL AND c.until > clock_timestamp() RETURNING c.*;
+  PERFORM lockkeeper_wake(a_key);
+END $$;
+
+-- For the user's own transactions: true if this is still the highest fence of the key, else an error
+-- (LK001). No other grant can come before the transaction ends, so a stale holder cannot write.
+CREATE OR REPLACE FUNCTION lockkeeper_guard(a_key text, a_fence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  last bigint;
+BEGIN
+  SELECT l.fence INTO last FROM lockkeeper_lock l WHERE l.key = a_key FOR SHARE;
+  IF last IS DISTINCT FROM a_fence THEN
+    RAISE EXCEPTION 'fence % of lock "%" is stale', a_fence, a_key
+      USING ERRCODE = 'LK001', DETAIL = 'The lock was given to somebody else since.';
+  END IF;
+  RETURN true;
+END $$;
+
+-- The fence of a lock that a connection holds; committed before the lock counts as taken.
+CREATE OR REPLACE FUNCTION lockkeeper_bind(
+  a_key text, a_id bigint, a_pid integer, a_read boolean, a_who text, a_note text
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  result bigint;
+BEGIN
+  IF a_read THEN
+    SELECT b.fence INTO result FROM lockkeeper_bound b WHERE b.key = a_key;
+    IF FOUND THEN
+      RETURN result;
+    END IF;
+    INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, a_id, lockkeeper_micros())
+      ON CONFLICT (key) DO UPDATE SET used = clock_timestamp() RETURNING b.fence INTO result;
+    RETURN result;
+  END IF;
+  INSERT INTO lockkeeper_bound AS b (key, id, fence, pid, who, note, since)
+    VALUES (a_key, a_id, lockkeeper_micros(), a_pid, a_who, a_note, clock_timestamp())
+    ON CONFLICT (key) DO UPDATE
+      SET fence = greatest(b.fence + 1, lockkeeper_micros()), pid = a_pid, who = a_who, note = a_note,
+          since = clock_timestamp(), used = clock_timestamp()
+    RETURNING b.fence INTO result;
+  RETURN result;
+END $$;
+
+-- The number of a key among advisory locks.
+CREATE OR REPLACE FUNCTION lockkeeper_id(a_key text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT ('x' || substr(encode(sha256(convert_to('lockkeeper:' || a_key, 'UTF8')), 'hex'), 1, 16))::bit(64)::bigint
+$$;
+
+-- Takes an advisory lock for this session, and gives its fence; null if it is busy and not waited for.
+-- The server ends a session from which it hears nothing for a_ttl milliseconds, and frees the lock.
+CREATE OR REPLACE FUNCTION lockkeeper_advise(
+  a_key text, a_read boolean, a_wait boolean, a_ttl integer, a_who text, a_note text
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  number bigint := lockkeeper_id(a_key);
+BEGIN
+  PERFORM set_config('idle_session_timeout', a_ttl::text, false);
+  IF a_read AND a_wait THEN
+    PERFORM pg_advisory_lock_shared(number);
+  ELSIF a_wait THEN
+    PERFORM pg_advisory_lock(number);
+  ELSIF a_read AND NOT pg_try_advisory_lock_shared(number) THEN
+    RETURN NULL;
+  ELSIF NOT a_read AND NOT pg_try_advisory_lock(number) THEN
+    RETURN NULL;
+  END IF;
+  RETURN lockkeeper_bind(a_key, number, pg_backend_pid(), a_read, a_who, a_note);
+END $$;
+
+CREATE OR REPLACE FUNCTION lockkeeper_unadvise(a_key text, a_read boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM set_config('idle_session_timeout', '0', false);
+  IF a_read THEN
+    RETURN pg_advisory_unlock_shared(lockkeeper_id(a_key));
+  END IF;
+  RETURN pg_advisory_unlock(lockkeeper_id(a_key));
+END $$;
+
+CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';

@@ -1,0 +1,160 @@
+//! Looks at a real deployment for what would hurt.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis::FromRedisValue;
+
+use crate::backend::{Claim, Finding, Mode, Request, Severity};
+use crate::error::Result;
+use crate::key::Key;
+use crate::owner::Token;
+
+use super::Store;
+use super::claim::Ticket;
+use super::error::sort;
+use super::link::Link;
+use super::settings::Layout;
+
+/// A difference of clocks that people should know of.
+const SKEW: Duration = Duration::from_secs(1);
+
+pub(super) async fn doctor(store: &Arc<Store>) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    let servers = store.servers.all().await.map_err(|error| sort("examine the servers", error))?;
+    for server in servers {
+        examine(&server, store, &mut findings).await?;
+    }
+    findings.extend(probe(store).await);
+    Ok(findings)
+}
+
+async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> Result<()> {
+    let asked = SystemTime::now();
+    let time =
+        server.command(&redis::cmd("TIME")).await.map_err(|error| sort("ask the time", error))?;
+    let took = asked.elapsed().unwrap_or_default();
+    let info = match server.command(&redis::cmd("INFO")).await {
+        Ok(info) => String::from_redis_value(info).unwrap_or_default(),
+        Err(error) => {
+            findings.push(Finding {
+                severity: Severity::Warning,
+                what: format!(
+                    "{server:?}: INFO is refused ({error}), so most of this cannot be checked"
+                ),
+                advice: "allow +info to the user that runs this check".to_owned(),
+            });
+            String::new()
+        }
+    };
+    let info: HashMap<&str, &str> =
+        info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+    let mut say = |bad: Option<(Severity, &str)>, what: String| {
+        let (severity, advice) = bad.unwrap_or((Severity::Fine, ""));
+        findings.push(Finding {
+            severity,
+            what: format!("{server:?}: {what}"),
+            advice: advice.to_owned(),
+        });
+    };
+    if let Ok((seconds, micros)) = <(u64, u64)>::from_redis_value(time) {
+        let there = UNIX_EPOCH + Duration::from_secs(seconds) + Duration::from_micros(micros);
+        let here = asked + took / 2;
+        let skew = here.duration_since(there).unwrap_or_else(|e| e.duration());
+        let bad = (skew > SKEW).then_some((
+            Severity::Warning,
+            "locks count by the server's clock alone, but fences after a failover need servers whose clocks agree: run a time service on all",
+        ));
+        say(bad, format!("its clock and ours differ by {} ms", skew.as_millis()));
+    }
+    if let Some(version) = info.get("redis_version") {
+        let major = version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0u32);
+        let bad = match (major, store.servers.is_cluster()) {
+            (0..6, _) => Some((Severity::Problem, "use Redis 6 or newer")),
+            (6, true) => Some((
+                Severity::Warning,
+                "before Redis 7 every release is told to all servers of a Cluster: use 7 or newer",
+            )),
+            _ => None,
+        };
+        say(bad, format!("Redis {version}"));
+    }
+    if let Some(policy) = info.get("maxmemory_policy") {
+        let limited = info.get("maxmemory").is_some_and(|limit| *limit != "0");
+        let bad = (*policy != "noeviction").then_some((
+            if limited { Severity::Problem } else { Severity::Warning },
+            "set maxmemory-policy to noeviction: any other lets the server drop locks that are held",
+        ));
+        say(bad, format!("maxmemory-policy is {policy}"));
+    }
+    if let Some(appending) = info.get("aof_enabled") {
+        let bad = (*appending == "0").then_some((
+            Severity::Warning,
+            "a restart forgets locks that are held; set appendonly yes, and appendfsync always if that must never happen",
+        ));
+        say(bad, format!("the append-only file is {}", if bad.is_some() { "off" } else { "on" }));
+    }
+    if let Some(role) = info.get("role") {
+        let replicas: u32 = info.get("connected_slaves").and_then(|n| n.parse().ok()).unwrap_or(0);
+        let bad = match (*role, replicas < store.settings.replicas) {
+            ("master", false) => None,
+            ("master", true) => Some((
+                Severity::Problem,
+                "wait_replicas asks for more replicas than are connected: nothing can be acquired",
+            )),
+            _ => Some((
+                Severity::Problem,
+                "this is a replica, which takes no writes: name the master",
+            )),
+        };
+        say(bad, format!("it is a {role} with {replicas} replicas connected"));
+        if replicas > 0 && !info.contains_key("min_slaves_good_slaves") {
+            let bad = (
+                Severity::Warning,
+                "a master that lost its replicas goes on granting locks that a failover forgets; set min-replicas-to-write 1",
+            );
+            say(Some(bad), "min-replicas-to-write is off".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Takes and gives back locks of each kind, which shows whether the rights suffice.
+async fn probe(store: &Arc<Store>) -> Vec<Finding> {
+    let kinds: &[Mode] = match store.settings.layout {
+        Layout::String => &[Mode::Mutex],
+        Layout::Hash => {
+            &[Mode::Mutex, Mode::Read, Mode::Write, Mode::Permits { take: 1, limit: 1 }]
+        }
+    };
+    let mut findings = Vec::new();
+    for mode in kinds {
+        let token = Token::source().next();
+        let key = Key::new(format!("lockkeeper-doctor-{token}"))
+            .expect("a token has no control characters");
+        let request = Request {
+            key,
+            token,
+            owner: None,
+            mode: *mode,
+            ttl: Duration::from_secs(5),
+            fair: false,
+            queue: false,
+            note: None,
+        };
+        let mut ticket = Ticket::new(store.clone(), request);
+        let granted = ticket.attempt().await;
+        let released = ticket.release().await;
+        let what = format!("a {} lock can be taken and given back", mode.kind());
+        findings.push(match granted.and_then(|_| released) {
+            Ok(_) => Finding { severity: Severity::Fine, what, advice: String::new() },
+            Err(error) => Finding {
+                severity: Severity::Problem,
+                what: format!("not so that {what}: {error}"),
+                advice: "see the least-privilege rules in docs/engines/redis.md".to_owned(),
+            },
+        });
+    }
+    findings
+}

@@ -1,0 +1,276 @@
+//! Hears of releases: one subscription connection per server, for all keys of the client.
+//!
+//! Whoever listens to a channel gets a [`Bell`]. It rings once when the subscription stands, so that
+//! its owner looks at the lock again: a release before that was not heard. It rings when the
+//! connection is gone, for the same reason. A message rings one bell per channel.
+//!
+//! Commands never share this connection: a server that gives a slot away ends subscriptions
+//! unasked, which the client crate would take for the answer to some command.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use redis::aio::{MultiplexedConnection, SendError};
+use redis::{
+    AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value,
+};
+use tokio::sync::{Notify, mpsc};
+
+use super::dial::Dial;
+
+/// A shared channel to which nobody listens any more is kept for the next one, for so many messages.
+const UNHEARD: u32 = 16;
+
+/// How many channels are kept so.
+const KEPT: usize = 256;
+
+/// Listens to one server.
+#[derive(Debug)]
+pub(super) struct Ear {
+    dial: Dial,
+    hearing: Mutex<Option<Arc<Hearing>>>,
+    dialing: tokio::sync::Mutex<()>,
+}
+
+/// A channel that is listened to, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Bell {
+    hearing: Arc<Hearing>,
+    channel: String,
+    /// Whether others will want the channel too.
+    shared: bool,
+    rung: Arc<Notify>,
+}
+
+/// One subscription connection.
+#[derive(Debug)]
+struct Hearing {
+    channels: Mutex<Channels>,
+    changes: mpsc::UnboundedSender<Change>,
+}
+
+#[derive(Debug, Default)]
+struct Channels {
+    by_name: HashMap<String, Channel>,
+    /// Why there is nothing to hear any more.
+    closed: Option<Option<RedisError>>,
+}
+
+#[derive(Debug, Default)]
+struct Channel {
+    live: bool,
+    bells: Vec<Arc<Notify>>,
+    unheard: u32,
+}
+
+#[derive(Debug)]
+enum Change {
+    Subscribe(String),
+    Unsubscribe(String),
+}
+
+impl Ear {
+    pub(super) fn new(dial: Dial) -> Self {
+        Self { dial, hearing: Mutex::default(), dialing: tokio::sync::Mutex::default() }
+    }
+
+    /// Begins to listen to a channel. `shared` tells that others will want it too.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any await.
+    pub(super) async fn listen(
+        &self,
+        channel: String,
+        shared: bool,
+        sharded: bool,
+    ) -> RedisResult<Bell> {
+        loop {
+            let hearing = self.connect(sharded).await?;
+            if let Some(bell) = hearing.listen(&channel, shared) {
+                return Ok(bell);
+            }
+            self.lock().take_if(|current| Arc::ptr_eq(current, &hearing));
+        }
+    }
+
+    /// Gives the connection up; everyone who listens is rung.
+    pub(super) fn close(&self) {
+        let hearing = self.lock().take();
+        if let Some(hearing) = hearing {
+            hearing.close(None);
+        }
+    }
+
+    async fn connect(&self, sharded: bool) -> RedisResult<Arc<Hearing>> {
+        if let Some(hearing) = self.current() {
+            return Ok(hearing);
+        }
+        let _one_at_a_time = self.dialing.lock().await;
+        if let Some(hearing) = self.current() {
+            return Ok(hearing);
+        }
+        let (changes, queue) = mpsc::unbounded_channel();
+        let hearing = Arc::new(Hearing { channels: Mutex::default(), changes });
+        let heard = Arc::downgrade(&hearing);
+        let timeout = self.dial.timeout();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(timeout))
+            .set_response_timeout(Some(timeout))
+            .set_push_sender(move |push: PushInfo| {
+                let hearing = heard.upgrade().ok_or(SendError)?;
+                hearing.hear(push);
+                Ok::<_, SendError>(())
+            });
+        let connection = self.dial.connect(config, ProtocolVersion::RESP3).await?;
+        tokio::spawn(keep_subscribed(Arc::downgrade(&hearing), connection, queue, sharded));
+        *self.lock() = Some(hearing.clone());
+        Ok(hearing)
+    }
+
+    fn current(&self) -> Option<Arc<Hearing>> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Hearing>>> {
+        self.hearing.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl Bell {
+    /// Whether there is still something to hear; if not, why.
+    pub(super) fn check(&self) -> Result<(), Option<RedisError>> {
+        self.hearing.lock().closed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Until it rings.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any await; a ring is not lost.
+    pub(super) async fn rung(&self) {
+        self.rung.notified().await;
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.hearing.leave(self);
+    }
+}
+
+impl Hearing {
+    /// `None` when the connection is gone.
+    fn listen(self: &Arc<Self>, name: &str, shared: bool) -> Option<Bell> {
+        let rung = Arc::new(Notify::new());
+        let mut channels = self.lock();
+        if channels.closed.is_some() {
+            return None;
+        }
+        if !channels.by_name.contains_key(name) {
+            channels.by_name.insert(name.to_owned(), Channel::default());
+            let _ = self.changes.send(Change::Subscribe(name.to_owned()));
+        }
+        let channel = channels.by_name.get_mut(name).expect("it was just put there");
+        channel.unheard = 0;
+        if channel.live {
+            rung.notify_one();
+        }
+        channel.bells.push(rung.clone());
+        drop(channels);
+        Some(Bell { hearing: self.clone(), channel: name.to_owned(), shared, rung })
+    }
+
+    fn leave(&self, bell: &Bell) {
+        let mut channels = self.lock();
+        let kept = channels.by_name.len() <= KEPT;
+        let Some(channel) = channels.by_name.get_mut(&bell.channel) else { return };
+        channel.bells.retain(|other| !Arc::ptr_eq(other, &bell.rung));
+        match channel.bells.first() {
+            // A ring that the leaving one did not hear must not be lost.
+            Some(next) => next.notify_one(),
+            None if bell.shared && kept => {}
+            None => self.forget(&mut channels, &bell.channel),
+        }
+    }
+
+    fn forget(&self, channels: &mut Channels, name: &str) {
+        channels.by_name.remove(name);
+        let _ = self.changes.send(Change::Unsubscribe(name.to_owned()));
+    }
+
+    fn hear(&self, push: PushInfo) {
+        let name = match push.data.first() {
+            Some(Value::BulkString(name)) => String::from_utf8_lossy(name),
+            _ => "".into(),
+        };
+        let mut channels = self.lock();
+        let channel = channels.by_name.get_mut(&*name);
+        match (push.kind, channel) {
+            (PushKind::Disconnection, _) => {
+                drop(channels);
+                self.close(None);
+            }
+            (PushKind::Subscribe | PushKind::SSubscribe, Some(channel)) => {
+                channel.live = true;
+                channel.bells.iter().for_each(|bell| bell.notify_one());
+            }
+            // Not by our wish: the slot moved to another server.
+            (PushKind::SUnsubscribe, Some(channel)) if channel.live => {
+                drop(channels);
+                self.close(None);
+            }
+            (PushKind::Message | PushKind::SMessage, Some(channel)) => {
+                match channel.bells.as_slice() {
+                    [] => {
+                        channel.unheard += 1;
+                        if channel.unheard >= UNHEARD {
+                            self.forget(&mut channels, &name);
+                        }
+                    }
+                    [first, ..] => first.notify_one(),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn close(&self, why: Option<RedisError>) {
+        let mut channels = self.lock();
+        if channels.closed.is_none() {
+            channels.closed = Some(why);
+        }
+        for (_, channel) in channels.by_name.drain() {
+            channel.bells.iter().for_each(|bell| bell.notify_one());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Channels> {
+        self.channels.lock().expect("nothing panics under this lock")
+    }
+}
+
+/// Sends what has to be sent, in order. Ends with the hearing, which closes the connection.
+async fn keep_subscribed(
+    hearing: std::sync::Weak<Hearing>,
+    mut connection: MultiplexedConnection,
+    mut changes: mpsc::UnboundedReceiver<Change>,
+    sharded: bool,
+) {
+    while let Some(change) = changes.recv().await {
+        let (command, channel) = match (&change, sharded) {
+            (Change::Subscribe(channel), false) => ("SUBSCRIBE", channel),
+            (Change::Subscribe(channel), true) => ("SSUBSCRIBE", channel),
+            (Change::Unsubscribe(channel), false) => ("UNSUBSCRIBE", channel),
+            (Change::Unsubscribe(channel), true) => ("SUNSUBSCRIBE", channel),
+        };
+        let answer = connection.send_packed_command(redis::cmd(command).arg(channel)).await;
+        let trouble = match answer {
+            Ok(Value::ServerError(error)) => RedisError::from(error),
+            Ok(_) => continue,
+            Err(error) => error,
+        };
+        if let Some(hearing) = hearing.upgrade() {
+            hearing.close(Some(trouble));
+        }
+        return;
+    }
+}

@@ -1,0 +1,33 @@
+-- Takes a lock away from everyone who holds it; the waiters stay, the first of them is woken.
+-- KEYS: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue
+-- ARGV: stem, publish, then the channels of mutexes and of read-write locks, then the two stems of the
+-- channels of waiters, for each queue, then the channel of layout=string.
+
+local lock, _, queue, _, beats, claims, who, permits, slots, other_queue = unpack(KEYS)
+local stem, publish = ARGV[1], ARGV[2]
+local found = redis.call('type', lock).ok
+if found ~= 'hash' and found ~= 'string' then
+  return 0
+end
+if found == 'hash' then
+  local mode = redis.call('hget', lock, 'mode')
+  local fields = redis.call('hgetall', lock)
+  for i = 1, #fields, 2 do
+    redis.call('hdel', who, fields[i])
+    local holds = mode and mode ~= 'semaphore' and tonumber(fields[i + 1]) or 0
+    for n = holds, 1, -1 do
+      redis.call('del', stem .. ':' .. fields[i] .. ':rwlock_timeout:' .. n)
+    end
+  end
+end
+redis.call('del', lock, claims, permits, slots)
+redis.call(publish, ARGV[3], '0')
+redis.call(publish, ARGV[4], '1')
+redis.call(publish, ARGV[7], '0')
+for i, line in ipairs({queue, other_queue}) do
+  local head = redis.call('lindex', line, 0)
+  if head then
+    redis.call(publish, ARGV[4 + i] .. head, '0')
+  end
+end
+return 1

@@ -1,0 +1,142 @@
+-- What the scripts with a line of waiters share; they follow this text.
+--
+-- The line is a list of entries, the first one is next. `timeouts` is Redisson's idea of when a
+-- waiter is given up, `beats` is ours: a waiter of ours that is not heard of for its short lease is
+-- dropped by whoever comes next, by the server's clock. A waiter is woken on a channel of its own.
+
+local lock, state, queue, timeouts, beats, claims, who, permits, slots = unpack(KEYS)
+local ttl, entry, claim, record = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local ordered, join = ARGV[5] == '1', ARGV[6] == '1'
+local lease, patience, life = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local publish, wake_channel, base_channel, stem = ARGV[10], ARGV[11], ARGV[12], ARGV[13]
+
+local clock = redis.call('time')
+local micros = clock[1] * 1000000 + clock[2]
+local now = math.floor(micros / 1000)
+
+-- Lua writes large numbers with an exponent, which loses digits.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+local function mint()
+  local fence = math.max(redis.call('hincrby', state, 'fence', 1), micros)
+  redis.call('hset', state, 'fence', text(fence))
+  redis.call('pexpire', state, life)
+  return fence
+end
+
+-- The last fence that was given, for those who share it.
+local function last_fence()
+  return tonumber(redis.call('hget', state, 'fence') or mint())
+end
+
+local function extend(key, time)
+  if redis.call('pttl', key) < time then
+    redis.call('pexpire', key, text(time))
+  end
+end
+
+local function forget(waiter)
+  redis.call('lrem', queue, 0, waiter)
+  redis.call('zrem', timeouts, waiter)
+  redis.call('zrem', beats, waiter)
+end
+
+-- The first waiter that is alive.
+local function first()
+  while true do
+    local head = redis.call('lindex', queue, 0)
+    if not head then
+      return nil
+    end
+    local limit = redis.call('zscore', beats, head) or redis.call('zscore', timeouts, head)
+    if not limit or tonumber(limit) > now then
+      return head
+    end
+    forget(head)
+    redis.call('hdel', who, head)
+  end
+end
+
+local function my_turn()
+  local head = ordered and first()
+  return not head or head == entry
+end
+
+-- Whoever leaves the line takes its patience off the timeouts behind it, as Redisson counts them.
+local function leave_line()
+  local at = redis.call('lpos', queue, entry)
+  if not at then
+    return false
+  end
+  for _, waiter in ipairs(redis.call('lrange', queue, at + 1, -1)) do
+    if redis.call('zscore', timeouts, waiter) then
+      redis.call('zincrby', timeouts, -patience, waiter)
+    end
+  end
+  forget(entry)
+  return true, at == 0
+end
+
+local function wake()
+  local head = first()
+  if head then
+    redis.call(publish, wake_channel .. head, '0')
+  end
+  return head
+end
+
+local function line_up()
+  if not redis.call('lpos', queue, entry) then
+    local last = redis.call('lindex', queue, -1)
+    local before = last and redis.call('zscore', timeouts, last)
+    local base = before and before - now or redis.call('pttl', lock)
+    redis.call('rpush', queue, entry)
+    redis.call('zadd', timeouts, text(now + math.max(0, base) + patience), entry)
+  elseif tonumber(redis.call('zscore', timeouts, entry) or 0) < now + lease then
+    redis.call('zadd', timeouts, text(now + patience), entry)
+  end
+  redis.call('zadd', beats, text(now + lease), entry)
+  redis.call('hset', who, entry, record)
+  -- A line whose waiters all died does not stay for ever.
+  for _, key in ipairs({queue, timeouts, beats, who}) do
+    extend(key, 2 * patience)
+  end
+end
+
+local function busy(left)
+  if join then
+    line_up()
+  end
+  return {0, left, first() == entry and 1 or 0}
+end
+
+-- Notes that this claim is one of its owner's holds. What is left of an earlier hold does not count.
+local function count_claim(is_first)
+  if claim == '' then
+    return
+  end
+  if is_first then
+    redis.call('del', claims)
+  end
+  redis.call('hset', claims, claim, 1)
+  extend(claims, ttl)
+end
+
+-- Whoever holds alone is noted in the state, as the common mutex does.
+local function admitted_alone(fence)
+  leave_line()
+  redis.call('hdel', who, entry)
+  redis.call('hset', state, 'held', record)
+  extend(state, life)
+  return {1, fence}
+end
+
+local function admitted(fence, ...)
+  leave_line()
+  redis.call('hset', who, entry, record)
+  extend(who, ttl)
+  extend(state, life)
+  return {1, fence, ...}
+end

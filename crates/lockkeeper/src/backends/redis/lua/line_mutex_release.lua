@@ -1,0 +1,21 @@
+-- Gives one hold of a mutex back, or a place in its line.
+
+local found = redis.call('type', lock).ok
+local held = found == 'hash' and redis.call('hexists', lock, entry) == 1
+if not held or (claim ~= '' and redis.call('hdel', claims, claim) == 0) then
+  local _, was_first = leave_line()
+  redis.call('hdel', who, entry)
+  if was_first and found == 'none' then
+    wake()
+  end
+  return 0
+end
+if redis.call('hincrby', lock, entry, -1) > 0 then
+  return 1
+end
+redis.call('del', lock, claims)
+redis.call('hdel', who, entry)
+if not wake() then
+  redis.call(publish, base_channel, '0')
+end
+return 1

@@ -1,0 +1,13 @@
+-- KEYS: lock
+-- ARGV: field, channel, publish
+-- The field is one claim's, and the last field takes the hash with it.
+
+local gone = redis.pcall('hdel', KEYS[1], ARGV[1])
+if type(gone) == 'table' then
+  -- A string of another family is there now: our lock is gone. Anything else is for the caller.
+  return string.sub(gone.err, 1, 9) == 'WRONGTYPE' and 0 or gone
+end
+if gone == 1 then
+  redis.call(ARGV[3], ARGV[2], '0')
+end
+return gone

@@ -1,0 +1,57 @@
+-- Permits of a semaphore. The lock is a hash: mode, limit, taken, and per holder its fence and slots.
+-- `permits` says until when each holder has them, `slots` is a bitmap of the slots that are taken.
+
+local take, limit = tonumber(ARGV[14]), ARGV[15]
+
+local found = redis.call('type', lock).ok
+if found ~= 'none' and found ~= 'hash' then
+  return {-1, found}
+end
+if found == 'hash' then
+  local mode, there = unpack(redis.call('hmget', lock, 'mode', 'limit'))
+  if mode ~= 'semaphore' then
+    return {-1, mode or 'mutex'}
+  end
+  for _, late in ipairs(redis.call('zrangebyscore', permits, '-inf', now)) do
+    drop_permits(late)
+  end
+  if there ~= limit and redis.call('exists', lock) == 1 then
+    return {-1, mode, there}
+  end
+end
+
+local function keep()
+  redis.call('zadd', permits, text(now + ttl), entry)
+  for _, key in ipairs({lock, permits, slots}) do
+    extend(key, ttl)
+  end
+end
+
+local mine = redis.call('hget', lock, entry)
+if mine then
+  keep()
+  local numbers = {}
+  for number in string.gmatch(mine, '%d+') do
+    numbers[#numbers + 1] = tonumber(number)
+  end
+  return admitted(unpack(numbers))
+end
+local taken = tonumber(redis.call('hget', lock, 'taken') or 0)
+if taken + take > tonumber(limit) or not my_turn() then
+  local next_end = redis.call('zrange', permits, 0, 0, 'withscores')[2]
+  return busy(next_end and next_end - now or 0)
+end
+
+local numbers = {mint()}
+for _ = 1, take do
+  local slot = redis.call('bitpos', slots, 0)
+  redis.call('setbit', slots, slot, 1)
+  numbers[#numbers + 1] = slot
+end
+redis.call('hset', lock, 'mode', 'semaphore', 'limit', limit, 'taken', taken + take, entry,
+  text(numbers[1]) .. ' ' .. table.concat(numbers, ' ', 2))
+keep()
+local answer = admitted(unpack(numbers))
+-- The next one may want no more than what is left.
+wake()
+return answer

@@ -1,0 +1,12 @@
+-- Gives permits back, or a place in the line.
+
+local found = redis.call('type', lock).ok
+local until_when = found == 'hash' and redis.call('zscore', permits, entry)
+local alive = until_when and tonumber(until_when) > now
+local dropped = until_when and drop_permits(entry)
+local _, was_first = leave_line()
+redis.call('hdel', who, entry)
+if dropped or was_first then
+  wake()
+end
+return dropped and alive and 1 or 0

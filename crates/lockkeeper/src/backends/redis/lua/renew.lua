@@ -1,0 +1,81 @@
+-- Extends many leases of one slot; never creates anything.
+-- KEYS, for each: lock, state [, claims, permits, slots, who]
+-- ARGV: life, keys per lease, and for each: kind, ttl, field, claim, stem
+-- Answers 1 or 0 for each.
+
+local clock = redis.call('time')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local life, width = ARGV[1], tonumber(ARGV[2])
+
+local function extend(key, time)
+  if redis.call('pttl', key) < tonumber(time) then
+    redis.call('pexpire', key, time)
+  end
+end
+
+local renew = {}
+
+function renew.mutex(key, ttl, field)
+  return redis.call('hexists', key.lock, field) == 1 and redis.call('pexpire', key.lock, ttl) == 1
+end
+
+function renew.string(key, ttl, token)
+  return redis.call('get', key.lock) == token and redis.call('pexpire', key.lock, ttl) == 1
+end
+
+function renew.owned(key, ttl, field, claim)
+  if redis.call('hexists', key.lock, field) == 0 or redis.call('hexists', key.claims, claim) == 0 then
+    return false
+  end
+  extend(key.lock, ttl)
+  extend(key.claims, ttl)
+  return true
+end
+
+function renew.read(key, ttl, field, claim, stem)
+  local holds = tonumber(redis.call('hget', key.lock, field) or 0)
+  if holds == 0 or (claim ~= '' and redis.call('hexists', key.claims, claim) == 0) then
+    return false
+  end
+  local alive = false
+  for n = holds, 1, -1 do
+    local timeout_key = stem .. ':' .. field .. ':rwlock_timeout:' .. n
+    if redis.call('pttl', timeout_key) > 0 then
+      alive = true
+      extend(timeout_key, ttl)
+    end
+  end
+  if alive then
+    extend(key.lock, ttl)
+    extend(key.claims, ttl)
+    extend(key.who, ttl)
+  end
+  return alive
+end
+
+function renew.permits(key, ttl, field)
+  local until_when = redis.call('zscore', key.permits, field)
+  if not until_when or tonumber(until_when) <= now then
+    return false
+  end
+  redis.call('zadd', key.permits, string.format('%.0f', now + ttl), field)
+  for _, name in ipairs({key.lock, key.permits, key.slots, key.who}) do
+    extend(name, ttl)
+  end
+  return true
+end
+
+local answers = {}
+for i = 0, #KEYS / width - 1 do
+  local key = {}
+  key.lock, key.state, key.claims, key.permits, key.slots, key.who =
+    unpack(KEYS, i * width + 1, (i + 1) * width)
+  local kind, ttl, field, claim, stem = unpack(ARGV, i * 5 + 3, i * 5 + 7)
+  local family = kind == 'string' and 'string' or 'hash'
+  local ours = redis.call('type', key.lock).ok == family and renew[kind](key, ttl, field, claim, stem)
+  if ours then
+    redis.call('pexpire', key.state, life)
+  end
+  answers[i + 1] = ours and 1 or 0
+end
+return answers

@@ -1,0 +1,13 @@
+-- KEYS: lock
+-- ARGV: token, channel, publish
+
+local found = redis.pcall('get', KEYS[1])
+if type(found) == 'table' then
+  return string.sub(found.err, 1, 9) == 'WRONGTYPE' and 0 or found
+end
+if found ~= ARGV[1] then
+  return 0
+end
+redis.call('del', KEYS[1])
+redis.call(ARGV[3], ARGV[2], '0')
+return 1

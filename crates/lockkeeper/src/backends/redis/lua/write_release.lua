@@ -1,0 +1,26 @@
+-- Gives one write hold back, or a place in the line.
+
+local found = redis.call('type', lock).ok
+local held = found == 'hash' and redis.call('hexists', lock, entry) == 1
+if not held or (claim ~= '' and redis.call('hdel', claims, claim) == 0) then
+  local _, was_first = leave_line()
+  redis.call('hdel', who, entry)
+  if was_first then
+    wake()
+  end
+  return 0
+end
+if redis.call('hincrby', lock, entry, -1) > 0 then
+  return 1
+end
+redis.call('hdel', lock, entry)
+redis.call('hdel', who, entry)
+if redis.call('hlen', lock) == 1 then
+  redis.call('del', lock, claims)
+else
+  -- The owner also reads, and goes on reading.
+  redis.call('hset', lock, 'mode', 'read')
+end
+redis.call(publish, base_channel, '1')
+wake()
+return 1

@@ -1,0 +1,42 @@
+//! The scripts, each with the checksum by which a server that has seen it knows it.
+
+use std::sync::LazyLock;
+
+/// A script.
+pub(super) struct Script {
+    pub(super) text: &'static str,
+    pub(super) sha: String,
+    /// One bit that no other script has.
+    pub(super) bit: u32,
+}
+
+macro_rules! scripts {
+    ($($name:ident = $($file:literal)+;)*) => {
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
+        enum Number { $($name),* }
+
+        $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
+            let text = concat!($(include_str!(concat!("lua/", $file, ".lua")), "\n"),+);
+            let sha = redis::Script::new(text).get_hash().to_owned();
+            Script { text, sha, bit: 1 << Number::$name as u32 }
+        });)*
+    };
+}
+
+scripts! {
+    MUTEX = "mutex";
+    MUTEX_RELEASE = "mutex_release";
+    STRING = "string";
+    STRING_RELEASE = "string_release";
+    LINE_MUTEX = "line" "line_mutex";
+    LINE_MUTEX_RELEASE = "line" "line_mutex_release";
+    READ = "line" "read";
+    READ_RELEASE = "line" "read_release";
+    WRITE = "line" "write";
+    WRITE_RELEASE = "line" "write_release";
+    PERMITS = "line" "drop_permits" "permits";
+    PERMITS_RELEASE = "line" "drop_permits" "permits_release";
+    RENEW = "renew";
+    INSPECT = "inspect";
+    BREAK = "break";
+}

@@ -1,0 +1,90 @@
+//! What the engines over SQL databases share: connections of their own, words for modes, and times.
+
+mod bound;
+mod line;
+mod sessions;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+pub(crate) use self::bound::{Ask, Bound, Hold, Seen};
+pub(crate) use self::line::{Row, fence, snapshots};
+pub(crate) use self::sessions::{Greet, Sessions, failed, within};
+use crate::backend::Mode;
+use crate::error::{Error, Result};
+use crate::key::Key;
+use crate::url::Options;
+
+/// How long a waiter that is not heard of keeps its place in line.
+pub(crate) const WAITER_LEASE: Duration = Duration::from_secs(5);
+
+/// How long a waiter trusts the database to wake it; every look also keeps its place.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(1_500);
+
+/// How long one statement may take.
+pub(crate) const STATEMENT: Duration = Duration::from_secs(10);
+
+/// How long the statement that extends leases may take, so that a connection that went silent is
+/// replaced before the lease runs out. Very short leases must do with one try.
+pub(crate) fn renewal_limit(shortest: Duration) -> Duration {
+    (shortest / 6).clamp(Duration::from_secs(1), STATEMENT)
+}
+
+/// Whole microseconds, as both databases count.
+pub(crate) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// One of `n`, always the same for a key.
+pub(crate) fn stripe(key: &Key, n: usize) -> usize {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    usize::try_from(hasher.finish() % n as u64).unwrap_or(0)
+}
+
+/// How many permits a mode takes, and of how many; one of none for locks that are no semaphores.
+pub(crate) fn permits(mode: Mode) -> (i64, i64) {
+    match mode {
+        Mode::Permits { take, limit } => (take.into(), limit.into()),
+        _ => (1, 0),
+    }
+}
+
+/// The mode that these columns say.
+pub(crate) fn mode(kind: &str, take: i64, limit: i64) -> Mode {
+    match kind {
+        "write" => Mode::Write,
+        "read" => Mode::Read,
+        "semaphore" => Mode::Permits {
+            take: u32::try_from(take).unwrap_or(u32::MAX),
+            limit: u32::try_from(limit).unwrap_or(u32::MAX),
+        },
+        _ => Mode::Mutex,
+    }
+}
+
+/// The refusal of a key that is in use as something else.
+pub(crate) fn clash(key: &Key, asked: Mode, found: &str) -> Error {
+    Error::Conflict {
+        key: key.clone(),
+        found: format!("it is used as {found} and was asked for as {asked}"),
+    }
+}
+
+/// The password that a file holds, without the line's end.
+pub(crate) fn password(path: &str) -> Result<String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Error::Config(format!("option password_file: cannot read {path:?}: {e}")))?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+/// How many connections a client keeps for its requests, by the option `connections`.
+pub(crate) fn connections(options: &mut Options) -> Result<usize> {
+    let Some(text) = options.take("connections")? else { return Ok(4) };
+    match text.parse() {
+        Ok(n @ 1..=64) => Ok(n),
+        _ => Err(Error::Config(format!(
+            "option connections cannot be {text:?}; it is a number from 1 to 64"
+        ))),
+    }
+}

@@ -1,0 +1,149 @@
+//! Connections of a client's own, never borrowed from anyone's pool.
+//!
+//! Requests about one key always use the same connection, in the order in which they were made: a
+//! release that was begun before an attempt reaches the server before it. A connection whose request
+//! failed, was given up or took too long is closed, since nobody knows what it would answer next.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::Connection;
+use sqlx::error::DatabaseError;
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::timeout;
+
+use super::{STATEMENT, stripe};
+use crate::error::{Error, Result};
+use crate::key::Key;
+
+/// A kind of connection, and what is said on it first.
+#[async_trait]
+pub(crate) trait Greet: Connection + Sized {
+    /// The engine's name.
+    const ENGINE: &'static str;
+
+    /// Settings that this session needs.
+    async fn greet(&mut self) -> sqlx::Result<()>;
+
+    /// Whether the same request may succeed later.
+    fn may_pass(error: &dyn DatabaseError) -> bool;
+}
+
+/// The connections of one client: several for requests about keys, one apart for renewals,
+/// so that a lease never waits for somebody's attempt.
+pub(crate) struct Sessions<C: Greet> {
+    options: C::Options,
+    requests: Vec<Mutex<Option<C>>>,
+    renewals: Mutex<Option<C>>,
+}
+
+/// A connection for the time of one request. Given back by [`settle`](Borrowed::settle), else closed.
+pub(crate) struct Borrowed<'a, C: Greet> {
+    home: Option<MutexGuard<'a, Option<C>>>,
+    connection: Option<C>,
+}
+
+impl<C: Greet> Sessions<C> {
+    pub(crate) fn new(options: C::Options, connections: usize) -> Self {
+        let requests = (0..connections.max(1)).map(|_| Mutex::default()).collect();
+        Self { options, requests, renewals: Mutex::default() }
+    }
+
+    /// The connection for requests about a key, when those before it are done.
+    pub(crate) async fn of(&self, key: &Key) -> Result<Borrowed<'_, C>> {
+        self.borrow(&self.requests[stripe(key, self.requests.len())]).await
+    }
+
+    /// The connection for requests that are about no key in particular.
+    pub(crate) async fn any(&self) -> Result<Borrowed<'_, C>> {
+        self.borrow(&self.requests[0]).await
+    }
+
+    /// The connection for renewals.
+    pub(crate) async fn for_renewals(&self) -> Result<Borrowed<'_, C>> {
+        self.borrow(&self.renewals).await
+    }
+
+    /// A new connection that is nobody else's.
+    pub(crate) async fn connect(&self) -> Result<C> {
+        let connecting = async {
+            let mut connection = C::connect_with(&self.options).await?;
+            connection.greet().await?;
+            Ok(connection)
+        };
+        within(STATEMENT, connecting).await.map_err(|error| failed::<C>(error, "connect"))
+    }
+
+    /// Closes what is open and not in use.
+    pub(crate) async fn close(&self) {
+        for home in self.requests.iter().chain([&self.renewals]) {
+            if let Ok(mut home) = home.try_lock()
+                && let Some(connection) = home.take()
+            {
+                // The goodbye is a courtesy; the server notices either way.
+                let _ = timeout(Duration::from_secs(1), connection.close()).await;
+            }
+        }
+    }
+
+    async fn borrow<'a>(&'a self, home: &'a Mutex<Option<C>>) -> Result<Borrowed<'a, C>> {
+        let mut home = home.lock().await;
+        let connection = match home.take() {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        Ok(Borrowed { home: Some(home), connection: Some(connection) })
+    }
+}
+
+impl<C: Greet> Borrowed<'_, C> {
+    /// The connection itself.
+    pub(crate) fn wire(&mut self) -> &mut C {
+        self.connection.as_mut().expect("it is here until it is settled")
+    }
+
+    /// Gives the connection back, unless its state is unknown, and sorts the error.
+    pub(crate) fn settle<T>(mut self, answer: sqlx::Result<T>, doing: &str) -> Result<T> {
+        // A refusal is an answer like any other: the connection is good for the next request.
+        if answer.is_ok() || is_refusal::<C>(&answer) {
+            *self.home.take().expect("settled once") = self.connection.take();
+        }
+        answer.map_err(|error| failed::<C>(error, doing))
+    }
+}
+
+fn is_refusal<C: Greet>(answer: &sqlx::Result<impl Sized>) -> bool {
+    let error = answer.as_ref().err().and_then(sqlx::Error::as_database_error);
+    error.is_some_and(|error| !C::may_pass(error))
+}
+
+/// Waits for an answer for so long.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = sqlx::Result<T>>,
+) -> sqlx::Result<T> {
+    timeout(limit, work).await.unwrap_or_else(|_| {
+        let silence = format!("no answer within {}", humantime::format_duration(limit));
+        Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, silence)))
+    })
+}
+
+/// Sorts an error of the client crate.
+pub(crate) fn failed<C: Greet>(error: sqlx::Error, doing: &str) -> Error {
+    let retryable = match &error {
+        sqlx::Error::Database(error) => C::may_pass(error.as_ref()),
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
+        _ => false,
+    };
+    let source: Box<dyn StdError + Send + Sync> = Box::new(error);
+    Error::Backend { engine: C::ENGINE, doing: doing.to_owned(), retryable, source }
+}
+
+impl<C: Greet> fmt::Debug for Sessions<C> {
+    /// Without the options: they carry the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sessions").field("engine", &C::ENGINE).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,187 @@
+//! `zookeeper:` keeps locks as ephemeral sequential nodes, in the layout of Curator's recipes.
+//!
+//! Everyone who wants a lock makes a node in its directory; the lowest sequence holds, and everyone
+//! else listens to the one node that is in their way. Nodes belong to a session, which a client has one
+//! of, so a dead holder's lock is free when the servers give its session up.
+//!
+//! Easy to get wrong: a follower may show a past in which our session was alive. What is granted or
+//! renewed is therefore always confirmed by a write, which a majority has to agree to.
+
+mod claim;
+mod doctor;
+mod error;
+mod inspect;
+mod names;
+mod permits;
+mod place;
+mod record;
+mod renew;
+mod session;
+mod settings;
+mod watch;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use async_trait::async_trait;
+
+use self::place::Standing;
+use self::session::{Session, Sessions};
+use self::settings::Settings;
+use super::Engine;
+use crate::backend::{
+    Asked, Backend, Claim, Death, Entry, Fence, FenceSource, Finding, Grant, Guarantees, Lease,
+    Mode, Order, Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+};
+use crate::error::Result;
+use crate::key::Key;
+use crate::owner::Token;
+use crate::url::Endpoint;
+
+/// Where those stand who want permits of a semaphore.
+const LOCKS: &str = "locks";
+
+/// Where its permits are.
+const LEASES: &str = "leases";
+
+pub(crate) const ENGINE: Engine = Engine {
+    open: |endpoint| Box::pin(async { Ok(Arc::new(open(endpoint).await?) as Arc<dyn Backend>) }),
+    guarantees: |endpoint| Settings::parse(endpoint).map(|_| GUARANTEES),
+    ways: &["zookeeper://h1,h2,h3/locks"],
+};
+
+/// What this engine promises.
+const GUARANTEES: Guarantees = Guarantees {
+    engine: error::NAME,
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    order: Order::Fifo,
+    fence: FenceSource::Revision,
+    death: Death::Session,
+    wakeup: Wakeup::Push,
+    scope: Scope::Network,
+    survives: Survives::Minority,
+    reentrance: Reentrance::Client,
+};
+
+/// Locks in a ZooKeeper ensemble.
+#[derive(Debug)]
+pub struct ZooKeeper {
+    shared: Arc<Shared>,
+}
+
+/// Opens `zookeeper://h1,h2,h3/root`.
+async fn open(endpoint: Endpoint) -> Result<ZooKeeper> {
+    let settings = Settings::parse(&endpoint)?;
+    let sessions = Sessions::connect(settings.clone()).await?;
+    let shared = Shared { settings, sessions, held: Mutex::default() };
+    Ok(ZooKeeper { shared: Arc::new(shared) })
+}
+
+#[async_trait]
+impl Backend for ZooKeeper {
+    fn guarantees(&self) -> Guarantees {
+        GUARANTEES
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        match request.mode {
+            Mode::Permits { take, limit } => {
+                Box::new(permits::Permits::new(&self.shared, request, take, limit))
+            }
+            _ => Box::new(claim::Line::new(&self.shared, request)),
+        }
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        renew::renew(&self.shared, leases).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        inspect::inspect(&self.shared, query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::break_lock(&self.shared, key).await
+    }
+
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.shared, key).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        doctor::doctor(&self.shared).await
+    }
+
+    async fn close(&self) {
+        // What is still held lives by the session, which ends with the last of it then.
+        if self.shared.held().is_empty() {
+            self.shared.sessions.close().await;
+        }
+    }
+}
+
+/// What all claims of a client share.
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    sessions: Sessions,
+    held: Mutex<HashMap<Token, Held>>,
+}
+
+/// The nodes of a grant.
+#[derive(Debug, Clone)]
+struct Held {
+    session: Arc<Session>,
+    paths: Vec<String>,
+}
+
+impl Shared {
+    /// The directory of a lock.
+    fn dir(&self, key: &Key) -> String {
+        let root = &self.settings.root;
+        format!("{root}/{}", names::encode(key, root.is_empty()))
+    }
+
+    /// The root, as a path of its own.
+    fn root(&self) -> &str {
+        if self.settings.root.is_empty() { "/" } else { &self.settings.root }
+    }
+
+    fn grant(
+        &self,
+        request: &Request,
+        standing: &Standing,
+        paths: Vec<String>,
+        fence: Fence,
+        slots: Vec<u32>,
+        asked: &Arc<tokio::sync::watch::Sender<bool>>,
+    ) -> Grant {
+        let held = Held { session: standing.session.clone(), paths };
+        self.held().insert(request.token, held);
+        let lease = Lease::of(request);
+        let ttl = lease.ttl.min(standing.session.vouched());
+        let gone = watch::watch_over(standing.clone(), asked.clone());
+        let lease = Lease { ttl, ..lease };
+        Grant { fence, slots, lease, bound: false, gone: Some(Box::pin(gone)) }
+    }
+
+    fn forget(&self, token: Token) {
+        self.held().remove(&token);
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<Token, Held>> {
+        self.held.lock().expect("nothing panics under this lock")
+    }
+}
+
+/// Resolves when the holder was asked to give way.
+fn asked(asked: &Arc<tokio::sync::watch::Sender<bool>>) -> Asked {
+    let mut asked = asked.subscribe();
+    Box::pin(async move {
+        if asked.wait_for(|asked| *asked).await.is_err() {
+            // Given back without having been asked: nobody will.
+            std::future::pending::<()>().await;
+        }
+    })
+}

@@ -1,0 +1,331 @@
+//! A claim on permits of a semaphore: a place in the line before it, then a lease node per permit.
+//!
+//! Only the first in the line `locks` makes nodes in `leases`, so their number never exceeds the limit.
+//! It makes all of its own and leaves the line in one transaction. The fence is that of the place in
+//! line, because permits are given in that order.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use zookeeper_client as zk;
+
+use super::claim::turn;
+use super::error::{ends_session, failed};
+use super::names::{Kind, Node, line};
+use super::place::{ANY_VERSION, Place, Standing, make_directory};
+use super::watch::{Alarm, change_in, end_of};
+use super::{LEASES, LOCKS, Shared, record};
+use crate::backend::{Claim, Fence, Grant, Released, Request};
+use crate::error::{Error, Result};
+use crate::queue::{self, Turn};
+
+pub(super) struct Permits {
+    shared: Arc<Shared>,
+    request: Request,
+    take: u32,
+    limit: u32,
+    /// The lock itself, where others may stand who do not take it for a semaphore.
+    base: String,
+    leases: String,
+    gate: Place,
+    step: Step,
+    /// The path that the wait is for, and the alarm once we listen.
+    waiting: Option<(Behind, Option<Alarm>)>,
+    asked: Arc<watch::Sender<bool>>,
+    /// Whether deletions were asked for and not all answered.
+    leaving: bool,
+}
+
+enum Step {
+    /// In line, or not even there.
+    Outside,
+    /// The transaction that lets us in was sent from this place, and not answered.
+    Entering(Standing),
+    Inside(Standing, Vec<Node>),
+}
+
+enum Behind {
+    /// Someone in line.
+    Node(String),
+    /// First in line, and everything is taken.
+    Full,
+}
+
+impl Permits {
+    pub(super) fn new(shared: &Arc<Shared>, request: Request, take: u32, limit: u32) -> Self {
+        let base = shared.dir(&request.key);
+        let gate = Place::new(format!("{base}/{LOCKS}"), Kind::Mutex, shared.settings.acls());
+        let leases = format!("{base}/{LEASES}");
+        let (shared, asked) = (shared.clone(), Arc::default());
+        Self {
+            shared,
+            request,
+            take,
+            limit,
+            base,
+            leases,
+            gate,
+            step: Step::Outside,
+            waiting: None,
+            asked,
+            leaving: false,
+        }
+    }
+
+    fn doing(&self) -> String {
+        format!("take permits of {:?}", self.request.key)
+    }
+
+    /// Who is in a directory, which may not be there.
+    fn listed(&self, children: Result<Vec<String>, zk::Error>) -> Result<Vec<Node>> {
+        match children {
+            Ok(children) => Ok(line(&children)),
+            Err(zk::Error::NoNode) => Ok(Vec::new()),
+            Err(error) => Err(failed(self.doing())(error)),
+        }
+    }
+
+    /// The limit of someone who counts otherwise.
+    fn other_limit(&self, leases: &[Node]) -> Option<u32> {
+        let mut limits = leases.iter().filter_map(Node::permit).map(|(_, limit)| limit);
+        limits.find(|limit| *limit != self.limit)
+    }
+
+    /// The transaction: one lease per permit, and out of the line.
+    async fn enter(&mut self, gate: &Standing, slots: &[u32]) -> Result<Vec<Node>> {
+        let fence = Fence::new(gate.created.try_into().unwrap_or(0));
+        let record = record::write(&self.request, Some(fence));
+        let options = zk::CreateMode::EphemeralSequential.with_acls(self.shared.settings.acls());
+        let (id, word) = (self.gate.id().to_owned(), Kind::Lease.word());
+        let doing = self.doing();
+        for _ in 0..2 {
+            let mut all = gate.session.zk.new_multi_writer();
+            for slot in slots {
+                let path = format!("{}/{id}{slot}.{}-{word}", self.leases, self.limit);
+                all.add_create(&path, &record, &options).map_err(failed(&*doing))?;
+            }
+            all.add_delete(&gate.path, None).map_err(failed(&*doing))?;
+            let entering = all.commit();
+            self.step = Step::Entering(gate.clone());
+            match entering.await {
+                Ok(results) => {
+                    let name = |result: &zk::MultiWriteResult| match result {
+                        zk::MultiWriteResult::Create { path, .. } => {
+                            path.rsplit_once('/').map(|(_, name)| name.to_owned())
+                        }
+                        _ => None,
+                    };
+                    let ours = line(&results.iter().filter_map(name).collect::<Vec<_>>());
+                    self.gate.left();
+                    self.step = Step::Inside(gate.clone(), ours.clone());
+                    return Ok(ours);
+                }
+                Err(zk::MultiWriteError::OperationFailed {
+                    index: 0,
+                    source: zk::Error::NoNode,
+                }) => {
+                    self.step = Step::Outside;
+                    make_directory(&gate.session, &self.leases, self.shared.settings.acls())
+                        .await?;
+                }
+                Err(error) => {
+                    let known = matches!(error, zk::MultiWriteError::OperationFailed { .. });
+                    let error = zk::Error::from(error);
+                    if known || ends_session(&error) {
+                        self.step = Step::Outside;
+                    }
+                    return Err(failed(doing)(error));
+                }
+            }
+        }
+        Err(Error::unreachable(super::error::NAME, doing, "its directory is removed at once"))
+    }
+
+    /// Whether the transaction took effect: then our leases are there, with their slots in their names.
+    async fn entered(&mut self, gate: Standing) -> Result<Option<Vec<Node>>> {
+        // The server that answers now may be another one, which has not heard of it yet.
+        let sync = gate.session.zk.sync(&self.base);
+        let leases = gate.session.zk.list_children(&self.leases);
+        sync.await.map_err(failed(self.doing()))?;
+        let id = self.gate.id();
+        let mut ours = self.listed(leases.await)?;
+        ours.retain(|node| node.id() == id);
+        if ours.is_empty() {
+            self.step = Step::Outside;
+            return Ok(None);
+        }
+        self.gate.left();
+        self.step = Step::Inside(gate, ours.clone());
+        Ok(Some(ours))
+    }
+
+    fn granted(&self, gate: &Standing, ours: &[Node]) -> Grant {
+        let paths: Vec<_> =
+            ours.iter().map(|node| format!("{}/{}", self.leases, node.name)).collect();
+        let slots = ours.iter().filter_map(|node| node.permit()).map(|(slot, _)| slot).collect();
+        let fence = Fence::new(gate.created.try_into().unwrap_or(0));
+        let held = Standing { path: paths[0].clone(), ..gate.clone() };
+        self.shared.grant(&self.request, &held, paths, fence, slots, &self.asked)
+    }
+
+    /// Asks again for what was given before: is it still ours?
+    async fn confirm(&self, gate: &Standing, ours: &[Node]) -> Result<bool> {
+        let mut all = gate.session.zk.new_multi_writer();
+        for node in ours {
+            let path = format!("{}/{}", self.leases, node.name);
+            all.add_check_version(&path, ANY_VERSION).map_err(failed(self.doing()))?;
+        }
+        match all.commit().await.map_err(zk::Error::from) {
+            Ok(_) => Ok(true),
+            Err(zk::Error::NoNode) => Ok(false),
+            Err(error) => Err(failed(self.doing())(error)),
+        }
+    }
+}
+
+#[async_trait]
+impl Claim for Permits {
+    async fn attempt(&mut self) -> Result<Option<Grant>> {
+        if let Some((Behind::Node(path), Some(_))) = &self.waiting
+            && self.gate.still_behind(path).await
+        {
+            return Ok(None);
+        }
+        self.waiting = None;
+        let session = self.shared.sessions.get().await?;
+        let step = std::mem::replace(&mut self.step, Step::Outside);
+        let known = match step {
+            Step::Entering(gate) if Arc::ptr_eq(&gate.session, &session) => {
+                self.step = Step::Entering(gate.clone());
+                self.entered(gate.clone()).await?.map(|ours| (gate, ours))
+            }
+            Step::Inside(gate, ours) if Arc::ptr_eq(&gate.session, &session) => Some((gate, ours)),
+            Step::Outside => None,
+            // Another session took everything along, or will do so soon.
+            Step::Entering(_) | Step::Inside(..) => {
+                self.gate.start_again();
+                None
+            }
+        };
+        if let Some((gate, ours)) = known {
+            self.step = Step::Inside(gate.clone(), ours.clone());
+            if self.confirm(&gate, &ours).await? {
+                return Ok(Some(self.granted(&gate, &ours)));
+            }
+            self.step = Step::Outside;
+            self.gate.start_again();
+        }
+        // One who does not queue looks first, so that it does not stand in anyone's way.
+        if !self.request.queue && self.gate.standing().is_none() {
+            let first = line(&self.gate.others(&session).await?).is_empty();
+            let leases = session.zk.list_children(&self.leases);
+            let leases = self.listed(leases.await)?;
+            let busy = !first || leases.len() + self.take as usize > self.limit as usize;
+            if busy && self.other_limit(&leases).is_none() {
+                return Ok(None);
+            }
+        }
+        let record = record::write(&self.request, None);
+        let (gate, children) = self.gate.stand(&session, &record).await?;
+        let base = session.zk.list_children(&self.base);
+        let leases = session.zk.list_children(&self.leases);
+        let (base, leases) = (self.listed(base.await)?, self.listed(leases.await)?);
+        let other_kind = base.first().map(|other| other.kind.mode().kind().to_owned());
+        let other_limit = self.other_limit(&leases).map(|limit| format!("a semaphore of {limit}"));
+        if let Some(found) = other_kind.or(other_limit) {
+            self.gate.leave().await?;
+            let found = format!("it is used as {found} and was asked for as {}", self.request.mode);
+            return Err(Error::Conflict { key: self.request.key.clone(), found });
+        }
+        let line = line(&children);
+        let behind = match turn(&line, &gate.name) {
+            Turn::In if leases.len() + self.take as usize <= self.limit as usize => {
+                let slots = queue::free_slots(
+                    leases.iter().filter_map(Node::permit).map(|(slot, _)| slot),
+                    self.take,
+                );
+                let ours = self.enter(&gate, &slots).await?;
+                return Ok(Some(self.granted(&gate, &ours)));
+            }
+            Turn::In | Turn::Full => Behind::Full,
+            Turn::Behind(ahead) => {
+                Behind::Node(format!("{}/{}", self.gate.dir(), line[ahead].name))
+            }
+        };
+        if self.request.queue {
+            self.waiting = Some((behind, None));
+        } else {
+            self.gate.leave().await?;
+        }
+        Ok(None)
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        let (Some((behind, alarm)), Some(standing)) = (&mut self.waiting, self.gate.standing())
+        else {
+            return Ok(());
+        };
+        if alarm.is_none() {
+            *alarm = match behind {
+                Behind::Node(path) => end_of(path, standing).await?,
+                Behind::Full => {
+                    let (listening, room) = change_in(&self.leases, standing).await?;
+                    // It may have come free before we listened.
+                    let taken = line(&room).len() + self.take as usize;
+                    (taken > self.limit as usize).then_some(listening)
+                }
+            };
+        }
+        if let Some(alarm) = alarm {
+            alarm.await;
+        }
+        self.waiting = None;
+        Ok(())
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        self.shared.forget(self.request.token);
+        self.waiting = None;
+        if let Step::Entering(gate) = &self.step {
+            let gate = gate.clone();
+            if gate.session.is_over() {
+                self.step = Step::Outside;
+            } else {
+                self.entered(gate).await?;
+            }
+        }
+        let Step::Inside(gate, ours) = &self.step else { return self.gate.leave().await };
+        // All leave on the first poll; the answers come in order.
+        let delete =
+            |node: &Node| gate.session.zk.delete(&format!("{}/{}", self.leases, node.name), None);
+        let deletions: Vec<_> = ours.iter().map(delete).collect();
+        // A request before, whose reply was lost, may have deleted them.
+        let asked_before = std::mem::replace(&mut self.leaving, true);
+        let mut released = if asked_before { Released::Yes } else { Released::AlreadyGone };
+        for deletion in deletions {
+            match deletion.await {
+                Ok(()) => released = Released::Yes,
+                Err(zk::Error::NoNode) => {}
+                Err(error) if ends_session(&error) => {}
+                Err(error) => {
+                    let doing = format!("give permits of {:?} back", self.request.key);
+                    return Err(failed(doing)(error));
+                }
+            }
+        }
+        self.step = Step::Outside;
+        self.leaving = false;
+        Ok(released)
+    }
+
+    fn yield_requested(&self) -> Option<crate::backend::Asked> {
+        Some(super::asked(&self.asked))
+    }
+}
+
+impl std::fmt::Debug for Permits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Permits").field("request", &self.request).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,35 @@
+//! Every case of the test kit against Redis: one server, both layouts, Sentinel, Cluster.
+#![cfg(feature = "redis")]
+
+#[path = "redis/server.rs"]
+mod server;
+
+use std::sync::LazyLock;
+
+use lockkeeper_testkit::conformance;
+use lockkeeper_testkit::conformance::Store;
+use server::{Cluster, Sentinels, Server};
+
+static ONE: LazyLock<Server> = LazyLock::new(Server::start);
+static SENTINELS: LazyLock<Sentinels> = LazyLock::new(Sentinels::start);
+static CLUSTER: LazyLock<Cluster> = LazyLock::new(Cluster::start);
+
+/// A store of its own in servers that all cases share.
+fn apart(url: String, options: &str) -> Store {
+    Store::at(format!("{url}?prefix={:x}:{options}", fastrand::u64(..)))
+}
+
+conformance!(standalone, {
+    let server = Server::start();
+    Store::at(server.url()).keep(server)
+});
+
+conformance!(string, apart(ONE.url(), "&layout=string"));
+
+conformance!(redisson_fence, apart(ONE.url(), "&fence=redisson"));
+
+conformance!(sentinel, apart(SENTINELS.url(), ""));
+
+conformance!(replicated, apart(SENTINELS.url(), "&wait_replicas=1"));
+
+conformance!(cluster, apart(CLUSTER.url(), ""));
