@@ -49,6 +49,8 @@ impl Servers {
             .args(["-c", CLEAN, "sh"])
             .arg(&directory)
             .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
             .spawn()
             .expect("a shell can be started");
         let ports: Vec<_> = (0..members).map(|_| (free_port(), free_port())).collect();
