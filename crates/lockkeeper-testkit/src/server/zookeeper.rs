@@ -1,7 +1,7 @@
 //! ZooKeeper, one server or an ensemble, from Debian's package `zookeeper`.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};

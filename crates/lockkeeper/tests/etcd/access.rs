@@ -69,25 +69,36 @@ async fn missing_rights_and_wrong_passwords_are_told_at_once_and_without_the_pas
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_ended_is_renewed_and_no_lock_is_lost() {
+async fn a_token_that_ended_is_renewed_for_holders_and_waiters() {
     let servers = guarded(&["--auth-token-ttl", "1"]);
     let client = Client::connect(url(&servers, "locks/")).await.unwrap();
+    let waiter = Client::connect(url(&servers, "locks/")).await.unwrap();
     let guard = client.mutex("key").ttl(TTL).acquire().await.unwrap();
-    for round in 0..2 {
-        match round {
-            // A token that is not used ends after its time.
-            0 => tokio::time::sleep(Duration::from_secs(3)).await,
-            // And all of them end with the server, which keeps them in memory only.
-            _ => {
-                servers.kill(0);
-                servers.restart(0);
-            }
-        }
-        let again = client.mutex("another").ttl(TTL).acquire_within(TTL * 4).await.unwrap();
-        assert!(again.fence() > guard.fence());
-        again.release().await.unwrap();
+    // Long enough that it leaves its token unused for longer than that lives.
+    let waiting = tokio::spawn(waiter.mutex("key").ttl(TTL * 4).acquire());
+    for _ in 0..4 {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        client.mutex("another").ttl(TTL).acquire().await.unwrap().release().await.unwrap();
         guard.check().unwrap();
     }
+    assert!(!waiting.is_finished());
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_the_server_forgot_is_renewed_and_no_lock_is_lost() {
+    let servers = guarded(&[]);
+    let client = Client::connect(url(&servers, "locks/")).await.unwrap();
+    let guard = client.mutex("key").ttl(TTL * 6).acquire().await.unwrap();
+    // They are kept in memory only.
+    servers.kill(0);
+    servers.restart(0);
+    let again = client.mutex("another").ttl(TTL).acquire().await.unwrap();
+    assert!(again.fence() > guard.fence());
+    again.release().await.unwrap();
+    guard.check().unwrap();
     assert_eq!(guard.release().await.unwrap(), Release::Released);
     client.close().await;
 }

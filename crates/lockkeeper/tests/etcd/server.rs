@@ -5,14 +5,14 @@
 #![allow(dead_code, reason = "the benchmark uses some of it")]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::ports::free_port;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tempfile::TempDir;
 
 /// How long a server may take to serve.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,7 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A cluster of one or more members.
 pub(crate) struct Servers {
     members: Vec<Member>,
-    _directory: TempDir,
+    /// Its end is the directory's.
+    _cleaner: ChildStdin,
 }
 
 struct Member {
@@ -44,7 +45,15 @@ impl Servers {
 
     /// As `start`, with more arguments for every member.
     pub(crate) fn with(members: usize, more: &[&str]) -> Self {
-        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made").keep();
+        let cleaner = Command::new("sh")
+            .args(["-c", CLEAN, "sh"])
+            .arg(&directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a shell can be started");
         let ports: Vec<_> = (0..members).map(|_| (free_port(), free_port())).collect();
         let cluster: Vec<_> = ports
             .iter()
@@ -55,7 +64,7 @@ impl Servers {
             let secure = more.contains(&"--cert-file");
             let client_url = format!("http{}://127.0.0.1:{client}", if secure { "s" } else { "" });
             let peer_url = format!("http://127.0.0.1:{peer}");
-            let data = directory.path().join(format!("m{n}"));
+            let data = directory.join(format!("m{n}"));
             let mut arguments: Vec<_> = [
                 ("--name", format!("m{n}")),
                 ("--data-dir", data.display().to_string()),
@@ -74,7 +83,8 @@ impl Servers {
             Member { client: *client, arguments, running: Mutex::default() }
         };
         let members = ports.iter().enumerate().map(member).collect();
-        let servers = Self { members, _directory: directory };
+        let cleaner = cleaner.stdin.expect("it was asked for");
+        let servers = Self { members, _cleaner: cleaner };
         (0..servers.members.len()).for_each(|n| servers.members[n].spawn());
         (0..servers.members.len()).for_each(|n| servers.wait_until_healthy(n));
         servers
@@ -132,16 +142,16 @@ impl Servers {
     pub(crate) fn leader(&self) -> usize {
         let started = Instant::now();
         loop {
-            for n in 0..self.members.len() {
-                let mut command = Command::new("etcdctl");
-                command.env("ETCDCTL_API", "3").args(["endpoint", "status", "--endpoints"]);
-                let output = command.arg(self.address(n)).output().expect(MISSING_CTL);
-                // address, id, version, size, is leader, …
-                if String::from_utf8_lossy(&output.stdout).split(", ").nth(4) == Some("true") {
-                    return n;
-                }
+            // One line for each that answers: address, id, version, size, whether it leads, …
+            let output = self.ctl_command(&["endpoint", "status"]).output().expect(MISSING_CTL);
+            let status = String::from_utf8_lossy(&output.stdout);
+            let leads = |line: &&str| line.split(", ").nth(4) == Some("true");
+            let leader = status.lines().find(leads).and_then(|line| line.split(", ").next());
+            let known = (0..self.members.len()).find(|n| Some(&*self.address(*n)) == leader);
+            if let Some(n) = known {
+                return n;
             }
-            assert!(started.elapsed() < PATIENCE, "nobody leads");
+            assert!(started.elapsed() < PATIENCE, "nobody leads: {status}");
         }
     }
 
@@ -173,8 +183,14 @@ const RUN: &str = r#"
     pid=$!
     echo $pid
     (cat <&3 >/dev/null; kill -9 $pid) &
+    watcher=$!
     wait $pid
+    kill $watcher
 "#;
+
+/// Servers that are shared by all tests of a program are never dropped, so what they leave on disk is
+/// removed when the program's end is seen, after the servers had a moment to die of the same.
+const CLEAN: &str = r#"cat >/dev/null; sleep 2; rm -rf "$1""#;
 
 const MISSING_CTL: &str = "etcdctl can be run; it is in Debian's package etcd-client";
 

@@ -167,19 +167,24 @@ impl Task {
         loop {
             tokio::select! {
                 reply = stream.replies.message() => match reply {
-                    Ok(Some(reply)) => self.read(&reply),
+                    Ok(Some(reply)) => if !self.read(&reply) {
+                        return true;
+                    },
                     _ => return false,
                 },
                 order = self.queue.recv() => {
                     let Some(order) = order else { return true };
+                    let requests = &mut stream.requests;
                     let sent = match self.note(order) {
                         Some((id, Some(target))) => {
-                            stream.requests.watch(target.key.clone(), Some(target.options(id))).await
+                            let options = Some(target.options(id));
+                            timeout(PATIENCE, requests.watch(target.key, options)).await
                         }
-                        Some((id, None)) => stream.requests.cancel(id).await,
-                        None => Ok(()),
+                        Some((id, None)) => timeout(PATIENCE, requests.cancel(id)).await,
+                        None => continue,
                     };
-                    if sent.is_err() {
+                    // A connection on which nothing moves any more fills up.
+                    if !matches!(sent, Ok(Ok(()))) {
                         return false;
                     }
                 }
@@ -188,11 +193,12 @@ impl Task {
         }
     }
 
-    fn read(&mut self, reply: &WatchResponse) {
+    /// Wakes whoever waited for this. False when the stream has to be opened again.
+    fn read(&mut self, reply: &WatchResponse) -> bool {
         if !reply.canceled() && reply.events().is_empty() {
-            return;
+            return true;
         }
-        let Some(watch) = self.wanted.get_mut(&reply.watch_id()) else { return };
+        let Some(watch) = self.wanted.get_mut(&reply.watch_id()) else { return true };
         if let Some(wake) = watch.wake.take() {
             // Whoever waited may have given up.
             let _ = wake.send(());
@@ -200,6 +206,9 @@ impl Task {
         if reply.canceled() {
             self.wanted.remove(&reply.watch_id());
         }
+        // A stream goes on with the token that it began with, and a server that refuses a watch may
+        // just not know that token any more.
+        !reply.canceled() || reply.compact_revision() > 0
     }
 }
 
