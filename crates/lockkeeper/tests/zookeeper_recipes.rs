@@ -207,7 +207,7 @@ async fn a_thousand_waiters_of_whom_some_give_up_are_served_in_order_and_leave_n
     while let Some(task) = timeout(PATIENCE, tasks.join_next()).await.expect("nobody is stuck") {
         task.unwrap();
     }
-    let served = served.lock().unwrap();
+    let served = served.lock().unwrap().clone();
     assert!(served.len() > 600, "{} were served", served.len());
     assert!(served.is_sorted(), "in order of arrival, and of fences: {served:?}");
     let observer = stranger(&servers).await;

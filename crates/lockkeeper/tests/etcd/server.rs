@@ -44,6 +44,7 @@ impl Servers {
     }
 
     /// As `start`, with more arguments for every member.
+    #[expect(clippy::zombie_processes, reason = "the cleaner ends when this process has")]
     pub(crate) fn with(members: usize, more: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory can be made").keep();
         let cleaner = Command::new("sh")

@@ -147,7 +147,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
         let granted = ticket.attempt().await;
         let released = ticket.release().await;
         let what = format!("a {} lock can be taken and given back", mode.kind());
-        findings.push(match granted.and_then(|_| released) {
+        findings.push(match granted.and(released) {
             Ok(_) => Finding { severity: Severity::Fine, what, advice: String::new() },
             Err(error) => Finding {
                 severity: Severity::Problem,

@@ -12,7 +12,7 @@ use super::link::{Call, Link, Reply};
 #[derive(Debug)]
 pub(super) enum Servers {
     One(Arc<Link>),
-    Cluster(Cluster),
+    Cluster(Box<Cluster>),
 }
 
 impl Servers {

@@ -125,7 +125,7 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Servers, Settings)> {
             if database(&path)? != 0 {
                 return Err(Error::Config("a Redis Cluster has database 0 only".to_owned()));
             }
-            Servers::Cluster(Cluster::new(hosts(6379), manner))
+            Servers::Cluster(Box::new(Cluster::new(hosts(6379), manner)))
         }
     };
     options.finish()?;
