@@ -80,7 +80,7 @@ fn a_password_is_never_printed() {
         "run --url //me:canary@127.0.0.1:1 k true",
         "run --url file:?password=canary k true",
         "doctor redis://:canary@127.0.0.1:1",
-        "explain redis://:canary@127.0.0.1:1/",
+        "explain redis://:canary@127.0.0.1:1/?colour=canary",
         "bench redis://:canary@127.0.0.1:1 --json",
         "acquire --url redis://:canary@127.0.0.1:1 k",
         "elect --url redis://:canary@127.0.0.1:1 k true",
