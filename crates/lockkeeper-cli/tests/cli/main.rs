@@ -7,6 +7,7 @@ mod handle;
 mod look;
 mod loss;
 mod place;
+mod readme;
 mod run;
 mod signals;
 mod terminal;
