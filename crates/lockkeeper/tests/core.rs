@@ -182,6 +182,19 @@ async fn two_tasks_of_one_owner_share_a_hold_also_when_they_come_together() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_owner_that_enters_through_another_client_keeps_its_fence() {
+    let (memory, client) = store();
+    let (other, owner) = (Client::new(memory), Owner::new());
+    let outer = client.mutex("key").owner(&owner).acquire().await.unwrap();
+    let inner = other.mutex("key").owner(&owner).acquire().await.unwrap();
+    assert_eq!(inner.fence(), outer.fence());
+    drop((inner, outer));
+    client.clone().close().await;
+    other.clone().close().await;
+    assert!(client.mutex("key").acquire().await.unwrap().fence().get() > 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_engines_own_word_of_a_loss_is_passed_on_at_once() {
     let engine = Watched::default();
     let told = engine.told.clone();

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use lockkeeper::backend::Severity;
 use lockkeeper::backends::file::Files;
-use lockkeeper::{Client, Error, Loss};
+use lockkeeper::{Client, Error, Loss, Owner};
 use lockkeeper_testkit::holder::{Holder, Program};
 use tempfile::TempDir;
 
@@ -137,6 +137,15 @@ async fn a_stopped_waiter_is_passed_and_finds_its_place_again() {
     passed.release().await.unwrap();
     stopped.granted().await;
     assert_eq!(stopped.ask("release").await, "Released");
+}
+
+#[tokio::test]
+async fn an_owner_that_enters_through_another_client_keeps_its_fence() {
+    let place = Place::new();
+    let (client, other, owner) = (place.client(), place.client(), Owner::new());
+    let outer = client.mutex("key").owner(&owner).acquire().await.unwrap();
+    let inner = other.mutex("key").owner(&owner).acquire().await.unwrap();
+    assert_eq!(inner.fence(), outer.fence());
 }
 
 #[tokio::test]

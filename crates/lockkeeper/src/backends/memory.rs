@@ -310,7 +310,9 @@ impl State {
             return Ok(None);
         }
         if line.tickets[at].granted.is_none() {
-            if request.mode != Mode::Read {
+            // An owner that enters again keeps its fence, or the resource would refuse its first guard.
+            let again = !matches!(request.mode, Mode::Permits { .. }) && line.holds(at);
+            if request.mode != Mode::Read && !again {
                 *fence += 1;
                 line.fence = Fence::new(*fence);
             }
@@ -438,6 +440,15 @@ impl Line {
             })
             .collect();
         queue::turn(&places, at)
+    }
+
+    /// Whether the owner of this ticket is alone inside by another one.
+    fn holds(&self, at: usize) -> bool {
+        let owner = &self.tickets[at].identity;
+        self.tickets.iter().any(|ticket| {
+            let alone = ticket.granted.is_some() && ticket.request.mode.is_exclusive();
+            alone && ticket.identity == *owner
+        })
     }
 
     fn holders(&self) -> impl Iterator<Item = Entry> {

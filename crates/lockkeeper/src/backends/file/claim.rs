@@ -135,7 +135,14 @@ impl FileClaim {
                 record.slots =
                     queue::free_slots(line.iter().flat_map(|other| other.slots.clone()), take);
             }
-            if self.request.mode != Mode::Read {
+            // An owner that enters again keeps its fence, or the resource would refuse its first guard.
+            let again = !matches!(self.request.mode, Mode::Permits { .. })
+                && line.iter().any(|other| {
+                    other.state == State::Granted
+                        && other.mode.is_exclusive()
+                        && other.identity() == record.identity()
+                });
+            if self.request.mode != Mode::Read && !again {
                 file.fence = file.fence.after(SystemTime::now());
             }
             record.fence = file.fence;
