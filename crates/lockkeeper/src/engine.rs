@@ -145,7 +145,7 @@ pub(crate) async fn pursue(
             Err(error) => error,
         };
         let since = *trouble.get_or_insert_with(Instant::now);
-        if !error.is_retryable() || since.elapsed() >= RETRY_FOR {
+        if pursuit.is_unanswered() || !error.is_retryable() || since.elapsed() >= RETRY_FOR {
             return Err(error);
         }
         tracing::debug!(%error, "asking again with the same token");
@@ -201,16 +201,15 @@ impl Pursuit {
         };
         let Some((claim, answer)) = answered else {
             let silence = format!("no answer within {}", humantime::format_duration(CALL_LIMIT));
-            // Not to be retried here: the call is still under way and is undone when it ends.
-            return Err(Error::Backend {
-                engine,
-                doing: "acquire a lock".into(),
-                retryable: false,
-                source: silence.into(),
-            });
+            return Err(Error::unreachable(engine, "acquire a lock", silence));
         };
         self.step = Step::Idle(claim);
         answer.map(|grant| grant.map(|grant| (grant, asked)))
+    }
+
+    /// Whether a call is still under way. It is undone when it ends, and only another claim can be tried.
+    fn is_unanswered(&self) -> bool {
+        matches!(self.step, Step::Asking(_))
     }
 
     /// Waits for a reason to ask again. A failure to wait is one as well: the next attempt tells.

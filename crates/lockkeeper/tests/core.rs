@@ -26,7 +26,7 @@ async fn an_attempt_without_an_answer_is_an_error_and_is_undone_when_the_answer_
     memory.partition(true);
     let asked = Instant::now();
     let error = client.mutex("key").acquire().await.unwrap_err();
-    assert!(error.to_string().contains("no answer within 10s"), "{error}");
+    assert!(error.to_string().contains("no answer within 10s") && error.is_retryable(), "{error}");
     assert_eq!(asked.elapsed(), 10 * SECOND);
     memory.partition(false);
     let other = Client::new(memory);
