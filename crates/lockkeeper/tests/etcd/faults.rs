@@ -83,8 +83,13 @@ async fn a_client_that_is_cut_off_from_its_member_moves_over_and_keeps_its_locks
     let url = format!("etcd://{},{},{}", proxy.address(), servers.address(1), servers.address(2));
     let (client, other) = (connect(url).await, connect(servers.url("")).await);
     let guard = client.mutex("key").ttl(TTL).acquire().await.unwrap();
+    let first = other.mutex("awaited").ttl(TTL).acquire().await.unwrap();
     let waiting = tokio::spawn(client.mutex("awaited").ttl(TTL).acquire());
-    let first = other.mutex("awaited").ttl(TTL).acquire().await;
+    eventually("it is in line", TTL, async || {
+        let line = other.inspect("awaited").await.unwrap().unwrap();
+        line.waiters.is_some_and(|waiters| waiters.len() == 1)
+    })
+    .await;
     proxy.set(Way::Hole);
     // Longer than the lease that it had when it was cut off.
     assert!(timeout(TTL * 2, guard.lost()).await.is_err(), "lost, though two members were there");
