@@ -109,6 +109,16 @@ Example:
   lockkeeper break backup --why 'host backup-3 is gone for good'")]
     Break(Break),
 
+    /// Ask whoever holds a lock to give way
+    ///
+    /// Nothing is taken away: a holder that runs under `lockkeeper run` is sent TERM unless it was told
+    /// otherwise with --on-yield, and releases the lock when it ends. Engines that cannot carry the
+    /// question refuse.
+    #[command(after_help = "\
+Example:
+  lockkeeper yield --url zookeeper://h1,h2,h3 reindex")]
+    Yield(Yield),
+
     /// Run a command while being the leader
     ///
     /// Waits to be elected, runs the command, and stands again when leadership was lost.
@@ -211,6 +221,9 @@ pub(crate) struct Care {
     /// What to do with the command when the lock is lost [default: term]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) on_lost: Option<OnLost>,
+    /// What to do with the command when somebody asks for the lock with `yield`
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "term")]
+    pub(crate) on_yield: OnYield,
     /// Say nothing
     #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -232,6 +245,16 @@ pub(crate) enum OnLost {
     /// KILL at once
     Kill,
     /// Let it run; the exit code is 79 all the same
+    Ignore,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnYield {
+    /// TERM, once; when the command ends is up to it
+    Term,
+    /// USR1, for a command that knows what to do then
+    Usr1,
+    /// Let it run
     Ignore,
 }
 
@@ -361,6 +384,18 @@ pub(crate) struct Break {
     /// Do not ask
     #[arg(short = 'y', long)]
     pub(crate) yes: bool,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The lock
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Yield {
+    #[command(flatten)]
+    pub(crate) place: Where,
     /// For machines
     #[arg(long)]
     pub(crate) json: bool,

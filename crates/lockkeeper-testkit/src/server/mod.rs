@@ -1,5 +1,6 @@
 //! Real servers for tests: each on a free port, in a directory of its own, gone when dropped.
 
+pub mod etcd;
 mod redis;
 mod warden;
 pub mod zookeeper;

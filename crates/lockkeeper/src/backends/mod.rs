@@ -8,6 +8,8 @@ use crate::backend::{Backend, Guarantees};
 use crate::error::{Error, Result};
 use crate::url::Endpoint;
 
+#[cfg(any(feature = "memory", feature = "zookeeper", feature = "etcd"))]
+mod bell;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 #[cfg(feature = "file")]
