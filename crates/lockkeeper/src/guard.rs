@@ -142,10 +142,9 @@ impl Guard {
             return Ok(if lost { Release::AlreadyLost } else { Release::Released });
         }
         hold.end(Loss::Released);
-        match engine::release(&hold).await? {
-            Release::Released if lost => Ok(Release::AlreadyLost),
-            outcome => Ok(outcome),
-        }
+        // That it was lost is what the caller has to know, whether the engine answers or not.
+        let outcome = engine::release(&hold).await?;
+        Ok(if lost { Release::AlreadyLost } else { outcome })
     }
 
     /// The open file whose kernel lock this guard is, where the engine has one.
