@@ -192,6 +192,10 @@ impl Claim for Faulty {
         self.claim.yield_requested()
     }
 
+    fn replicas(&self) -> Option<u32> {
+        self.claim.replicas()
+    }
+
     #[cfg(unix)]
     fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
         self.claim.bequeath()
