@@ -114,8 +114,8 @@ async fn hold_and_run(
     }
 
     let started = Instant::now();
-    let url = endpoint.expose().as_str();
-    let connected = interruptible(async { Ok(Client::connect(url).await?) }, signals).await;
+    let url = endpoint.spell_out();
+    let connected = interruptible(async { Ok(Client::connect(&url).await?) }, signals).await;
     let client = connected.inspect_err(|failure| status.interrupted(failure))?;
     let guarantees = client.guarantees();
     if guarantees.scope == Scope::Process {
@@ -156,7 +156,7 @@ async fn hold_and_run(
             let environment = environment(&guard, &owner, place);
             status.fence = Some(guard.fence().get());
             let marked = match args.once_per {
-                Some(slot) => once::mark(&client, url, &args.key, slot, signals).await,
+                Some(slot) => once::mark(&client, &url, &args.key, slot, signals).await,
                 None => Ok(()),
             };
             let mut ended = match marked {

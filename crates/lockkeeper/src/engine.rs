@@ -341,14 +341,13 @@ impl Drop for Departure {
 pub(crate) async fn begin_release(hold: &Arc<Hold>) {
     let Some(claim) = hold.take_claim() else { return };
     let inner = hold.inner();
-    let release = release_until_confirmed(inner.clone(), claim, hold.ttl());
-    let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
-        let _ = release.await;
-    });
-    let first = first_poll(&mut work).await;
+    let mut release = Box::pin(release_until_confirmed(inner.clone(), claim, hold.ttl()));
+    let first = first_poll(&mut release).await;
     inner.local.leave(hold);
     if first.is_pending() {
-        inner.chore(Chore::Finish(work));
+        inner.finish(async move {
+            let _ = release.await;
+        });
     }
 }
 

@@ -71,6 +71,11 @@ impl Guard {
         &self.hold().slots
     }
 
+    /// How many replicas of the store had the lock when it was granted; `None` where nobody asked them.
+    pub fn replicas(&self) -> Option<u32> {
+        self.hold().claim().as_ref().and_then(|claim| claim.replicas())
+    }
+
     /// Whether the lock is still ours, by the clock at this very moment.
     ///
     /// Also right after the process was stopped or suspended, and with the executor blocked.

@@ -1,7 +1,7 @@
 //! Real servers for tests: each on a free port, in a directory of its own, gone when dropped.
 
 pub mod etcd;
-mod redis;
+pub mod redis;
 mod warden;
 pub mod zookeeper;
 

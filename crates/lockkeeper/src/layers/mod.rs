@@ -104,6 +104,10 @@ impl<L: Layer> Claim for Layered<L> {
         self.claim.yield_requested()
     }
 
+    fn replicas(&self) -> Option<u32> {
+        self.claim.replicas()
+    }
+
     #[cfg(unix)]
     fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
         self.claim.bequeath()

@@ -120,6 +120,12 @@ impl Redis {
         };
         Ok(Self { store: Arc::new(Store { servers, settings, sharded }) })
     }
+
+    /// The scripts that take and give back the common mutex, to measure what the library adds to them.
+    #[doc(hidden)]
+    pub fn mutex_scripts() -> [&'static str; 2] {
+        [script::MUTEX.text, script::MUTEX_RELEASE.text]
+    }
 }
 
 #[async_trait]
