@@ -133,7 +133,8 @@ Example:
     /// In plain sentences, from the same data that the library itself obeys.
     #[command(after_help = "\
 Example:
-  lockkeeper explain file:")]
+  lockkeeper explain file:
+  lockkeeper explain --schema postgres: | psql locks")]
     Explain(Explain),
 
     /// Check a real deployment
@@ -441,6 +442,9 @@ pub(crate) struct Explain {
     /// All engines of this build, as a Markdown table
     #[arg(long, conflicts_with = "url")]
     pub(crate) table: bool,
+    /// The tables and functions of postgres: or mysql:, for an administrator to run
+    #[arg(long, conflicts_with = "table")]
+    pub(crate) schema: bool,
     /// The engine [default: as for `run`]
     #[arg(value_name = "URL")]
     pub(crate) url: Option<String>,

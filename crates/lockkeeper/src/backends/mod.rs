@@ -118,6 +118,31 @@ pub fn ways() -> impl Iterator<Item = (&'static str, Guarantees)> {
     })
 }
 
+/// The migrations of engines over databases, by scheme.
+const SCHEMAS: &[(&str, &str)] = &[
+    #[cfg(feature = "mysql")]
+    ("mysql", mysql::SCHEMA),
+    #[cfg(feature = "postgres")]
+    ("postgres", postgres::SCHEMA),
+];
+
+/// The tables and functions that an engine over a database needs, as a migration to run by hand.
+///
+/// # Errors
+/// [`Error::Config`] if the engine that a URL names needs none.
+pub fn schema(endpoint: &Endpoint) -> Result<&'static str> {
+    engine(endpoint)?;
+    let found = SCHEMAS.iter().find(|(scheme, _)| *scheme == endpoint.scheme());
+    found.map(|(_, schema)| *schema).ok_or_else(|| {
+        let schemes: Vec<_> = SCHEMAS.iter().map(|(scheme, _)| format!("{scheme}:")).collect();
+        Error::Config(format!(
+            "{}: needs no tables; those that do are: {}",
+            endpoint.scheme(),
+            schemes.join(", ")
+        ))
+    })
+}
+
 /// The schemes that a URL may have, compiled in or not.
 pub fn schemes() -> impl Iterator<Item = &'static str> {
     SCHEMES.iter().map(|row| row.scheme)
