@@ -55,6 +55,15 @@ impl Server {
         Self::launch("redis-server", port, tempfile::tempdir().unwrap(), [&own, arguments].concat())
     }
 
+    /// Starts a server with variables in its environment.
+    pub(crate) fn with_environment(variables: &[&str], arguments: &[&str]) -> Self {
+        let port = free_port();
+        let port_text = port.to_string();
+        let own = ["redis-server", "--port", &port_text, "--bind", "127.0.0.1"];
+        let command = [variables, &own, arguments].concat();
+        Self::launch("env", port, tempfile::tempdir().unwrap(), command)
+    }
+
     fn launch(program: &'static str, port: u16, directory: TempDir, arguments: Vec<&str>) -> Self {
         let arguments = arguments.into_iter().map(str::to_owned).collect();
         let server = Self { port, directory, program, arguments, running: Mutex::default() };
@@ -68,6 +77,12 @@ impl Server {
 
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The id of its process, while it runs.
+    pub(crate) fn pid(&self) -> String {
+        let running = self.running.lock().unwrap();
+        running.as_ref().map(|running| running.pid.clone()).expect("it runs")
     }
 
     pub(crate) fn directory(&self) -> &Path {
