@@ -27,6 +27,9 @@ mod sql;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
+#[cfg(feature = "redis")]
+pub use redis::redlock;
+
 /// A row of the table of schemes.
 struct Scheme {
     scheme: &'static str,
@@ -80,6 +83,8 @@ const SCHEMES: &[Scheme] = &[
     },
     Scheme { scheme: "redis+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
     Scheme { scheme: "rediss+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "redlock", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
+    Scheme { scheme: "redlocks", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
     Scheme { scheme: "mysql", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
     Scheme {
         scheme: "postgres",

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::ports::free_port;
@@ -51,6 +52,17 @@ impl Server {
         Self::launch("redis-server", port, directory(), [&own, arguments].concat())
     }
 
+    /// Starts a server with variables, `NAME=value`, in its environment.
+    ///
+    /// # Panics
+    /// As [`start`](Server::start).
+    pub fn with_environment(variables: &[&str], arguments: &[&str]) -> Self {
+        let port = free_port();
+        let port_text = port.to_string();
+        let own = ["redis-server", "--port", &port_text, "--bind", "127.0.0.1"];
+        Self::launch("env", port, directory(), [variables, &own, arguments].concat())
+    }
+
     pub(super) fn launch(
         program: &'static str,
         port: u16,
@@ -73,6 +85,11 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// The id of its process, while it runs.
+    pub fn pid(&self) -> Option<Pid> {
+        self.running().as_ref().map(Warden::pid)
+    }
+
     /// Where it keeps its files.
     pub fn directory(&self) -> &Path {
         self.directory.path()
@@ -85,7 +102,7 @@ impl Server {
     pub fn restart(&self) {
         let log = self.directory.path().join("server.log");
         let mut arguments = self.arguments.clone();
-        if self.program == "redis-server" {
+        if self.program != "redis-sentinel" {
             arguments.extend(["--dir".to_owned(), self.directory.path().display().to_string()]);
         }
         *self.running() = Some(Warden::start(self.program, &arguments, &log));

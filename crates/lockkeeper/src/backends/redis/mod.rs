@@ -28,6 +28,7 @@ mod error;
 mod inspect;
 mod link;
 mod names;
+pub mod redlock;
 mod renew;
 mod script;
 mod servers;
