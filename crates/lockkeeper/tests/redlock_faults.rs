@@ -15,8 +15,8 @@ use load::{Load, TTL};
 use lockkeeper::backend::Severity;
 use lockkeeper::{Client, Error, Guard, Release};
 use lockkeeper_testkit::history::Resource;
-use lockkeeper_testkit::server::redis::eventually;
 use lockkeeper_testkit::proxy::{Proxy, Way};
+use lockkeeper_testkit::server::redis::eventually;
 use servers::{Server, Servers, address, url};
 
 /// How long something may take that takes a moment, on a busy machine.
