@@ -6,12 +6,14 @@
 //! - [`Holder`](holder::Holder) is a process of its own that holds a lock, to be stopped and killed.
 //! - [`Proxy`](proxy::Proxy) breaks a connection as networks do; [`Server`](server::Server) is a real
 //!   server on a free port, to be paused, killed and restarted.
+//! - [`certificates`] makes what tests of TLS need.
 //! - [`ports`] finds ports for servers that are killed and started again.
 //! - [`history`] records who held what and when, and says what must not have happened.
 //! - [`simulation`] lets whole worlds happen in paused time, each decided by a seed;
 //!   [`bugs`] are there to see that it would find them.
 
 pub mod bugs;
+pub mod certificates;
 pub mod conformance;
 pub mod database;
 pub mod history;
