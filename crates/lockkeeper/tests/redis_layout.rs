@@ -156,6 +156,37 @@ async fn a_fair_mutex_stands_in_redissons_queue() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_of_ours_counts_as_one_in_redissons_queue() {
+    const QUEUE: &str = "redisson_lock_queue:{N}";
+    const TIMEOUTS: &str = "redisson_lock_timeout:{N}";
+    let server = Server::start();
+    let mut guard = connect(server.url()).await.mutex("N").fair().acquire().await.unwrap();
+    let mut waiting = Vec::new();
+    for length in ["1", "2", "3"] {
+        let client = connect(server.url()).await;
+        waiting.push(tokio::spawn(client.mutex("N").fair().acquire()));
+        eventually("it stands in line", || {
+            let line = server.ask(&["LLEN", QUEUE]);
+            (line == length).then_some(()).ok_or(line)
+        });
+    }
+    let late = |entry: &str| server.ask(&["ZSCORE", TIMEOUTS, entry]).parse::<f64>().unwrap();
+    let line = server.ask(&["LRANGE", QUEUE, "0", "-1"]);
+    let scores: Vec<_> = line.lines().map(late).collect();
+    assert!(scores.iter().all(|score| score - scores[0] < 100_000.0), "{scores:?}");
+    let before = scores[2] + 300_000.0;
+    server.ask(&["RPUSH", QUEUE, "foreign:1"]);
+    server.ask(&["ZADD", TIMEOUTS, &before.to_string(), "foreign:1"]);
+    for (next, left) in waiting.into_iter().zip([2, 1, 0]) {
+        guard.release().await.unwrap();
+        guard = timeout(TTL, next).await.expect("woken").unwrap().unwrap();
+        // The last of the row takes along what its first brought.
+        let after = if left > 0 { before } else { before - 300_000.0 };
+        assert_eq!(late("foreign:1"), after, "with {left} of ours before it");
+    }
+}
+
 #[tokio::test]
 async fn redissons_fence_counter_is_shared_when_asked_for() {
     let server = Server::start();

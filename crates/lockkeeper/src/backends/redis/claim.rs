@@ -106,7 +106,7 @@ impl Ticket {
     async fn call(&self, take: bool) -> redis::RedisResult<Reply> {
         match self.is_simple() {
             true => self.call_simple(take).await,
-            false => self.call_in_line(take).await,
+            false => Box::pin(self.call_in_line(take)).await,
         }
     }
 

@@ -91,7 +91,8 @@ impl Link {
     pub(super) async fn call(&self, call: Call<'_>) -> RedisResult<Reply> {
         let line = match self.current() {
             Some(line) => line,
-            None => self.connect().await?,
+            // Boxed, as is all that is rare: whatever a call might do, every call has to carry.
+            None => Box::pin(self.connect()).await?,
         };
         let answer = line.call(call).await;
         self.judge(&line, &answer);
@@ -187,7 +188,7 @@ impl Line {
             // The server was told to forget its scripts.
             Err(error) if error.code() == Some("NOSCRIPT") => {
                 self.known.store(0, Ordering::Relaxed);
-                self.call_once(call, false).await
+                Box::pin(self.call_once(call, false)).await
             }
             answer => answer,
         };
@@ -199,12 +200,17 @@ impl Line {
 
     async fn call_once(&self, call: Call<'_>, by_sha: bool) -> RedisResult<(Value, u32)> {
         let command = self.command(call, by_sha);
-        if call.replicas == 0 {
-            return Ok((self.send(&command).await?, 0));
+        match call.replicas {
+            0 => Ok((self.send(&command).await?, 0)),
+            replicas => Box::pin(self.send_and_wait(command, replicas)).await,
         }
+    }
+
+    /// Sends a command, and gives the replicas time to have its effect.
+    async fn send_and_wait(&self, command: Cmd, replicas: u32) -> RedisResult<(Value, u32)> {
         let mut pipeline = redis::pipe();
         let patience = (self.timeout / 2).as_millis();
-        pipeline.add_command(command).cmd("WAIT").arg(call.replicas).arg(patience as u64);
+        pipeline.add_command(command).cmd("WAIT").arg(replicas).arg(patience as u64);
         match self.pipeline(&pipeline).await?.as_slice() {
             [Value::ServerError(error), _] => Err(error.clone().into()),
             [value, Value::Int(replicas)] => {

@@ -20,7 +20,7 @@ impl Servers {
     pub(super) async fn call(&self, slot: u16, call: Call<'_>) -> RedisResult<Reply> {
         match self {
             Servers::One(link) => link.call(call).await,
-            Servers::Cluster(cluster) => cluster.call(slot, call).await,
+            Servers::Cluster(cluster) => Box::pin(cluster.call(slot, call)).await,
         }
     }
 
