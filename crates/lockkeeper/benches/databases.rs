@@ -63,18 +63,17 @@ macro_rules! measure {
             guard.release().await.unwrap();
         }
         let [trip, write, leased, calls, held, rows, handed] =
-            [trip, write, leased, calls, held, rows, handed].map(median);
+            [trip, write, leased, calls, held, rows, handed].map(fast);
         say("one round trip", trip, None);
         say("one durable write and one round trip", write, None);
         say("lease: acquire and release", leased, Some((write, "")));
         say(concat!("two calls of ", $bound, " locks"), calls, None);
         say(concat!($bound, ": acquire and release"), held, Some((calls, "")));
         say("row: acquire and release", rows, Some((write, " of the durable write")));
-        say(
-            "lease: from the end of a release to the next holder",
-            handed,
-            Some((trip, " of a round trip")),
-        );
+        say("lease: from the end of a release to the next holder", handed, None);
+        // The next grant has to be on disk before it counts.
+        let waited = handed.saturating_sub(write - trip);
+        say("  of which more than one durable write", waited, Some((trip, " of a round trip")));
     }};
 }
 
@@ -108,9 +107,10 @@ async fn cycle(client: &Client) {
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+/// The tenth part that was fastest: what else the machine does is not what is measured.
+fn fast(mut times: Vec<Duration>) -> Duration {
     times.sort();
-    times[times.len() / 2]
+    times[times.len() / 10]
 }
 
 fn say(what: &str, took: Duration, floor: Option<(Duration, &str)>) {

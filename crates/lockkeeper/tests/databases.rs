@@ -94,9 +94,9 @@ macro_rules! databases {
 
 databases! {
     postgres: Postgres, ["advisory", "row"],
-        "BEGIN; SELECT FROM lockkeeper_lock FOR UPDATE; SELECT pg_sleep(7); COMMIT";
+        "BEGIN; SELECT FROM lockkeeper_lock FOR UPDATE; SELECT pg_sleep(6); COMMIT";
     mariadb: Mariadb, ["named", "row"],
-        "START TRANSACTION; SELECT fence FROM lockkeeper_lock FOR UPDATE; DO SLEEP(7); COMMIT";
+        "START TRANSACTION; SELECT fence FROM lockkeeper_lock FOR UPDATE; DO SLEEP(6); COMMIT";
 }
 
 fn strategy(url: &str, way: &str) -> String {
@@ -224,15 +224,13 @@ async fn crashes_under_load<K: Kind>(mut server: Server<K>, bound: [&str; 2]) {
     for way in ["lease", bound[0], bound[1]] {
         let url = strategy(&server.url(), way);
         let load = Load::start(clients(&url, 3).await, 2, 2, LEASE);
-        for _ in 0..2 {
-            load.goes_on(20).await;
-            server.crash();
-            server.resume_service();
-            load.goes_on(20).await;
-            server.freeze();
-            sleep(Duration::from_millis(fastrand::u64(100..2500))).await;
-            server.thaw();
-        }
+        load.goes_on(20).await;
+        server.crash();
+        server.resume_service();
+        load.goes_on(20).await;
+        server.freeze();
+        sleep(Duration::from_millis(fastrand::u64(100..2500))).await;
+        server.thaw();
         load.goes_on(20).await;
         let judged = load.judge().await;
         println!("{way}: {} grants, {} overlaps", judged.grants, judged.overlaps);
@@ -249,7 +247,7 @@ async fn lost_replies<K: Kind>(server: &Server<K>, bound: [&str; 2]) {
         let through = proxy.address().port().to_string();
         let url = strategy(&server.url().replace(&direct, &through), way);
         let load = Load::start(clients(&url, 2).await, 2, 2, LEASE);
-        for _ in 0..15 {
+        for _ in 0..10 {
             load.goes_on(3).await;
             proxy.swallow_replies(fastrand::usize(1..4));
             sleep(Duration::from_millis(fastrand::u64(20..100))).await;

@@ -284,14 +284,22 @@ fn program(name: &str, directories: &[&str], package: &str) -> PathBuf {
 /// Runs a program as a user with few rights if we are root, since servers refuse to be root.
 fn as_user(user: &str, program: &Path, directory: &Path) -> Command {
     if !nix::unistd::geteuid().is_root() {
-        return Command::new(program);
+        return command(program, directory);
     }
     let found = User::from_name(user).ok().flatten();
     let found = found.unwrap_or_else(|| panic!("there is no user {user}; its package makes one"));
     std::os::unix::fs::chown(directory, Some(found.uid.as_raw()), Some(found.gid.as_raw()))
         .expect("root may give a directory away");
-    let mut command = Command::new(program);
+    let mut command = command(program, directory);
     command.uid(found.uid.as_raw()).gid(found.gid.as_raw()).current_dir(directory);
+    command
+}
+
+/// A program with a place of its own for temporary files: a MariaDB server that starts removes the
+/// temporary tables of all others that it finds beside its own.
+fn command(program: &Path, directory: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("TMPDIR", directory);
     command
 }
 

@@ -58,14 +58,16 @@ BEGIN
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
 
-  -- The row is made in a transaction of its own: those who meet at a new key would deadlock otherwise.
-  SELECT 1 INTO v_found FROM lockkeeper_lock WHERE name = a_name;
-  IF v_found IS NULL THEN
-    INSERT IGNORE INTO lockkeeper_lock (name, fence, used)
-      VALUES (a_name, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), SYSDATE(6));
-  END IF;
   START TRANSACTION;
   SELECT fence, next INTO v_last, v_next FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+  IF v_last IS NULL THEN
+    -- The row is made in a transaction of its own: those who meet at a new key would deadlock otherwise.
+    ROLLBACK;
+    INSERT IGNORE INTO lockkeeper_lock (name, fence, used)
+      VALUES (a_name, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), SYSDATE(6));
+    START TRANSACTION;
+    SELECT fence, next INTO v_last, v_next FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+  END IF;
   IF v_last IS NULL THEN
     -- The cleaner took it away just now; the caller asks again.
     SIGNAL SQLSTATE '40001' SET MESSAGE_TEXT = 'the lock row was removed meanwhile';
@@ -125,7 +127,8 @@ BEGIN
       END IF;
     END IF;
     SET v_now = SYSDATE(6);
-    UPDATE lockkeeper_lock SET fence = GREATEST(fence, v_fence), used = v_now WHERE name = a_name;
+    UPDATE lockkeeper_lock SET fence = GREATEST(fence, v_fence), used = v_now,
+      next = next + IF(v_place IS NULL, 1, 0) WHERE name = a_name;
     INSERT INTO lockkeeper_claim
         (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
       VALUES (a_name, a_token, v_next, a_owner, a_kind, a_take, a_permits, v_fence, v_slots,
@@ -140,13 +143,11 @@ BEGIN
         (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
       VALUES (a_name, a_token, v_next, a_owner, a_kind, a_take, a_permits, NULL, '',
               v_now, v_now + INTERVAL a_stay MICROSECOND, a_who, a_note);
+    UPDATE lockkeeper_lock SET next = v_next + 1 WHERE name = a_name;
   ELSEIF v_until < v_now + INTERVAL a_stay DIV 2 MICROSECOND THEN
     -- Only now and then: a look that changes nothing costs no write.
     UPDATE lockkeeper_claim SET until = v_now + INTERVAL a_stay MICROSECOND
       WHERE name = a_name AND token = a_token;
-  END IF;
-  IF v_place IS NULL AND (v_in OR a_stay > 0) THEN
-    UPDATE lockkeeper_lock SET next = v_next + 1 WHERE name = a_name;
   END IF;
   IF NOT v_in THEN
     SELECT TIMESTAMPDIFF(MICROSECOND, v_now, MIN(until)) INTO v_pause
@@ -177,15 +178,11 @@ DROP PROCEDURE IF EXISTS lockkeeper_release //
 CREATE PROCEDURE lockkeeper_release(a_name VARBINARY(512), a_token VARBINARY(64)) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_held BOOLEAN DEFAULT FALSE;
-  DECLARE v_last BIGINT;
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
-  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  START TRANSACTION;
-  SELECT fence INTO v_last FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+  -- Nobody is told of a release, so there is nothing to decide under the latch.
   SELECT fence IS NOT NULL AND until > SYSDATE(6) INTO v_held
     FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
   DELETE FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
-  COMMIT;
   -- Removes what nobody needs any more, a little at a time. The clock carries a forgotten fence on.
   IF RAND() < 0.002 THEN
     DELETE FROM lockkeeper_claim WHERE until < SYSDATE(6) - INTERVAL 1 MINUTE LIMIT 100;
