@@ -11,7 +11,8 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use zookeeper_client as zk;
 
-const SESSION: Duration = Duration::from_secs(10);
+/// So long that hardly anything happens by itself meanwhile.
+const SESSION: Duration = Duration::from_secs(60);
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -97,7 +98,7 @@ async fn curators_revocation_is_heard_and_a_deleted_node_is_noticed_at_once() {
     timeout(PATIENCE, guard.yield_requested()).await.expect("the holder is asked");
     guard.check().unwrap();
     curator.delete(&path, None).await.unwrap();
-    let told = timeout(SESSION / 6, guard.lost()).await;
+    let told = timeout(SESSION / 8, guard.lost()).await;
     assert_eq!(told.expect("before a renewal would find out"), lockkeeper::Loss::Gone);
 }
 

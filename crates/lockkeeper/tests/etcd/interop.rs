@@ -58,7 +58,7 @@ async fn until_waiting(client: &Client, key: &str, number: usize) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), waiting).await.expect("they line up");
+    tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("they line up");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -41,33 +41,59 @@ impl View {
     }
 }
 
-/// What a transaction is to do besides looking.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Take {
-    Nothing,
-    /// A place, if nobody else is in line. Of a mutex only.
-    IfAlone,
-    Place,
+/// How it went to take a place alone.
+enum Entered {
+    Alone(View),
+    /// It was ours already: the reply to an earlier request was lost.
+    Before,
+    /// Somebody is in line.
+    Not,
 }
 
 impl Ticket {
     /// Where we stand. Takes a place in line if we have none; `None` if a single try need not.
     pub(super) async fn look(&mut self, lease: i64) -> Result<Option<View>> {
-        if self.number.is_some() {
-            return self.view(lease, Take::Nothing).await.map(Some);
-        }
-        if !self.request.queue {
+        if self.number.is_none() {
+            let mut is_there = false;
             if self.is_mutex() {
-                let view = self.view(lease, Take::IfAlone).await?;
-                if view.number.is_some() {
-                    return Ok(Some(view));
+                match self.enter_alone(lease).await? {
+                    Entered::Alone(view) => return Ok(Some(view)),
+                    Entered::Before => is_there = true,
+                    Entered::Not => {}
                 }
             }
-            if !self.would_be_let_in(lease).await? {
+            if !self.request.queue && !is_there && !self.would_be_let_in(lease).await? {
                 return Ok(None);
             }
         }
-        self.view(lease, Take::Place).await.map(Some)
+        self.view(lease).await.map(Some)
+    }
+
+    /// Takes a place if nobody else is in line, which is how it is most of the time: the smallest
+    /// transaction that will do, because all of it goes through the cluster's log.
+    async fn enter_alone(&mut self, lease: i64) -> Result<Entered> {
+        let names = &self.shared.names;
+        let seat = names.seat(&self.request.key, lease);
+        let (start, end) = names.line(&self.request.key);
+        let empty = Compare::create_revision(start, CompareOp::Equal, 0).with_range(end);
+        let put = self.put(seat.clone(), lease);
+        let own = TxnOp::get(seat.clone(), Some(GetOptions::new().with_keys_only()));
+        let txn = Txn::new().when([empty]).and_then([put]).or_else([own]);
+        let answer = self.shared.txn("take a place in line", txn, &mut self.doubt).await?;
+        if !answer.succeeded() {
+            let own = stored(answer.op_responses().into_iter().next());
+            return Ok(if own.is_empty() { Entered::Not } else { Entered::Before });
+        }
+        let revision = revision(&answer);
+        let record = self.record.clone();
+        let me = Seat { name: seat, lease, number: revision, changed: revision, record };
+        let view = View::of(revision, vec![me]);
+        Ok(Entered::Alone(View { number: Some(revision), entered: true, ..view }))
+    }
+
+    /// What makes our place.
+    fn put(&self, seat: Vec<u8>, lease: i64) -> TxnOp {
+        TxnOp::put(seat, self.record.text(), Some(PutOptions::new().with_lease(lease)))
     }
 
     /// For a single try: whether it is worth taking a place.
@@ -86,19 +112,19 @@ impl Ticket {
     }
 
     /// One transaction: takes our place, unless we have it already, and shows what there is.
-    async fn view(&mut self, lease: i64, take: Take) -> Result<View> {
+    async fn view(&mut self, lease: i64) -> Result<View> {
         let names = &self.shared.names;
         let key = &self.request.key;
         let seat = names.seat(key, lease);
         let (start, end) = names.line(key);
-        let mut line = GetOptions::new().with_range(end.clone());
+        let mut line = GetOptions::new().with_range(end);
         if let Some(number) = self.number {
             line = line.with_max_create_revision(number);
         }
         if self.is_mutex() {
             line = line.with_sort(SortTarget::Create, SortOrder::Descend).with_limit(2);
         }
-        let mut look = vec![TxnOp::get(start.clone(), Some(line))];
+        let mut look = vec![TxnOp::get(start, Some(line))];
         match self.request.mode {
             Mode::Read | Mode::Write => look.push(TxnOp::get(names.written(key), None)),
             Mode::Permits { .. } => {
@@ -107,50 +133,26 @@ impl Ticket {
             }
             Mode::Mutex => {}
         }
-        let own = [TxnOp::get(seat.clone(), None)].into_iter().chain(look.iter().cloned());
-        let own: Vec<_> = own.collect();
-        let put = {
-            let options = PutOptions::new().with_lease(lease);
-            TxnOp::put(seat.clone(), self.record.text(), Some(options))
+        let own = TxnOp::get(seat.clone(), None);
+        let with = |first: TxnOp| -> Vec<_> {
+            std::iter::once(first).chain(look.iter().cloned()).collect()
         };
-        let absent = Compare::create_revision(seat.clone(), CompareOp::Equal, 0);
-        let alone = Compare::create_revision(start, CompareOp::Equal, 0).with_range(end);
-        let queue_up = |put: &TxnOp| {
-            let then: Vec<_> = [put.clone()].into_iter().chain(look.iter().cloned()).collect();
-            Txn::new().when([absent]).and_then(then).or_else(own.clone())
-        };
-        // Nobody else is in line most of the time, and then there is nothing to look at.
-        let at_once = self.is_mutex() && take != Take::Nothing;
-        let txn = match take {
-            Take::Nothing => Txn::new().and_then(own),
-            Take::IfAlone => Txn::new().when([alone]).and_then([put]).or_else(own),
-            Take::Place if at_once => {
-                let queue_up = TxnOp::txn(queue_up(&put));
-                Txn::new().when([alone]).and_then([put]).or_else([queue_up])
+        let is_change = self.number.is_none();
+        let txn = match is_change {
+            true => {
+                let absent = Compare::create_revision(seat.clone(), CompareOp::Equal, 0);
+                let put = self.put(seat, lease);
+                Txn::new().when([absent]).and_then(with(put)).or_else(with(own))
             }
-            Take::Place => queue_up(&put),
+            false => Txn::new().and_then(with(own)),
         };
         let mut unanswered = false;
         let answer = self.shared.txn("take a place in line", txn, &mut unanswered).await;
-        self.doubt |= unanswered && take != Take::Nothing;
+        self.doubt |= unanswered && is_change;
         let answer = answer?;
         let revision = revision(&answer);
-        if at_once && answer.succeeded() {
-            let record = self.record.clone();
-            let me = Seat { name: seat, lease, number: revision, changed: revision, record };
-            return Ok(View {
-                number: Some(revision),
-                entered: true,
-                ..View::of(revision, vec![me])
-            });
-        }
-        let mut entered = take == Take::Place && answer.succeeded();
-        let mut found = answer.op_responses();
-        if let Some(TxnOpResponse::Txn(inner)) = found.first() {
-            entered = inner.succeeded();
-            found = inner.op_responses();
-        }
-        let mut found = found.into_iter();
+        let entered = is_change && answer.succeeded();
+        let mut found = answer.op_responses().into_iter();
         let own = found.next();
         let number = match entered {
             true => Some(revision),

@@ -87,11 +87,21 @@ impl Place {
                     let path = format!("{}/{}{}", self.dir, self.id, self.kind.word());
                     let options = zk::CreateMode::EphemeralSequential.with_acls(self.acls);
                     let create = zk.create(&path, record, &options);
-                    let list = zk.list_children(&self.dir);
+                    let parent = zk.check_stat(&self.dir);
                     self.at = At::Perhaps(session.clone());
                     match create.await {
-                        Ok((stat, _)) => {
-                            let children = list.await.map_err(failed(doing()))?;
+                        Ok((stat, sequence)) => {
+                            let parent = parent.await.map_err(failed(doing()))?;
+                            // The last change among the children was our coming, and we are one.
+                            let alone = parent.is_some_and(|parent| {
+                                parent.num_children == 1 && parent.pzxid == stat.czxid
+                            });
+                            let children = match alone {
+                                true => vec![format!("{}{}{sequence}", self.id, self.kind.word())],
+                                false => {
+                                    zk.list_children(&self.dir).await.map_err(failed(doing()))?
+                                }
+                            };
                             match self.find(&children, session, stat.czxid) {
                                 Some(standing) => return Ok((standing, children)),
                                 // Somebody deleted it in between.
