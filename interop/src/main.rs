@@ -3,13 +3,14 @@
 //! - [`arbiter`] sees every critical section and says what must not have happened.
 //! - [`driver`] is a process that does as it is told; [`ours`] is the one that uses this library, the
 //!   others are in `java`, `go`, `node` and `python` beside this directory.
-//! - [`scenes`] is what is tried with each pair of clients, [`pairs`] which pairs there are.
+//! - [`scenes`] is what is tried, [`meeting`] tries it with two clients, [`pairs`] says which there are.
 //! - [`own`] shows that a careless client is noticed.
 //!
 //! `interop/run` builds the foreign drivers and starts it.
 
 mod arbiter;
 mod driver;
+mod meeting;
 mod ours;
 mod own;
 mod pairs;
