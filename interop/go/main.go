@@ -52,7 +52,7 @@ func (d *driver) release(name string) error {
 	return mutex.Unlock(context.Background())
 }
 
-func (d *driver) hammer(name string, count int, port string) error {
+func (d *driver) hammer(name string, count int, port string, pause int) error {
 	arbiter, err := net.Dial("tcp", "127.0.0.1:"+port)
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func (d *driver) hammer(name string, count int, port string) error {
 		if err := d.release(name); err != nil {
 			return err
 		}
-		time.Sleep(time.Duration(rand.Intn(2000)) * time.Microsecond)
+		time.Sleep(time.Duration(rand.Intn(pause*1000)) * time.Microsecond)
 	}
 	return nil
 }
@@ -99,7 +99,11 @@ func (d *driver) obey(order []string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		return "done", d.hammer(order[2], count, order[4])
+		pause, err := strconv.Atoi(order[5])
+		if err != nil {
+			return "", err
+		}
+		return "done", d.hammer(order[2], count, order[4], pause)
 	}
 	return "", fmt.Errorf("what is %s?", order[0])
 }

@@ -35,7 +35,7 @@ async function release(name) {
   await once.release(lock);
 }
 
-async function hammer(name, count, port) {
+async function hammer(name, count, port, pause) {
   const arbiter = net.connect({ port, host: "127.0.0.1", noDelay: true });
   const answers = arbiter[Symbol.asyncIterator]();
   const ask = async (line) => {
@@ -47,12 +47,12 @@ async function hammer(name, count, port) {
     await ask(`enter theirs exclusive 0 ${name}\n`);
     await ask("leave\n");
     await release(name);
-    await sleep(Math.random() * 2);
+    await sleep(Math.random() * pause);
   }
   arbiter.end();
 }
 
-async function obey([order, , name, count, port]) {
+async function obey([order, , name, ...numbers]) {
   switch (order) {
     case "acquire":
       return take(name, true);
@@ -62,7 +62,7 @@ async function obey([order, , name, count, port]) {
       await release(name);
       return "released";
     case "hammer":
-      await hammer(name, Number(count), Number(port));
+      await hammer(name, ...numbers.map(Number));
       return "done";
     default:
       throw new Error(`what is ${order}?`);

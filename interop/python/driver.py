@@ -119,7 +119,7 @@ class Psql:
             raise RuntimeError("it was not held")
 
 
-def hammer(client, kind, name, count, port):
+def hammer(client, kind, name, count, port, pause):
     with socket.create_connection(("127.0.0.1", port)) as arbiter:
         arbiter.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -133,7 +133,7 @@ def hammer(client, kind, name, count, port):
             ask(f"enter theirs exclusive {fence} {name}\n")
             ask("leave\n")
             client.release(kind, name)
-            time.sleep(random.uniform(0, 0.002))
+            time.sleep(random.uniform(0, pause / 1000))
 
 
 def obey(client, order):
@@ -144,7 +144,7 @@ def obey(client, order):
         client.release(order[1], order[2])
         return "released"
     if order[0] == "hammer":
-        hammer(client, order[1], order[2], int(order[3]), int(order[4]))
+        hammer(client, order[1], order[2], *map(int, order[3:]))
         return "done"
     raise ValueError(f"what is {order[0]}?")
 

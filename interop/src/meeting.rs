@@ -104,7 +104,10 @@ impl<'a> Meeting<'a> {
 
     fn exclusion(&mut self, trial: &Trial, name: &str, row: &mut Row) -> Outcome {
         let sides = (&mut self.ours[..], &mut self.theirs[..]);
-        let outcome = scenes::exclusion(&self.arbiter, sides, trial.kinds, name, trial.sections);
+        // Those who sleep between their tries meet the others only where these pause as well.
+        let pause = if matches!(trial.woken, Woken::Both) { 3 } else { 20 };
+        let outcome =
+            scenes::exclusion(&self.arbiter, sides, trial.kinds, name, trial.sections, pause);
         note(row, Property::Exclusion, outcome)
     }
 

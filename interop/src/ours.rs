@@ -81,10 +81,11 @@ impl Ours {
                 self.runtime.block_on(held.release()).map_err(said)?;
                 Ok("released".to_owned())
             }
-            ["hammer", kind, name, count, port] => {
+            ["hammer", kind, name, count, port, pause] => {
                 let count = count.parse().map_err(|_| "how often?")?;
                 let port = port.parse().map_err(|_| "which port?")?;
-                self.hammer(kind, name, count, port)?;
+                let pause = pause.parse().map_err(|_| "how long?")?;
+                self.hammer(kind, name, count, port, pause)?;
                 Ok("done".to_owned())
             }
             ["revoke", name] => {
@@ -149,6 +150,7 @@ impl Ours {
         name: &str,
         count: usize,
         port: u16,
+        pause: u64,
     ) -> std::result::Result<(), String> {
         let mut arbiter =
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map_err(|error| error.to_string())?;
@@ -179,7 +181,7 @@ impl Ours {
                 Ok(())
             });
             released.map_err(|error: Error| error.to_string())?;
-            std::thread::sleep(Duration::from_millis(fastrand::u64(0..3)));
+            std::thread::sleep(Duration::from_millis(fastrand::u64(0..pause)));
         }
         Ok(())
     }

@@ -3,11 +3,13 @@
 //! One releases without looking whose lock it is. The other does all right, but tells the wrong channel
 //! of its releases, so that nobody is woken.
 
+use std::process::Command;
+
 use crate::arbiter::Arbiter;
 use crate::driver::{Outcome, Program};
 use crate::pairs::Run;
 use crate::scenes::{self, LONG, kind};
-use crate::store::{Store, cli};
+use crate::store::Store;
 
 /// Fails unless both mistakes are noticed, and what is right passes.
 pub(crate) fn check() -> Outcome {
@@ -17,7 +19,7 @@ pub(crate) fn check() -> Outcome {
     let fight = |run: &Run, name: &str| {
         let mut drivers = run.ours(&store.url()).start_many(LONG, 4)?;
         let sides = (&mut drivers[..], &mut [][..]);
-        scenes::exclusion(&run.arbiter, sides, &[kind("mutex")], name, (100, 0))
+        scenes::exclusion(&run.arbiter, sides, &[kind("mutex")], name, (100, 0), 3)
     };
     let right = fight(&run, "right")?;
     eprintln!("passed: clients that look whose lock it is: {right}");
@@ -30,8 +32,9 @@ pub(crate) fn check() -> Outcome {
     }
     run.broken = false;
     let me = std::env::current_exe().map_err(|error| error.to_string())?;
-    let port = store.addresses()[0].rsplit(':').next().unwrap_or_default().to_owned();
-    let silent = Program::new([&me.display().to_string(), "drive-silent", &port]);
+    let hosts = store.hosts();
+    let (_, port) = hosts.split_once(':').ok_or("no port")?;
+    let silent = Program::new([&me.display().to_string(), "drive-silent", port]);
     let mut waiter = run.ours(&store.url()).start(LONG)?;
     for (holder, name) in [(run.ours(&store.url()), "told"), (silent, "silent")] {
         let mut holder = holder.start(LONG)?;
@@ -45,6 +48,12 @@ pub(crate) fn check() -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Asks a Redis server something, as an operator would.
+fn cli(port: u16, command: &[&str]) {
+    let answer = Command::new("redis-cli").args(["-p", &port.to_string()]).args(command).output();
+    assert!(answer.is_ok_and(|answer| answer.status.success()), "redis-cli failed: {command:?}");
 }
 
 /// A client with the right keys and the wrong channel.

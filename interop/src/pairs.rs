@@ -21,7 +21,7 @@ pub(crate) struct Run {
 }
 
 /// Everyone whom our drivers meet, by the name that the command line knows.
-pub(crate) const MEETINGS: [(&str, fn(&mut Run) -> Outcome); 8] = [
+pub(crate) const MEETINGS: [(&str, fn(&mut Run) -> Outcome); 9] = [
     ("redisson", redisson),
     ("curator", curator),
     ("kazoo", kazoo),
@@ -30,11 +30,12 @@ pub(crate) const MEETINGS: [(&str, fn(&mut Run) -> Outcome); 8] = [
     ("etcd", etcd),
     ("psql", psql),
     ("cluster", cluster),
+    ("redlock", redlock),
 ];
 
 fn redisson(run: &mut Run) -> Outcome {
     let store = Store::redis();
-    let theirs = run.java("RedissonDriver", &store.addresses()[0]);
+    let theirs = run.java("RedissonDriver", &store.hosts());
     let mut meeting = Meeting::new(run, "Redis", &store, &store.url(), &theirs)?;
     meeting.hold(&Trial {
         with: "Redisson `RLock`",
@@ -91,8 +92,8 @@ fn redisson(run: &mut Run) -> Outcome {
 }
 
 fn cluster(run: &mut Run) -> Outcome {
-    let store = Store::cluster()?;
-    let theirs = run.java("RedissonDriver", &store.addresses().join(","));
+    let store = Store::cluster();
+    let theirs = run.java("RedissonDriver", &store.hosts());
     let mut meeting = Meeting::new(run, "Redis Cluster", &store, &store.url(), &theirs)?;
     meeting.hold(&Trial {
         with: "Redisson `RLock`, cluster mode",
@@ -110,7 +111,7 @@ fn cluster(run: &mut Run) -> Outcome {
 
 fn curator(run: &mut Run) -> Outcome {
     let store = Store::zookeeper()?;
-    let theirs = run.java("CuratorDriver", &format!("{}/locks", store.addresses()[0]));
+    let theirs = run.java("CuratorDriver", &format!("{}/locks", store.hosts()));
     let mut meeting = Meeting::new(run, "ZooKeeper", &store, &store.url(), &theirs)?;
     meeting.hold(&Trial {
         with: "Curator `InterProcessMutex`",
@@ -147,7 +148,7 @@ fn curator(run: &mut Run) -> Outcome {
 
 fn kazoo(run: &mut Run) -> Outcome {
     let store = Store::zookeeper()?;
-    let theirs = run.python("kazoo", &format!("{}/locks", store.addresses()[0]));
+    let theirs = run.python("kazoo", &format!("{}/locks", store.hosts()));
     Meeting::new(run, "ZooKeeper", &store, &store.url(), &theirs)?.hold(&Trial {
         with: "kazoo `Lock` with `extra_lock_patterns=[\"-lock-\"]`",
         kinds: &[kind("mutex")],
@@ -159,7 +160,7 @@ fn kazoo(run: &mut Run) -> Outcome {
 fn redis_py(run: &mut Run) -> Outcome {
     let store = Store::redis();
     let url = format!("{}?layout=string", store.url());
-    let theirs = run.python("redis-py", &store.addresses()[0]);
+    let theirs = run.python("redis-py", &store.hosts());
     Meeting::new(run, "Redis, `layout=string`", &store, &url, &theirs)?.hold(&Trial {
         with: "redis-py `Lock`",
         kinds: &[kind("mutex")],
@@ -171,7 +172,7 @@ fn redis_py(run: &mut Run) -> Outcome {
 fn node_redlock(run: &mut Run) -> Outcome {
     let store = Store::redis();
     let url = format!("{}?layout=string", store.url());
-    let theirs = run.node(&store.addresses()[0]);
+    let theirs = run.node(&store.hosts());
     Meeting::new(run, "Redis, `layout=string`", &store, &url, &theirs)?.hold(&Trial {
         with: "node-redlock over one server",
         kinds: &[kind("mutex")],
@@ -180,16 +181,27 @@ fn node_redlock(run: &mut Run) -> Outcome {
     })
 }
 
+fn redlock(run: &mut Run) -> Outcome {
+    let store = Store::redlock();
+    let theirs = run.node(&store.hosts());
+    Meeting::new(run, "Redlock, five servers", &store, &store.url(), &theirs)?.hold(&Trial {
+        with: "node-redlock over the same five",
+        kinds: &[kind("mutex")],
+        woken: Woken::Not("both ask again"),
+        ..Trial::TOLD
+    })
+}
+
 fn etcd(run: &mut Run) -> Outcome {
     let store = Store::etcd()?;
-    let theirs = run.go(&store.addresses()[0]);
+    let theirs = run.go(&store.hosts());
     Meeting::new(run, "etcd", &store, &store.url(), &theirs)?.hold(&Trial {
         with: "Go `concurrency.Mutex`",
         kinds: &[kind("mutex")],
         means: &[Meaning::Order],
         ..Trial::TOLD
     })?;
-    let theirs = run.python("etcdctl", &store.addresses()[0]);
+    let theirs = run.python("etcdctl", &store.hosts());
     Meeting::new(run, "etcd", &store, &store.url(), &theirs)?.hold(&Trial {
         with: "`etcdctl lock`",
         kinds: &[kind("mutex")],

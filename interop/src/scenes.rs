@@ -35,22 +35,24 @@ pub(crate) const fn kind(word: &'static str) -> Kind {
 
 /// Everybody fights over one name, and the arbiter watches.
 ///
-/// The drivers of each side take the kinds in turn, and each of them so many sections.
+/// The drivers of each side take the kinds in turn, and each of them so many sections, with a pause of
+/// up to so many milliseconds after each.
 pub(crate) fn exclusion(
     arbiter: &Arbiter,
     (ours, theirs): (&mut [Driver], &mut [Driver]),
     kinds: &[Kind],
     name: &str,
     (each_of_ours, each_of_theirs): (usize, usize),
+    pause: u64,
 ) -> Outcome<String> {
     let port = arbiter.port();
     for (n, driver) in ours.iter_mut().enumerate() {
         let kind = kinds[n % kinds.len()].ours;
-        driver.tell(&format!("hammer {kind} {name} {each_of_ours} {port}"))?;
+        driver.tell(&format!("hammer {kind} {name} {each_of_ours} {port} {pause}"))?;
     }
     for (n, driver) in theirs.iter_mut().enumerate() {
         let kind = kinds[n % kinds.len()].theirs;
-        driver.tell(&format!("hammer {kind} {name} {each_of_theirs} {port}"))?;
+        driver.tell(&format!("hammer {kind} {name} {each_of_theirs} {port} {pause}"))?;
     }
     for driver in ours.iter().chain(theirs.iter()) {
         driver.answer(FIGHT)?;

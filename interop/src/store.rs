@@ -1,13 +1,12 @@
 //! The servers of a run, and how to see that somebody waits at them.
 
-use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use lockkeeper::Client;
 use lockkeeper_testkit::database::postgres::Postgres;
-use lockkeeper_testkit::server::zookeeper::Ensemble;
-use lockkeeper_testkit::server::{Persistence, Recipe, Server, redis};
+use lockkeeper_testkit::server::redis::{Cluster, Server};
+use lockkeeper_testkit::server::{etcd, zookeeper};
 use tokio::runtime::Runtime;
 
 use crate::driver::Outcome;
@@ -17,54 +16,43 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A store that runs; it ends when dropped.
 pub(crate) enum Store {
-    /// One Redis server, or the masters of a Cluster.
-    Redis(Vec<Server>),
+    /// Redis servers, and the scheme of the URL that names them.
+    Redis { scheme: &'static str, servers: Vec<Server> },
     /// One that shows its lines to us.
     Inspected { servers: Servers, url: String, runtime: Runtime, client: Client },
 }
 
 /// Most are only kept for their drop.
 pub(crate) enum Servers {
-    ZooKeeper { _ensemble: Ensemble },
-    Etcd { _server: Server },
+    ZooKeeper { _ensemble: zookeeper::Ensemble },
+    Etcd { _servers: etcd::Servers },
     Postgres(Postgres),
 }
 
 impl Store {
     pub(crate) fn redis() -> Self {
-        Store::Redis(vec![Server::start(redis(Persistence::None))])
+        Store::Redis { scheme: "redis", servers: vec![Server::start()] }
     }
 
-    /// A Cluster of three masters.
-    pub(crate) fn cluster() -> Outcome<Self> {
-        let servers: Vec<_> = (0..3).map(|_| Server::start(CLUSTERED)).collect();
-        let store = Store::Redis(servers);
-        let made = Command::new("redis-cli")
-            .args(["--cluster", "create", "--cluster-yes"])
-            .args(store.addresses())
-            .output()
-            .map_err(|error| format!("redis-cli: {error}"))?;
-        if !made.status.success() {
-            return Err(String::from_utf8_lossy(&made.stdout).into_owned());
-        }
-        let whole = || {
-            let states = store.ports().map(|port| cli(port, &["CLUSTER", "INFO"]));
-            states.into_iter().all(|state| state.contains("cluster_state:ok"))
-        };
-        until("the cluster is whole", whole)?;
-        Ok(store)
+    /// Five servers that know nothing of each other.
+    pub(crate) fn redlock() -> Self {
+        Store::Redis { scheme: "redlock", servers: (0..5).map(|_| Server::start()).collect() }
+    }
+
+    pub(crate) fn cluster() -> Self {
+        Store::Redis { scheme: "redis+cluster", servers: Cluster::with_replicas(0).servers }
     }
 
     pub(crate) fn zookeeper() -> Outcome<Self> {
-        let ensemble = Ensemble::single();
+        let ensemble = zookeeper::Ensemble::single();
         let url = format!("zookeeper://{}/locks", ensemble.hosts());
         Self::inspected(Servers::ZooKeeper { _ensemble: ensemble }, url)
     }
 
     pub(crate) fn etcd() -> Outcome<Self> {
-        let server = Server::start(ETCD);
-        let url = format!("etcd://{}", server.address());
-        Self::inspected(Servers::Etcd { _server: server }, url)
+        let servers = etcd::Servers::start(1);
+        let url = servers.url("");
+        Self::inspected(Servers::Etcd { _servers: servers }, url)
     }
 
     pub(crate) fn postgres() -> Outcome<Self> {
@@ -79,46 +67,54 @@ impl Store {
         Ok(Store::Inspected { servers, url, runtime, client })
     }
 
-    /// `host:port` of every server.
-    pub(crate) fn addresses(&self) -> Vec<String> {
+    /// `host:port`, with commas between several.
+    pub(crate) fn hosts(&self) -> String {
         match self {
-            Store::Redis(servers) => servers.iter().map(|s| s.address().to_string()).collect(),
+            Store::Redis { servers, .. } => {
+                let hosts = servers.iter().map(|server| format!("127.0.0.1:{}", server.port()));
+                hosts.collect::<Vec<_>>().join(",")
+            }
             Store::Inspected { url, .. } => {
                 let rest = url.split("://").nth(1).unwrap_or_default();
-                vec![rest.split(['/', '?']).next().unwrap_or_default().to_owned()]
+                rest.split(['/', '?']).next().unwrap_or_default().to_owned()
             }
         }
     }
 
     /// The URL that we use.
     pub(crate) fn url(&self) -> String {
-        let hosts = self.addresses().join(",");
         match self {
-            Store::Redis(servers) if servers.len() == 1 => format!("redis://{hosts}"),
-            Store::Redis(_) => format!("redis+cluster://{hosts}"),
+            Store::Redis { scheme, .. } => format!("{scheme}://{}", self.hosts()),
             Store::Inspected { url, .. } => url.clone(),
         }
     }
 
     /// Waits until so many wait for a lock.
     pub(crate) fn until_waited_for(&self, name: &str, wanted: usize) -> Outcome {
-        until(&format!("{wanted} wait for {name}"), || self.waiters(name) >= wanted)
+        let started = Instant::now();
+        while self.waiters(name) < wanted {
+            if started.elapsed() > PATIENCE {
+                return Err(format!("{wanted} were never seen waiting for {name}"));
+            }
+            sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 
     fn waiters(&self, name: &str) -> usize {
         match self {
-            Store::Redis(_) => {
+            Store::Redis { servers, .. } => {
                 // Those of a plain mutex are in no line: they listen, each process once.
                 let line = format!("redisson_lock_queue:{{{name}}}");
                 let channels = format!("*{{{name}}}*");
-                let seen = |port| {
-                    let queued = cli(port, &["LLEN", &line]).parse().unwrap_or(0);
+                let seen = |server: &Server| {
+                    let queued = server.ask(&["LLEN", &line]).parse().unwrap_or(0);
                     let heard = ["CHANNELS", "SHARDCHANNELS"]
                         .iter()
-                        .any(|which| !cli(port, &["PUBSUB", which, &channels]).is_empty());
+                        .any(|which| !server.ask(&["PUBSUB", which, &channels]).is_empty());
                     queued.max(usize::from(heard))
                 };
-                self.ports().map(seen).max().unwrap_or(0)
+                servers.iter().map(seen).max().unwrap_or(0)
             }
             // Who waits for a name that we never held is nameless there, and nobody else waits.
             Store::Inspected { servers: Servers::Postgres(server), .. } => {
@@ -132,70 +128,4 @@ impl Store {
             }
         }
     }
-
-    fn ports(&self) -> impl Iterator<Item = u16> {
-        let servers = match self {
-            Store::Redis(servers) => servers.as_slice(),
-            Store::Inspected { .. } => &[],
-        };
-        servers.iter().map(|server| server.address().port())
-    }
-}
-
-const CLUSTERED: Recipe = Recipe {
-    program: "redis-server",
-    package: "redis-server",
-    arguments: |port, dir| {
-        let mut arguments = (redis(Persistence::None).arguments)(port, dir);
-        arguments.extend(["--cluster-enabled", "yes"].map(str::to_owned));
-        arguments
-    },
-    ready: |stream| (redis(Persistence::None).ready)(stream),
-};
-
-const ETCD: Recipe = Recipe {
-    program: "etcd",
-    package: "etcd-server",
-    arguments: |port, dir| {
-        let client = format!("http://127.0.0.1:{port}");
-        // The test kit keeps this one free as well.
-        let peer = format!("http://127.0.0.1:{}", port + 10_000);
-        let dir = dir.join("data").display().to_string();
-        let arguments = [
-            ["--data-dir", &dir],
-            ["--listen-client-urls", &client],
-            ["--advertise-client-urls", &client],
-            ["--listen-peer-urls", &peer],
-            ["--initial-advertise-peer-urls", &peer],
-            ["--initial-cluster", &format!("default={peer}")],
-            ["--log-level", "error"],
-            ["--logger", "zap"],
-        ];
-        arguments.concat().into_iter().map(str::to_owned).collect()
-    },
-    ready: |mut stream| {
-        use std::io::{Read, Write};
-        stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer.contains("true"))
-    },
-};
-
-/// Asks a Redis server something, as an operator would.
-pub(crate) fn cli(port: u16, command: &[&str]) -> String {
-    let answer = Command::new("redis-cli").args(["-p", &port.to_string()]).args(command).output();
-    let answer = answer.map(|answer| answer.stdout).unwrap_or_default();
-    String::from_utf8_lossy(&answer).trim().to_owned()
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Outcome {
-    let started = Instant::now();
-    while !is_so() {
-        if started.elapsed() > PATIENCE {
-            return Err(format!("never: {what}"));
-        }
-        sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }

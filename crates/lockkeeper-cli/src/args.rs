@@ -109,6 +109,16 @@ Example:
   lockkeeper break backup --why 'host backup-3 is gone for good'")]
     Break(Break),
 
+    /// Ask whoever holds a lock to give way
+    ///
+    /// Nothing is taken away: a holder that runs under `lockkeeper run` is sent TERM unless it was told
+    /// otherwise with --on-yield, and releases the lock when it ends. Engines that cannot carry the
+    /// question refuse.
+    #[command(after_help = "\
+Example:
+  lockkeeper yield --url zookeeper://h1,h2,h3 reindex")]
+    Yield(Yield),
+
     /// Run a command while being the leader
     ///
     /// Waits to be elected, runs the command, and stands again when leadership was lost.
@@ -123,7 +133,8 @@ Example:
     /// In plain sentences, from the same data that the library itself obeys.
     #[command(after_help = "\
 Example:
-  lockkeeper explain file:")]
+  lockkeeper explain file:
+  lockkeeper explain --schema postgres: | psql locks")]
     Explain(Explain),
 
     /// Check a real deployment
@@ -211,6 +222,9 @@ pub(crate) struct Care {
     /// What to do with the command when the lock is lost [default: term]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) on_lost: Option<OnLost>,
+    /// What to do with the command when somebody asks for the lock with `yield`
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "term")]
+    pub(crate) on_yield: OnYield,
     /// Say nothing
     #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -232,6 +246,16 @@ pub(crate) enum OnLost {
     /// KILL at once
     Kill,
     /// Let it run; the exit code is 79 all the same
+    Ignore,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnYield {
+    /// TERM, once; when the command ends is up to it
+    Term,
+    /// USR1, for a command that knows what to do then
+    Usr1,
+    /// Let it run
     Ignore,
 }
 
@@ -370,6 +394,18 @@ pub(crate) struct Break {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Yield {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The lock
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Elect {
     #[command(flatten)]
     pub(crate) place: Where,
@@ -406,6 +442,9 @@ pub(crate) struct Explain {
     /// All engines of this build, as a Markdown table
     #[arg(long, conflicts_with = "url")]
     pub(crate) table: bool,
+    /// The tables and functions of postgres: or mysql:, for an administrator to run
+    #[arg(long, conflicts_with = "table")]
+    pub(crate) schema: bool,
     /// The engine [default: as for `run`]
     #[arg(value_name = "URL")]
     pub(crate) url: Option<String>,

@@ -4,6 +4,8 @@
 //! from elsewhere cannot be compared. Contention is between real processes where the engine reaches
 //! that far.
 
+mod redis;
+
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -39,6 +41,9 @@ struct Figures {
     contenders: u32,
     /// Between what it was contended: processes, or tasks where the engine ends at the process.
     between: &'static str,
+    /// What only Redis is asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    redis: Option<redis::Figures>,
 }
 
 /// Microseconds, and how often per second.
@@ -67,8 +72,8 @@ pub(crate) async fn bench(args: Bench) -> exit::Outcome {
 async fn measure(args: &Bench) -> Result<Figures, Failure> {
     let place = Where { url: args.url.clone(), password_file: args.password_file.clone() };
     let endpoint = Config::load()?.endpoint(&place)?;
-    let url = endpoint.expose().as_str();
-    let client = Client::connect(url).await?;
+    let url = endpoint.spell_out();
+    let client = Client::connect(&url).await?;
     let key = format!("lockkeeper-bench-{}", std::process::id());
     let slice = args.seconds / 5;
     let lock = || client.mutex(&key);
@@ -101,12 +106,13 @@ async fn measure(args: &Bench) -> Result<Figures, Failure> {
     let crew = Crew { contenders: args.processes, time: slice };
     let holds = match client.guarantees().scope {
         Scope::Process => worker::tasks(&crew, &client, &key).await?,
-        _ => crew.run(&Work::Lock { url: url.to_owned(), key: key.clone() }).await?,
+        _ => crew.run(&Work::Lock { url, key: key.clone() }).await?,
     };
     let floor = match &scratch {
         Some(scratch) => Some(crew.run(&Work::Flock { path: scratch.path.clone() }).await?),
         None => None,
     };
+    let redis = redis::measure(&endpoint, &client, args.seconds).await?;
     let between = if client.guarantees().scope == Scope::Process { "tasks" } else { "processes" };
     let figures = Figures {
         url: client.place().to_owned(),
@@ -119,6 +125,7 @@ async fn measure(args: &Bench) -> Result<Figures, Failure> {
         fairness_floor: floor.as_ref().map(|floor| fairness(floor)),
         contenders: args.processes,
         between,
+        redis,
     };
     client.close().await;
     Ok(figures)
@@ -127,17 +134,41 @@ async fn measure(args: &Bench) -> Result<Figures, Failure> {
 /// Repeats something for a time, and says how long each took.
 async fn cycle(
     time: Duration,
-    mut work: impl AsyncFnMut() -> Result<(), Failure>,
+    work: impl AsyncFnMut() -> Result<(), Failure>,
 ) -> Result<Spread, Failure> {
-    let started = Instant::now();
-    let mut took = Vec::new();
-    while started.elapsed() < time {
-        let before = Instant::now();
-        work().await?;
-        took.push(before.elapsed().as_nanos() as f64 / 1e3);
+    let mut meter = Meter::default();
+    meter.run(time, work).await?;
+    Ok(meter.spread())
+}
+
+/// Collects how long something takes, in one go or in several.
+#[derive(Debug, Default)]
+struct Meter {
+    took: Vec<f64>,
+    spent: Duration,
+}
+
+impl Meter {
+    /// Repeats something for a time.
+    async fn run(
+        &mut self,
+        time: Duration,
+        mut work: impl AsyncFnMut() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let started = Instant::now();
+        while started.elapsed() < time {
+            let before = Instant::now();
+            work().await?;
+            self.took.push(before.elapsed().as_nanos() as f64 / 1e3);
+        }
+        self.spent += started.elapsed();
+        Ok(())
     }
-    let per_second = took.len() as f64 / started.elapsed().as_secs_f64();
-    Ok(Spread::of(took, per_second))
+
+    fn spread(self) -> Spread {
+        let per_second = self.took.len() as f64 / self.spent.as_secs_f64();
+        Spread::of(self.took, per_second)
+    }
 }
 
 /// From each release to the grant after it, where that was somebody else's.
@@ -207,7 +238,8 @@ impl Figures {
             None => format!("{:.3}", self.fairness),
         };
         let (n, between) = (self.contenders, self.between);
-        format!("{}\n{table}fairness over {n} {between} (1 is even): {fairness}\n", self.url)
+        let redis = self.redis.as_ref().map(redis::Figures::to_text).unwrap_or_default();
+        format!("{}\n{table}fairness over {n} {between} (1 is even): {fairness}\n{redis}", self.url)
     }
 }
 

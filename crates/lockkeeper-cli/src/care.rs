@@ -8,6 +8,7 @@ use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::{Pid, getpgrp};
 use tokio::time::{Instant, sleep_until};
 
+use crate::args::OnYield;
 use crate::child::{Child, Job};
 use crate::exit::{self, Failure};
 use crate::leash::{Deadline, Order, Report};
@@ -25,6 +26,7 @@ pub(crate) struct Care<'a> {
     /// How often a renewal may move the deadline.
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) on_yield: OnYield,
     pub(crate) signals: &'a Signals,
     pub(crate) say: Say,
 }
@@ -40,6 +42,8 @@ pub(crate) struct End {
     pub(crate) interrupted: bool,
     /// Whether a signal that usually ends a program came through us, or by Ctrl-C.
     pub(crate) asked_to_end: bool,
+    /// Whether the command was told that somebody asked for the lock.
+    pub(crate) yielded: bool,
 }
 
 /// How the command ended.
@@ -65,15 +69,23 @@ impl Care<'_> {
         let name = job.command[0].to_string_lossy().into_owned();
         job.foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
         let child = Child::start(job, self.deadline())?;
-        let mut watch =
-            Watch { care: self, child, terminal, lost: None, max_hold: false, asked_to_end: false };
+        let mut watch = Watch {
+            care: self,
+            child,
+            terminal,
+            lost: None,
+            max_hold: false,
+            asked_to_end: false,
+            yielded: false,
+        };
         let ended = watch.until_the_end(&name).await;
         let foreground = watch.take_terminal_back();
-        let Watch { child, lost, max_hold, asked_to_end, .. } = watch;
+        let Watch { child, lost, max_hold, asked_to_end, yielded, .. } = watch;
         child.finish();
         let how = ended?;
         let interrupted = foreground && how == How::Signalled(Signal::SIGINT as i32);
-        Ok(End { how, lost, max_hold, interrupted, asked_to_end: asked_to_end || interrupted })
+        let asked_to_end = asked_to_end || interrupted;
+        Ok(End { how, lost, max_hold, interrupted, asked_to_end, yielded })
     }
 
     /// What the guardian has to know if we never speak again.
@@ -83,6 +95,20 @@ impl Care<'_> {
 
     fn remaining(&self) -> Duration {
         self.guard.map_or(Duration::MAX, Guard::remaining)
+    }
+
+    /// The signal to send when somebody asked for the lock.
+    async fn asked_to_yield(&self) -> Signal {
+        let signal = match self.on_yield {
+            OnYield::Term => Signal::SIGTERM,
+            OnYield::Usr1 => Signal::SIGUSR1,
+            OnYield::Ignore => std::future::pending().await,
+        };
+        match self.guard {
+            Some(guard) => guard.yield_requested().await,
+            None => std::future::pending().await,
+        }
+        signal
     }
 
     async fn lost(&self) -> Loss {
@@ -100,12 +126,14 @@ struct Watch<'a> {
     lost: Option<String>,
     max_hold: bool,
     asked_to_end: bool,
+    yielded: bool,
 }
 
 impl Watch<'_> {
     async fn until_the_end(&mut self, name: &str) -> Result<How, Failure> {
         let care = self.care;
         let mut lost = pin!(care.lost());
+        let mut asked = pin!(care.asked_to_yield());
         let started = Instant::now();
         let max_hold = care.max_hold.and_then(|limit| started.checked_add(limit));
         let far = started + Duration::from_secs(365 * 24 * 3600);
@@ -129,6 +157,7 @@ impl Watch<'_> {
                 },
                 signal = care.signals.next() => self.signalled(signal),
                 reason = &mut lost, if self.lost.is_none() => self.lock_lost(&reason),
+                signal = &mut asked, if !self.yielded => self.give_way(signal),
                 () = &mut enough, if max_hold.is_some() && !self.max_hold => {
                     self.max_hold = true;
                     care.say.warn("--max-hold is reached; the command is ended");
@@ -153,6 +182,13 @@ impl Watch<'_> {
                 self.child.order(Order::Signal(other as i32));
             }
         }
+    }
+
+    /// Somebody asked for the lock. Nothing was taken away, so when to end is up to the command.
+    fn give_way(&mut self, signal: Signal) {
+        self.yielded = true;
+        self.care.say.warn(format_args!("asked to give way; the command is sent {signal}"));
+        self.child.order(Order::Signal(signal as i32));
     }
 
     fn lock_lost(&mut self, reason: &Loss) {

@@ -86,16 +86,15 @@ impl Config {
             .unwrap_or_else(|| DEFAULT_URL.to_owned());
         let endpoint = Endpoint::parse(&url)?;
         let Some(password) = self.password(place)? else { return Ok(endpoint) };
-        let mut url = endpoint.expose().clone();
         // What the URL says itself comes first.
-        if url.password().is_some_and(|password| !password.is_empty()) {
+        if endpoint.expose().password().is_some_and(|password| !password.is_empty()) {
             return Ok(endpoint);
         }
-        match url.set_password(Some(&password)) {
-            Ok(()) => Ok(Endpoint::parse(url.as_str())?),
+        match endpoint.clone().with_password(&password) {
+            Some(endpoint) => Ok(endpoint),
             // A variable may be meant for other engines, a flag is not.
-            Err(()) if place.password_file.is_none() => Ok(endpoint),
-            Err(()) => Err(Failure::usage(format!(
+            None if place.password_file.is_none() => Ok(endpoint),
+            None => Err(Failure::usage(format!(
                 "{}: takes no password; leave --password-file out",
                 endpoint.scheme()
             ))),
@@ -127,7 +126,7 @@ impl Config {
 
     /// Opens the engine.
     pub(crate) async fn connect(&self, place: &Where) -> Result<Client, Failure> {
-        Ok(Client::connect(self.endpoint(place)?.expose().as_str()).await?)
+        Ok(Client::connect(self.endpoint(place)?.spell_out()).await?)
     }
 
     fn duration(

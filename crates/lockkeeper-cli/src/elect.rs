@@ -96,7 +96,15 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
             foreground: false,
             lock: guard.bequeath(),
         };
-        let care = Care { guard: Some(&guard), timeline, ttl, max_hold: None, signals, say };
+        let care = Care {
+            guard: Some(&guard),
+            timeline,
+            ttl,
+            max_hold: None,
+            on_yield: args.care.on_yield,
+            signals,
+            say,
+        };
         let ended = care.run(job).await;
         status.held = seconds(granted.elapsed());
         let released = run::release(guard, say).await;
@@ -116,12 +124,13 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
     }
 }
 
-/// Whether to stand again: after a loss unless --once, after the command's own end with --forever;
-/// never after somebody asked us to end.
+/// Whether to stand again: after a loss or after giving way unless --once, after the command's own end
+/// with --forever; never after somebody asked us to end.
 fn again(args: &Elect, end: &End) -> bool {
     match &end.lost {
         _ if end.asked_to_end => false,
         Some(_) => !args.once,
+        None if end.yielded => !args.once,
         None => args.forever,
     }
 }

@@ -19,6 +19,10 @@ pub(crate) fn explain(args: Explain) -> exit::Outcome {
     }
     let endpoint: Endpoint =
         Config::load()?.endpoint(&Where { url: args.url, ..Where::default() })?;
+    if args.schema {
+        print!("{}", backends::schema(&endpoint)?);
+        return Ok(0);
+    }
     let guarantees = backends::guarantees(&endpoint)?;
     println!("{endpoint} is the engine {}.", guarantees.engine);
     for sentence in sentences(&guarantees) {

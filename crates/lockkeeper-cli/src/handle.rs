@@ -24,7 +24,7 @@ pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
     let owner = args.owner.map_or_else(|| Ok(Owner::new()), Owner::named)?;
     let busy = args.terms.conflict_exit_code;
     let request = Request {
-        url: endpoint.expose().to_string(),
+        url: endpoint.spell_out(),
         key: args.key,
         ttl: config.ttl(args.terms.ttl)?,
         terms: args.terms,

@@ -1,4 +1,4 @@
-//! `ls`, `show`, `watch`, `break`: what the engine knows of its locks, for people and for machines.
+//! `ls`, `show`, `watch`, `break`, `yield`: what the engine knows of its locks, for people and for machines.
 //!
 //! Identities can be secrets, so only their start is shown. Notes and names come from others, so what
 //! could move a terminal's cursor is not printed as it is.
@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use lockkeeper::backend::{Entry, Snapshot};
 use serde_json::{Value, json};
 
-use crate::args::{Break, Ls, Show, Watch};
+use crate::args::{Break, Ls, Show, Watch, Yield};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::run::interruptible;
@@ -109,6 +109,23 @@ pub(crate) async fn break_lock(args: Break) -> exit::Outcome {
             print(&format!("broke lock {:?}: was held by {}\n", args.key, describe(holder)))?;
         }
         eprintln!("lockkeeper: broken because: {}", plain(&args.why));
+    }
+    client.close().await;
+    Ok(0)
+}
+
+pub(crate) async fn ask_to_yield(args: Yield) -> exit::Outcome {
+    let client = Config::load()?.connect(&args.place).await?;
+    let asked = client.request_yield(&args.key).await?;
+    if args.json {
+        let asked: Vec<_> = asked.iter().map(entry_to_json).collect();
+        print(&format!("{}\n", json!({"key": args.key, "asked": asked})))?;
+    } else if asked.is_empty() {
+        eprintln!("lockkeeper: nobody holds lock {:?}", args.key);
+    } else {
+        for holder in &asked {
+            print(&format!("asked for lock {:?}: held by {}\n", args.key, describe(holder)))?;
+        }
     }
     client.close().await;
     Ok(0)

@@ -82,6 +82,7 @@ fn dispatch(cli: Cli) -> exit::Outcome {
         Verb::Show(args) => block_on(look::show(args)),
         Verb::Watch(args) => block_on(look::watch(args)),
         Verb::Break(args) => block_on(look::break_lock(args)),
+        Verb::Yield(args) => block_on(look::ask_to_yield(args)),
         Verb::Elect(args) => block_on(elect::elect(*args)),
         Verb::Explain(args) => explain::explain(args),
         Verb::Doctor(args) => block_on(doctor::doctor(args)),

@@ -75,6 +75,7 @@ pub(crate) fn verdict(end: &End, say: Say, status: &mut Status) -> u8 {
         exit::MAX_HOLD
     } else {
         status.outcome = "done";
+        status.reason = end.yielded.then(|| "asked to give way".to_owned());
         end.how.code()
     }
 }
@@ -106,14 +107,15 @@ async fn hold_and_run(
         let timeline = Timeline::new(Limit::None, grace, on_lost)?;
         let max_hold = args.max_hold;
         say.note("entered again: an outer run holds the lock for this owner");
-        return Care { guard: None, timeline, ttl, max_hold, signals, say }
+        let on_yield = args.care.on_yield;
+        return Care { guard: None, timeline, ttl, max_hold, on_yield, signals, say }
             .run(job(Vec::new(), None))
             .await;
     }
 
     let started = Instant::now();
-    let url = endpoint.expose().as_str();
-    let connected = interruptible(async { Ok(Client::connect(url).await?) }, signals).await;
+    let url = endpoint.spell_out();
+    let connected = interruptible(async { Ok(Client::connect(&url).await?) }, signals).await;
     let client = connected.inspect_err(|failure| status.interrupted(failure))?;
     let guarantees = client.guarantees();
     if guarantees.scope == Scope::Process {
@@ -148,19 +150,20 @@ async fn hold_and_run(
     let ended = match acquired {
         Ok(guard) => {
             let granted = Instant::now();
+            let (max_hold, on_yield) = (args.max_hold, args.care.on_yield);
             let care =
-                Care { guard: Some(&guard), timeline, ttl, max_hold: args.max_hold, signals, say };
+                Care { guard: Some(&guard), timeline, ttl, max_hold, on_yield, signals, say };
             let environment = environment(&guard, &owner, place);
             status.fence = Some(guard.fence().get());
             let marked = match args.once_per {
-                Some(slot) => once::mark(&client, url, &args.key, slot, signals).await,
+                Some(slot) => once::mark(&client, &url, &args.key, slot, signals).await,
                 None => Ok(()),
             };
             let mut ended = match marked {
                 Ok(()) => care.run(job(environment, guard.bequeath())).await,
                 Err(failure) => Err(failure),
             };
-            if ended.as_ref().is_ok_and(|end| !end.asked_to_end)
+            if ended.as_ref().is_ok_and(|end| !end.asked_to_end && !end.yielded)
                 && let Some(least) = args.min_hold
             {
                 wait_out(&guard, granted, least, signals).await;

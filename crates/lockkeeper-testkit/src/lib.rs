@@ -7,18 +7,24 @@
 //! - [`Proxy`](proxy::Proxy) breaks a connection as networks do; [`Server`](server::Server) is a real
 //!   server on a free port, to be paused, killed and restarted.
 //! - [`ports`] finds ports for servers that are killed and started again.
+//! - [`Load`](load::Load) lets many take a few locks again and again while servers are hurt.
+//! - [`certificates()`] makes certificates for tests of TLS.
 //! - [`history`] records who held what and when, and says what must not have happened.
 //! - [`simulation`] lets whole worlds happen in paused time, each decided by a seed;
 //!   [`bugs`] are there to see that it would find them.
 
 pub mod bugs;
+mod certificates;
 pub mod conformance;
 pub mod database;
 pub mod history;
 pub mod holder;
 pub mod link;
+pub mod load;
 pub mod poll;
 pub mod ports;
 pub mod proxy;
 pub mod server;
 pub mod simulation;
+
+pub use certificates::certificates;

@@ -8,25 +8,11 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use async_trait::async_trait;
-use lockkeeper::backend::{
-    Asked, Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal,
-    Request, Snapshot,
-};
-use lockkeeper::clock::Clock;
-use lockkeeper::{Error, Key, Result};
+use lockkeeper::backend::Backend;
+pub use lockkeeper::layers::Call;
+use lockkeeper::layers::Layer;
+use lockkeeper::{Error, Result};
 use tokio::sync::Notify;
-
-/// The calls of the contract that change something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Call {
-    /// `Claim::attempt`.
-    Attempt,
-    /// `Backend::renew`.
-    Renew,
-    /// `Claim::release`.
-    Release,
-}
 
 /// An engine as one client reaches it. Clones share the switches.
 #[derive(Debug, Clone)]
@@ -80,8 +66,18 @@ impl Link {
     fn line(&self, call: Call) -> &Line {
         &self.lines[call as usize]
     }
+}
 
-    async fn pass<T>(&self, call: Call, work: impl Future<Output = Result<T>>) -> Result<T> {
+impl Layer for Link {
+    fn inner(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    async fn pass<T: Send>(
+        &self,
+        call: Call,
+        work: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
         let line = self.line(call);
         line.calls.fetch_add(1, Ordering::Relaxed);
         line.travel().await;
@@ -112,74 +108,5 @@ impl Line {
         let loses = *left > 0;
         *left = left.saturating_sub(1);
         loses
-    }
-}
-
-#[async_trait]
-impl Backend for Link {
-    fn guarantees(&self) -> Guarantees {
-        self.backend.guarantees()
-    }
-
-    fn claim(&self, request: Request) -> Box<dyn Claim> {
-        Box::new(Linked { claim: self.backend.claim(request), link: self.clone() })
-    }
-
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        self.pass(Call::Renew, self.backend.renew(leases)).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
-        self.backend.inspect(query).await
-    }
-
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.backend.break_lock(key).await
-    }
-
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.backend.request_yield(key).await
-    }
-
-    async fn doctor(&self) -> Result<Vec<Finding>> {
-        self.backend.doctor().await
-    }
-
-    fn clock(&self) -> Clock {
-        self.backend.clock()
-    }
-
-    async fn close(&self) {
-        self.backend.close().await;
-    }
-}
-
-#[derive(Debug)]
-struct Linked {
-    claim: Box<dyn Claim>,
-    link: Link,
-}
-
-#[async_trait]
-impl Claim for Linked {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
-        self.link.pass(Call::Attempt, self.claim.attempt()).await
-    }
-
-    async fn wait(&mut self) -> Result<()> {
-        self.claim.wait().await
-    }
-
-    async fn release(&mut self) -> Result<Released> {
-        self.link.pass(Call::Release, self.claim.release()).await
-    }
-
-    fn yield_requested(&self) -> Option<Asked> {
-        self.claim.yield_requested()
-    }
-
-    #[cfg(unix)]
-    fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
-        self.claim.bequeath()
     }
 }

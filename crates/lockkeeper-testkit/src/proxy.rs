@@ -185,11 +185,13 @@ impl Connection {
             let (from_client, to_client) = client.split();
             let (from_server, to_server) = server.split();
             tokio::select! {
+                // First of all, so that what was held is not let through by a heal after a reset.
+                biased;
+                () = self.doomed() => false,
                 both = async { tokio::try_join!(
                     self.pump(Way::ToServer, from_client, to_server),
                     self.pump(Way::ToClient, from_server, to_client),
                 ) } => both.is_ok(),
-                () = self.doomed() => false,
             }
         };
         if !ended_well {

@@ -4,17 +4,18 @@
 //! cargo bench -p lockkeeper --features etcd --bench etcd_floor
 //! ```
 //!
-//! It starts a server of its own. The floor is a put with a lease and a delete. The lock service inside the server is the other
-//! measure. Each is done in turns, so that a busy machine hurts all alike; only the ratios mean anything.
+//! It starts a server of its own. The floor is a put with a lease and a delete. The lock service inside
+//! the server is the other measure. Each is done in turns, so that a busy machine hurts all alike; only
+//! the ratios mean anything. Last, it counts what a hand-off costs in a short line and in a long one.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use etcd_client::{LockOptions, PutOptions};
-use lockkeeper::Client;
-
-#[path = "../tests/etcd/server.rs"]
-mod server;
+use lockkeeper::backend::{Mode, Request};
+use lockkeeper::url::Endpoint;
+use lockkeeper::{Client, Key, Token};
+use lockkeeper_testkit::server::etcd::Servers;
 
 const ROUNDS: usize = 10;
 
@@ -22,7 +23,7 @@ type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 #[tokio::main]
 async fn main() -> Outcome {
-    let servers = server::Servers::start(1);
+    let servers = Servers::start(1);
     let address = servers.address(0);
     let mut raw = etcd_client::Client::connect([&address], None).await?;
     let lease = raw.lease_grant(60, None).await?.id();
@@ -69,9 +70,69 @@ async fn main() -> Outcome {
         println!("  the lock service    {:.2} times the floor", service / floor);
         println!("  lockkeeper          {:.2} times the floor", ours / floor);
     }
+    for waiting in [5, 500] {
+        let requests = hand_off(&servers, waiting).await?;
+        println!("a hand-off with {waiting} waiting: {requests} requests");
+    }
     client.close().await;
     raw.lease_revoke(lease).await?;
     Ok(())
+}
+
+/// How many requests the server gets between a release and the grant to the next one, with so many in
+/// line. Each has a claim of its own; a client would make one waiter of them all.
+async fn hand_off(
+    servers: &Servers,
+    waiting: usize,
+) -> Result<usize, Box<dyn std::error::Error + Send + Sync>> {
+    let endpoint = Endpoint::parse(&servers.url("?prefix=floor/"))?;
+    let engine = lockkeeper::backends::open(endpoint).await?;
+    let claim = || {
+        engine.claim(Request {
+            key: Key::new(format!("line-{waiting}")).expect("it is a name"),
+            token: Token::fresh(),
+            owner: None,
+            mode: Mode::Mutex,
+            // Longer than this takes: nobody looks again by itself.
+            ttl: Duration::from_secs(600),
+            fair: false,
+            queue: true,
+            note: None,
+        })
+    };
+    let mut holder = claim();
+    holder.attempt().await?.ok_or("it is free")?;
+    let mut line = Vec::new();
+    for _ in 0..waiting {
+        let mut claim = claim();
+        if claim.attempt().await?.is_some() {
+            return Err("let in beside the holder".into());
+        }
+        line.push(claim);
+    }
+    let mut line = line.into_iter();
+    let mut next = line.next().ok_or("nobody waits")?;
+    // The others listen meanwhile, as they would.
+    let others: Vec<_> = line
+        .map(|mut claim| {
+            tokio::spawn(async move {
+                let woken = claim.wait().await;
+                (claim, woken)
+            })
+        })
+        .collect();
+    let before = servers.requests();
+    holder.release().await?;
+    next.wait().await?;
+    next.attempt().await?.ok_or("it is the next one's turn")?;
+    let requests = servers.requests() - before;
+    if others.iter().any(|other| other.is_finished()) {
+        return Err("somebody else was woken".into());
+    }
+    for other in others {
+        other.abort();
+    }
+    Ok(requests)
 }
 
 /// The time that so many tasks take for so many cycles each.

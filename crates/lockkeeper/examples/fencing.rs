@@ -8,53 +8,32 @@
 use std::time::Duration;
 
 use lockkeeper::backends::memory::Memory;
-use lockkeeper::{Client, Fence};
-
-/// A resource that keeps the highest fence it has seen, with its data.
-#[derive(Default)]
-struct Account {
-    fence: Fence,
-    balance: i64,
-}
-
-impl Account {
-    /// Raise the fence before the first read: from then on nobody older gets in.
-    fn read(&mut self, fence: Fence) -> Result<i64, String> {
-        if fence < self.fence {
-            return Err(format!("fence {fence} is too old, {} was here", self.fence));
-        }
-        self.fence = fence;
-        Ok(self.balance)
-    }
-
-    fn write(&mut self, fence: Fence, balance: i64) -> Result<(), String> {
-        self.read(fence)?;
-        self.balance = balance;
-        Ok(())
-    }
-}
+use lockkeeper::{Client, Fenced};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> lockkeeper::Result<()> {
     let store = Memory::new();
     let (slow, quick) = (Client::new(store.clone()), Client::new(store.clone()));
-    let mut account = Account::default();
+    // The resource keeps the highest fence it has seen, with its data.
+    let account = Fenced::new(0);
 
     let first = slow.mutex("account").ttl(Duration::from_millis(200)).acquire().await?;
-    let seen = account.read(first.fence()).expect("nobody was here before");
+    let seen = account.access(first.fence(), |balance| *balance).expect("nobody was here before");
     println!("fence {} reads {seen}", first.fence());
 
     // The lease ends while the first holder is somewhere else: a pause, a swap storm, a suspended laptop.
     store.expire("account");
 
     let second = quick.mutex("account").acquire().await?;
-    let now = account.read(second.fence()).expect("it is newer");
-    account.write(second.fence(), now + 100).expect("it is newer");
-    println!("fence {} writes {}", second.fence(), account.balance);
+    let written = account.access(second.fence(), |balance| {
+        *balance += 100;
+        *balance
+    });
+    println!("fence {} writes {}", second.fence(), written.expect("it is newer"));
 
-    let refused = account.write(first.fence(), seen + 1).expect_err("it is older");
-    println!("the first one comes back: {refused}");
+    let late = account.access(first.fence(), |balance| *balance = seen + 1);
+    println!("the first one comes back: {}", late.expect_err("it is older"));
     println!("its guard learns it too: {}", first.lost().await);
-    assert_eq!(account.balance, 100);
+    assert_eq!(account.into_parts(), (second.fence(), 100));
     Ok(())
 }

@@ -99,6 +99,11 @@ pub trait Claim: fmt::Debug + Send {
         None
     }
 
+    /// How many replicas had the grant when it was given, where the engine waits for them.
+    fn replicas(&self) -> Option<u32> {
+        None
+    }
+
     /// The open file whose kernel lock *is* this grant, for engines that work that way.
     ///
     /// A process that inherits it keeps the lock after we are gone. The command hands it to the

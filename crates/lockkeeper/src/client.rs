@@ -234,10 +234,22 @@ impl Inner {
 
     /// Leaves work to the background task.
     pub(crate) fn chore(&self, chore: Chore) {
-        self.pending.open.fetch_add(1, Ordering::Relaxed);
-        let pending = Pending(self.pending.clone());
         // It fails when the runtime is gone. Then the claim is dropped, and its lease ends by itself.
-        let _ = self.chores.send((chore, pending));
+        let _ = self.chores.send((chore, self.pending()));
+    }
+
+    /// Runs work to its end in a task of its own, for those who may spawn one: it is the shorter way.
+    pub(crate) fn finish(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let pending = self.pending();
+        self.runtime.spawn(async move {
+            work.await;
+            drop(pending);
+        });
+    }
+
+    fn pending(&self) -> Pending {
+        self.pending.open.fetch_add(1, Ordering::Relaxed);
+        Pending(self.pending.clone())
     }
 }
 

@@ -66,6 +66,23 @@ impl Election {
     ///
     /// Work that is interrupted by the loss of leadership is dropped, and we stand again.
     ///
+    /// In a spawned task the work has to own what it uses (`async move`): the compiler cannot see yet
+    /// that a closure that borrows, and is called more than once, may move between threads.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let client = lockkeeper::Client::connect("memory:").await?;
+    /// let node = String::from("blue");
+    /// let led = tokio::spawn(async move {
+    ///     let election = client.election("scheduler");
+    ///     election.lead(async move |term| format!("{node} leads term {}", term.number())).await
+    /// });
+    /// assert!(led.await??.starts_with("blue leads term "));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`Lock::acquire`].
     ///

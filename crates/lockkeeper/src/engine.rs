@@ -145,7 +145,7 @@ pub(crate) async fn pursue(
             Err(error) => error,
         };
         let since = *trouble.get_or_insert_with(Instant::now);
-        if !error.is_retryable() || since.elapsed() >= RETRY_FOR {
+        if pursuit.is_unanswered() || !error.is_retryable() || since.elapsed() >= RETRY_FOR {
             return Err(error);
         }
         tracing::debug!(%error, "asking again with the same token");
@@ -201,16 +201,15 @@ impl Pursuit {
         };
         let Some((claim, answer)) = answered else {
             let silence = format!("no answer within {}", humantime::format_duration(CALL_LIMIT));
-            // Not to be retried here: the call is still under way and is undone when it ends.
-            return Err(Error::Backend {
-                engine,
-                doing: "acquire a lock".into(),
-                retryable: false,
-                source: silence.into(),
-            });
+            return Err(Error::unreachable(engine, "acquire a lock", silence));
         };
         self.step = Step::Idle(claim);
         answer.map(|grant| grant.map(|grant| (grant, asked)))
+    }
+
+    /// Whether a call is still under way. It is undone when it ends, and only another claim can be tried.
+    fn is_unanswered(&self) -> bool {
+        matches!(self.step, Step::Asking(_))
     }
 
     /// Waits for a reason to ask again. A failure to wait is one as well: the next attempt tells.
@@ -342,14 +341,13 @@ impl Drop for Departure {
 pub(crate) async fn begin_release(hold: &Arc<Hold>) {
     let Some(claim) = hold.take_claim() else { return };
     let inner = hold.inner();
-    let release = release_until_confirmed(inner.clone(), claim, hold.ttl());
-    let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
-        let _ = release.await;
-    });
-    let first = first_poll(&mut work).await;
+    let mut release = Box::pin(release_until_confirmed(inner.clone(), claim, hold.ttl()));
+    let first = first_poll(&mut release).await;
     inner.local.leave(hold);
     if first.is_pending() {
-        inner.chore(Chore::Finish(work));
+        inner.finish(async move {
+            let _ = release.await;
+        });
     }
 }
 

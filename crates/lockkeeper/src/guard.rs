@@ -71,6 +71,11 @@ impl Guard {
         &self.hold().slots
     }
 
+    /// How many replicas of the store had the lock when it was granted; `None` where nobody asked them.
+    pub fn replicas(&self) -> Option<u32> {
+        self.hold().claim().as_ref().and_then(|claim| claim.replicas())
+    }
+
     /// Whether the lock is still ours, by the clock at this very moment.
     ///
     /// Also right after the process was stopped or suspended, and with the executor blocked.
@@ -142,10 +147,9 @@ impl Guard {
             return Ok(if lost { Release::AlreadyLost } else { Release::Released });
         }
         hold.end(Loss::Released);
-        match engine::release(&hold).await? {
-            Release::Released if lost => Ok(Release::AlreadyLost),
-            outcome => Ok(outcome),
-        }
+        // That it was lost is what the caller has to know, whether the engine answers or not.
+        let outcome = engine::release(&hold).await?;
+        Ok(if lost { Release::AlreadyLost } else { outcome })
     }
 
     /// The open file whose kernel lock this guard is, where the engine has one.

@@ -24,7 +24,8 @@
 //!   engines admit; [`layers`] wraps engines.
 //!
 //! A lease lock alone never protects data: a holder can be paused for any length of time between
-//! looking at the clock and writing. The resource has to refuse fences lower than one it has seen.
+//! looking at the clock and writing. The resource has to refuse fences lower than one it has seen,
+//! as [`Fenced`] does for data in memory.
 
 pub mod backend;
 pub mod backends;
@@ -34,6 +35,7 @@ pub mod clock;
 mod election;
 mod engine;
 mod error;
+mod fenced;
 mod guard;
 mod keeper;
 mod key;
@@ -51,6 +53,7 @@ pub use client::Client;
 pub use election::{Election, Leader, Observer, Term};
 pub use engine::Backoff;
 pub use error::{Error, Loss, Result};
+pub use fenced::{Fenced, Stale};
 pub use guard::{Guard, Release};
 pub use key::Key;
 pub use lock::{DEFAULT_TTL, Lock};

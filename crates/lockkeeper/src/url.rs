@@ -53,9 +53,20 @@ impl Endpoint {
         self.url.scheme()
     }
 
-    /// The whole URL, secrets included. For an engine's client, never for a message.
+    /// The URL with its first host only, secrets included. For an engine's client, never for a message.
     pub fn expose(&self) -> &Url {
         &self.url
+    }
+
+    /// The whole URL with every host, secrets included: it leads to the same place again.
+    pub fn spell_out(&self) -> String {
+        self.with_all_hosts(&self.url)
+    }
+
+    /// The same place with this password; `None` where there is no room for one.
+    pub fn with_password(mut self, password: &str) -> Option<Self> {
+        self.url.set_password(Some(password)).ok()?;
+        Some(self)
     }
 
     /// Every host of `scheme://h1,h2:7000,h3`, in order; none if the URL has none.
@@ -78,6 +89,12 @@ impl Endpoint {
     pub fn options(&self) -> Options {
         let pairs = self.url.query_pairs().map(|(k, v)| (k.into_owned(), v.into_owned())).collect();
         Options { pairs, known: Vec::new(), scheme: self.scheme().to_owned() }
+    }
+
+    fn with_all_hosts(&self, url: &Url) -> String {
+        let (start, rest) = url.as_str().split_at(url[..Position::BeforePath].len());
+        let others: String = self.others.iter().map(|other| format!(",{other}")).collect();
+        format!("{start}{others}{rest}")
     }
 }
 
@@ -109,10 +126,7 @@ impl fmt::Display for Endpoint {
             // As people write the default directory; the parser puts the slashes there.
             return write!(f, "file:{}", &shown[Position::AfterPath..]);
         }
-        let (start, rest) = shown.as_str().split_at(shown[..Position::BeforePath].len());
-        f.write_str(start)?;
-        self.others.iter().try_for_each(|other| write!(f, ",{other}"))?;
-        f.write_str(rest)
+        f.write_str(&self.with_all_hosts(&shown))
     }
 }
 
@@ -249,6 +263,11 @@ mod tests {
         assert_eq!(endpoint.hosts(), hosts);
         assert_eq!(endpoint.expose().path(), "/x");
         assert_eq!(endpoint.to_string(), "redis+cluster://one:7000,two,[::1]:7002/x?prefix=p");
+        assert_eq!(Endpoint::parse(&endpoint.spell_out()).unwrap(), endpoint);
+        let changed = endpoint.with_password("b,c").unwrap();
+        assert_eq!(changed.hosts(), hosts);
+        assert_eq!(changed.expose().password(), Some("b,c"));
+        assert_eq!(Endpoint::parse(&changed.spell_out()).unwrap(), changed);
         assert!(Endpoint::parse("redis://one,two:seven").is_err());
         assert!(Endpoint::parse("redis:///var/run/a.sock").unwrap().hosts().is_empty());
     }

@@ -10,6 +10,7 @@ use lockkeeper::backend::{
 use lockkeeper::backends::memory::Memory;
 use lockkeeper::clock::Clock;
 use lockkeeper::{Client, Error, Guard, Key, Lock, Loss, Multi, Owner, Release, Result};
+use lockkeeper_testkit::link::{Call, Link};
 use tokio::sync::Notify;
 use tokio::time::{Instant, advance, timeout};
 
@@ -26,7 +27,7 @@ async fn an_attempt_without_an_answer_is_an_error_and_is_undone_when_the_answer_
     memory.partition(true);
     let asked = Instant::now();
     let error = client.mutex("key").acquire().await.unwrap_err();
-    assert!(error.to_string().contains("no answer within 10s"), "{error}");
+    assert!(error.to_string().contains("no answer within 10s") && error.is_retryable(), "{error}");
     assert_eq!(asked.elapsed(), 10 * SECOND);
     memory.partition(false);
     let other = Client::new(memory);
@@ -54,6 +55,21 @@ async fn an_answer_that_takes_longer_than_the_lease_is_no_grant() {
     assert!(error.to_string().contains("longer than the lease"), "{error}");
     memory.delay(Duration::ZERO);
     drop(client.mutex("key").ttl(5 * SECOND).acquire().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_that_were_taken_over_a_while_are_renewed_in_full_calls() {
+    let link = Link::new(Arc::new(Memory::new()));
+    let client = Client::new(link.clone());
+    let mut guards = Vec::new();
+    for n in 0..1250 {
+        guards.push(client.mutex(n.to_string()).ttl(30 * SECOND).acquire().await.unwrap());
+        advance(2 * SECOND / 1250).await;
+    }
+    tokio::time::sleep(30 * SECOND).await;
+    let before = link.calls(Call::Renew);
+    tokio::time::sleep(30 * SECOND).await;
+    assert_eq!(link.calls(Call::Renew) - before, 3 * 3, "three calls for each third of the lease");
 }
 
 #[tokio::test(start_paused = true)]

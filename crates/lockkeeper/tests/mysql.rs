@@ -3,12 +3,14 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use lockkeeper::Client;
 use lockkeeper::backend::Severity;
-use lockkeeper::{Client, Error, Release};
 
+use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::database::mariadb::Mariadb;
+use lockkeeper_testkit::database::Mariadb;
+use sqlx::{Connection, MySqlConnection};
 
 /// One server for all tests here; each has a database of its own.
 fn server() -> &'static Mariadb {
@@ -21,57 +23,162 @@ const LEASE: Duration = Duration::from_secs(3);
 
 conformance!(lease, Store::at(server().url()).ttl(LEASE));
 
+// The server counts the silence of a connection in whole seconds, and looks a little late.
+conformance!(named, bound("named"));
+
+conformance!(row, bound("row"));
+
+fn bound(way: &str) -> Store {
+    Store::at(strategy(&server().url(), way)).ttl(LEASE).session(LEASE + Duration::from_secs(1))
+}
+
+fn strategy(url: &str, strategy: &str) -> String {
+    format!("{url}?strategy={strategy}")
+}
+
+fn database(url: &str) -> &str {
+    url.rsplit('/').next().expect("it names one")
+}
+
 #[tokio::test]
-async fn a_lease_outlives_the_connections_of_its_client() {
-    let url = server().url();
-    let database = url.rsplit('/').next().unwrap();
-    let client = Client::connect(&url).await.unwrap();
-    let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
-    let waiting = tokio::spawn(client.mutex("key").acquire());
-    let threads = server().run(
-        "mysql",
-        &format!("SELECT id FROM information_schema.processlist WHERE db = '{database}'"),
-    );
-    assert!(!threads.is_empty(), "there is nothing to kill");
-    for thread in threads.lines() {
-        server().run("mysql", &format!("KILL {thread}"));
+async fn a_stale_holder_cannot_write_in_a_guarded_transaction() {
+    for way in ["lease", "named", "row"] {
+        let url = server().url();
+        let sql = |statement: &str| server().sql(database(&url), statement);
+        let client = Client::connect(strategy(&url, way)).await.unwrap();
+        sql("CREATE TABLE orders (id INT PRIMARY KEY, state VARCHAR(20));
+             INSERT INTO orders VALUES (42, 'new')");
+        let stale = client.mutex("orders/42").ttl(LEASE).acquire().await.unwrap();
+        let write = |state: &str, fence: lockkeeper::Fence| {
+            sql(&format!(
+                "DELIMITER //
+                 BEGIN NOT ATOMIC
+                   DECLARE EXIT HANDLER FOR SQLSTATE '45000' BEGIN
+                     ROLLBACK;
+                     INSERT INTO orders VALUES (0, 'refused {state}');
+                   END;
+                   START TRANSACTION;
+                   CALL lockkeeper_guard('orders/42', {fence});
+                   UPDATE orders SET state = '{state}' WHERE id = 42;
+                   COMMIT;
+                 END //"
+            ))
+        };
+        write("paid", stale.fence());
+        client.break_lock("orders/42").await.unwrap();
+        let next = client.mutex("orders/42").acquire().await.unwrap();
+        write("sent", next.fence());
+        write("lost", stale.fence());
+        assert_eq!(sql("SELECT state FROM orders ORDER BY id"), "refused lost\nsent", "{way}");
     }
-    tokio::time::sleep(LEASE * 2).await;
-    guard.check().unwrap();
-    guard.release().await.unwrap();
-    let next = waiting.await.unwrap().unwrap();
-    assert_eq!(next.release().await.unwrap(), Release::Released);
 }
 
+/// A foreign transaction that changed more is the one that InnoDB lets live.
 #[tokio::test]
-async fn a_server_that_crashed_remembers_leases_and_fences() {
-    let mut server = Mariadb::start();
-    let url = server.url();
+async fn a_deadlock_is_not_our_callers_problem() {
+    let url = server().url();
     let client = Client::connect(&url).await.unwrap();
-    let guard = client.mutex("held").ttl(Duration::from_secs(60)).acquire().await.unwrap();
-    let free = client.mutex("free").acquire().await.unwrap();
-    let before = free.fence();
-    free.release().await.unwrap();
-    server.crash();
-    server.resume_service();
-    guard.check().unwrap();
+    let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
+    let mut foreign = MySqlConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql(
+        "CREATE TABLE heavy (n INT); START TRANSACTION;
+         INSERT INTO heavy SELECT seq FROM seq_1_to_1000;
+         SELECT * FROM lockkeeper_claim WHERE name = 'key' FOR UPDATE",
+    )
+    .execute(&mut foreign)
+    .await
+    .unwrap();
     let other = Client::connect(&url).await.unwrap();
-    assert!(other.mutex("held").try_acquire().await.unwrap().is_none());
-    assert!(other.mutex("free").acquire().await.unwrap().fence() > before);
+    // It gets the lock's row, and then has to wait for the claim's.
+    let waiting = tokio::spawn(other.mutex("key").acquire());
+    while server().busy_sessions(database(&url)) == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let before = deadlocks();
+    let both = "SELECT * FROM lockkeeper_lock WHERE name = 'key' FOR UPDATE; COMMIT";
+    sqlx::raw_sql(both).execute(&mut foreign).await.unwrap();
+    assert!(deadlocks() > before, "there was none");
+    guard.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+fn deadlocks() -> u64 {
+    let told = server().sql("mysql", "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'");
+    told.split_whitespace().last().and_then(|number| number.parse().ok()).expect("a number")
 }
 
 #[tokio::test]
-async fn a_frozen_server_cannot_hide_a_loss() {
-    let server = Mariadb::start();
-    let client = Client::connect(server.url()).await.unwrap();
-    let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
-    server.freeze();
-    let told = tokio::time::timeout(LEASE, guard.lost()).await;
-    server.thaw();
-    assert!(told.is_ok(), "not told within its lease");
-    assert!(matches!(guard.check(), Err(Error::Lost { .. })));
-    let next = client.mutex("key").acquire_within(Duration::from_secs(20)).await.unwrap();
-    assert!(next.fence() > guard.fence());
+async fn a_read_only_server_and_a_cluster_are_refused_with_what_to_do() {
+    let server = Mariadb::with(&[
+        "wsrep-on=ON",
+        "wsrep-provider=/usr/lib/galera/libgalera_smm.so",
+        "wsrep-cluster-address=gcomm://",
+        "wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:0",
+        "wsrep-node-address=127.0.0.1",
+        "binlog-format=ROW",
+    ]);
+    let url = server.url();
+    for way in ["named", "row"] {
+        let error = Client::connect(strategy(&url, way)).await.unwrap_err().to_string();
+        assert!(error.contains("Galera") && error.contains("strategy=lease"), "{error}");
+    }
+    let client = Client::connect(&url).await.unwrap();
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let findings = client.doctor().await.unwrap();
+    let warned = findings.iter().any(|f| f.severity > Severity::Fine && f.what.contains("Galera"));
+    assert!(warned, "{findings:?}");
+    server.sql("mysql", "SET GLOBAL read_only = 1");
+    let error = Client::connect(&url).await.unwrap_err().to_string();
+    assert!(error.contains("read-only") && error.contains("primary"), "{error}");
+}
+
+#[tokio::test]
+async fn tls_knows_whom_it_talks_to() {
+    let directory = tempfile::tempdir().unwrap();
+    certificates(directory.path());
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let server = Mariadb::with(&[
+        &format!("ssl-cert={}", path("server.pem")),
+        &format!("ssl-key={}", path("server.key")),
+        &format!("ssl-ca={}", path("ca.pem")),
+    ]);
+    let url = server.url();
+    server.sql("mysql", "CREATE USER careful REQUIRE SSL; GRANT ALL ON *.* TO careful");
+    let url = url.replace("root@", "careful@");
+    let with = |ca: &str| format!("{url}?ssl-mode=VERIFY_IDENTITY&ssl-ca={}", path(ca));
+    let client = Client::connect(with("ca.pem")).await.unwrap();
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let error = Client::connect(with("other.pem")).await.unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+    Client::connect(format!("{url}?ssl-mode=DISABLED")).await.unwrap_err();
+}
+
+/// Run again by the test below, with a password in the environment that nobody else should see.
+#[tokio::test]
+async fn child_that_has_the_password() {
+    if let Ok(url) = std::env::var("LOCKKEEPER_TEST_URL") {
+        let client = Client::connect(url).await.unwrap();
+        client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_password_comes_from_the_environment() {
+    let url = server().url();
+    let name = format!("app_{}", database(&url));
+    server().sql(
+        "mysql",
+        &format!("CREATE USER {name} IDENTIFIED BY 'canary'; GRANT ALL ON *.* TO {name}"),
+    );
+    let url = url.replace("root@", &format!("{name}@"));
+    assert!(!Client::connect(&url).await.unwrap_err().is_retryable());
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_that_has_the_password"])
+        .env("LOCKKEEPER_TEST_URL", &url)
+        .env("MYSQL_PWD", "canary")
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
 }
 
 #[tokio::test]
@@ -79,7 +186,7 @@ async fn a_user_with_few_rights_can_do_everything_that_is_needed() {
     let url = server().url();
     let database = url.rsplit('/').next().unwrap();
     Client::connect(&url).await.unwrap();
-    server().run(
+    server().sql(
         "mysql",
         &format!(
             "CREATE USER poor_{database}@'%' IDENTIFIED BY 'canary';
@@ -90,12 +197,14 @@ async fn a_user_with_few_rights_can_do_everything_that_is_needed() {
     std::fs::write(file.path(), "canary\n").unwrap();
     let poor = url.replace("root@", &format!("poor_{database}@"));
     let poor = format!("{poor}?create=no&password_file={}", file.path().display());
-    let client = Client::connect(&poor).await.unwrap();
-    let guard = client.write("key").ttl(LEASE).acquire().await.unwrap();
-    assert_eq!(client.break_lock("key").await.unwrap().len(), 1);
-    assert_eq!(guard.lost().await, lockkeeper::Loss::Gone);
-    let findings = client.doctor().await.unwrap();
-    assert!(findings.iter().all(|f| f.severity < Severity::Problem), "{findings:?}");
+    for way in ["lease", "named", "row"] {
+        let client = Client::connect(format!("{poor}&strategy={way}")).await.unwrap();
+        let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
+        assert_eq!(client.break_lock("key").await.unwrap().len(), 1);
+        assert_eq!(guard.lost().await, lockkeeper::Loss::Gone);
+        let findings = client.doctor().await.unwrap();
+        assert!(findings.iter().all(|f| f.severity < Severity::Problem), "{findings:?}");
+    }
     std::fs::write(file.path(), "wrong canary\n").unwrap();
     let error = Client::connect(&poor).await.unwrap_err();
     assert!(!error.is_retryable() && !format!("{error} {error:?}").contains("canary"), "{error:?}");

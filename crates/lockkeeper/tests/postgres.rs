@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use lockkeeper::backend::{Mode, Severity};
 use lockkeeper::queue::{self, Place, Turn};
-use lockkeeper::{Client, Error, Loss, Release};
+use lockkeeper::{Client, Loss};
 
+use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::database::postgres::Postgres;
+use lockkeeper_testkit::database::{Pgbouncer, Postgres};
 
 /// One server for all tests here; each has a database of its own.
 fn server() -> &'static Postgres {
@@ -23,7 +24,9 @@ const LEASE: Duration = Duration::from_secs(3);
 
 conformance!(lease, Store::at(server().url()).ttl(LEASE));
 
-conformance!(advisory, Store::at(format!("{}?strategy=advisory", server().url())).ttl(LEASE));
+conformance!(advisory, Store::at(strategy(&server().url(), "advisory")).ttl(LEASE));
+
+conformance!(row, Store::at(strategy(&server().url(), "row")).ttl(LEASE));
 
 fn strategy(url: &str, strategy: &str) -> String {
     format!("{url}?strategy={strategy}")
@@ -33,111 +36,31 @@ fn database(url: &str) -> &str {
     url.rsplit('/').next().expect("it names one")
 }
 
-/// Ends every connection of lockkeeper to a database.
-fn end_connections(server: &Postgres, url: &str) {
-    let ended = server.psql(
-        database(url),
-        "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
-         WHERE datname = current_database() AND pid <> pg_backend_pid()",
-    );
-    assert_ne!(ended, "0", "there was nothing to end");
-}
-
-#[tokio::test]
-async fn a_lease_outlives_the_connections_of_its_client() {
-    let url = server().url();
-    let client = Client::connect(&url).await.unwrap();
-    let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
-    let waiting = tokio::spawn(client.mutex("key").acquire());
-    end_connections(server(), &url);
-    tokio::time::sleep(LEASE * 2).await;
-    guard.check().unwrap();
-    guard.release().await.unwrap();
-    let next = waiting.await.unwrap().unwrap();
-    assert_eq!(next.release().await.unwrap(), Release::Released);
-}
-
-#[tokio::test]
-async fn a_bound_lock_is_lost_with_its_connection_and_its_holder_is_told() {
-    let url = server().url();
-    let advisory = strategy(&url, "advisory");
-    let client = Client::connect(&advisory).await.unwrap();
-    let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
-    end_connections(server(), &url);
-    let next = Client::connect(&advisory).await.unwrap().mutex("key").acquire().await.unwrap();
-    assert!(next.fence() > guard.fence());
-    assert_eq!(tokio::time::timeout(LEASE, guard.lost()).await.unwrap(), Loss::Gone);
-    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
-    next.check().unwrap();
-}
-
-#[tokio::test]
-async fn a_server_that_crashed_remembers_leases_and_fences() {
-    let mut server = Postgres::start();
-    let url = server.url();
-    let long = Duration::from_secs(60);
-    let client = Client::connect(&url).await.unwrap();
-    let guard = client.mutex("held").ttl(long).acquire().await.unwrap();
-    let guard_fence = guard.fence();
-    let free = client.mutex("free").acquire().await.unwrap();
-    let before = free.fence();
-    free.release().await.unwrap();
-    let bound = Client::connect(strategy(&url, "advisory")).await.unwrap();
-    let lost = bound.mutex("bound").ttl(LEASE).acquire().await.unwrap();
-    server.crash();
-    assert!(tokio::time::timeout(LEASE, lost.lost()).await.is_ok(), "not told within its lease");
-    server.resume_service();
-    guard.check().unwrap();
-    let other = Client::connect(&url).await.unwrap();
-    assert!(other.mutex("held").try_acquire().await.unwrap().is_none());
-    assert!(other.mutex("free").acquire().await.unwrap().fence() > before);
-    let again = bound.mutex("bound").acquire().await.unwrap();
-    assert!(again.fence() > lost.fence());
-    assert_eq!(guard.release().await.unwrap(), Release::Unconfirmed, "its connection was gone");
-    let freed = other.mutex("held").acquire_within(Duration::from_secs(20)).await.unwrap();
-    assert!(freed.fence() > guard_fence);
-}
-
-#[tokio::test]
-async fn a_frozen_server_cannot_hide_a_loss() {
-    let server = Postgres::start();
-    let url = server.url();
-    for place in [url.clone(), strategy(&url, "advisory")] {
-        let client = Client::connect(&place).await.unwrap();
-        let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
-        server.freeze();
-        let told = tokio::time::timeout(LEASE, guard.lost()).await;
-        server.thaw();
-        assert!(told.is_ok(), "{place}: not told within its lease");
-        assert!(matches!(guard.check(), Err(Error::Lost { .. })));
-        let next = client.mutex("key").acquire_within(Duration::from_secs(20)).await.unwrap();
-        assert!(next.fence() > guard.fence());
-    }
-}
-
 #[tokio::test]
 async fn a_stale_holder_cannot_write_in_a_guarded_transaction() {
-    let url = server().url();
-    let sql = |statement: &str| server().psql(database(&url), statement);
-    let client = Client::connect(&url).await.unwrap();
-    sql(
-        "CREATE TABLE orders (id int PRIMARY KEY, state text); INSERT INTO orders VALUES (42, 'new')",
-    );
-    let stale = client.mutex("orders/42").ttl(LEASE).acquire().await.unwrap();
-    let write = |state: &str, fence: lockkeeper::Fence| {
-        format!(
-            "DO $$ BEGIN
-               UPDATE orders SET state = '{state}' WHERE id = 42 AND lockkeeper_guard('orders/42', {fence});
-             EXCEPTION WHEN SQLSTATE 'LK001' THEN INSERT INTO orders VALUES (0, 'refused {state}');
-             END $$"
-        )
-    };
-    sql(&write("paid", stale.fence()));
-    client.break_lock("orders/42").await.unwrap();
-    let next = client.mutex("orders/42").acquire().await.unwrap();
-    sql(&write("sent", next.fence()));
-    sql(&write("lost", stale.fence()));
-    assert_eq!(sql("SELECT state FROM orders ORDER BY id"), "refused lost\nsent");
+    for way in ["lease", "advisory", "row"] {
+        let url = server().url();
+        let sql = |statement: &str| server().sql(database(&url), statement);
+        let client = Client::connect(strategy(&url, way)).await.unwrap();
+        sql("CREATE TABLE orders (id int PRIMARY KEY, state text);
+             INSERT INTO orders VALUES (42, 'new')");
+        let stale = client.mutex("orders/42").ttl(LEASE).acquire().await.unwrap();
+        let write = |state: &str, fence: lockkeeper::Fence| {
+            format!(
+                "DO $$ BEGIN
+                   UPDATE orders SET state = '{state}'
+                     WHERE id = 42 AND lockkeeper_guard('orders/42', {fence});
+                 EXCEPTION WHEN SQLSTATE 'LK001' THEN INSERT INTO orders VALUES (0, 'refused {state}');
+                 END $$"
+            )
+        };
+        sql(&write("paid", stale.fence()));
+        client.break_lock("orders/42").await.unwrap();
+        let next = client.mutex("orders/42").acquire().await.unwrap();
+        sql(&write("sent", next.fence()));
+        sql(&write("lost", stale.fence()));
+        assert_eq!(sql("SELECT state FROM orders ORDER BY id"), "refused lost\nsent", "{way}");
+    }
 }
 
 #[tokio::test]
@@ -145,17 +68,19 @@ async fn a_user_with_few_rights_can_do_everything() {
     let url = server().url();
     let name = format!("poor_{}", database(&url));
     Client::connect(&url).await.unwrap();
-    server().psql(
+    server().sql(
         database(&url),
         &format!(
             "CREATE ROLE {name} LOGIN;
-             GRANT SELECT, INSERT, UPDATE, DELETE ON lockkeeper_lock, lockkeeper_claim, lockkeeper_bound TO {name}"
+             GRANT SELECT, INSERT, UPDATE, DELETE ON lockkeeper_lock, lockkeeper_claim, lockkeeper_bound,
+               lockkeeper_last, lockkeeper_row TO {name}"
         ),
     );
     let poor = url.replace("postgres@", &format!("{name}@"));
-    for place in [format!("{poor}?create=no"), strategy(&poor, "advisory")] {
+    for place in [format!("{poor}?create=no"), strategy(&poor, "advisory"), strategy(&poor, "row")]
+    {
         let client = Client::connect(&place).await.unwrap();
-        let guard = client.write("key").ttl(LEASE).acquire().await.unwrap();
+        let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
         assert_eq!(client.break_lock("key").await.unwrap().len(), 1);
         assert_eq!(guard.lost().await, Loss::Gone);
         let findings = client.doctor().await.unwrap();
@@ -167,16 +92,112 @@ async fn a_user_with_few_rights_can_do_everything() {
 async fn missing_tables_that_may_not_be_made_are_named() {
     let url = server().url();
     let error = Client::connect(format!("{url}?create=no")).await.unwrap_err().to_string();
-    assert!(error.contains("docs/engines/postgres.md"), "{error}");
+    assert!(error.contains("lockkeeper explain --schema postgres:"), "{error}");
     let error = Client::connect(format!("{url}?strategy=hope")).await.unwrap_err().to_string();
-    assert!(error.contains("lease, advisory"), "{error}");
+    assert!(error.contains("lease, advisory, row"), "{error}");
 }
 
 #[tokio::test]
 async fn a_server_that_refuses_us_is_an_error_without_our_password() {
-    let url = format!("postgres://nobody:canary@127.0.0.1:{}/nowhere", server().port());
+    let url = format!("postgres://nobody:canary@127.0.0.1:{}/nowhere", server().address().port());
     let error = Client::connect(&url).await.unwrap_err();
     assert!(!error.is_retryable() && !format!("{error} {error:?}").contains("canary"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_pooler_that_lends_by_transaction_and_a_standby_are_refused() {
+    let mut server = Postgres::start();
+    let url = server.url();
+    Client::connect(&url).await.unwrap();
+    let pooler = Pgbouncer::start(&server);
+    for way in ["advisory", "row"] {
+        let through = strategy(&pooler.through(&server, &url), way);
+        let error = Client::connect(&through).await.unwrap_err().to_string();
+        assert!(error.contains("pooler") && error.contains("connect past"), "{error}");
+    }
+    server.crash();
+    std::fs::write(server.directory().join("data/standby.signal"), "").unwrap();
+    server.resume_service();
+    for way in ["lease", "advisory", "row"] {
+        let error = Client::connect(strategy(&url, way)).await.unwrap_err().to_string();
+        assert!(error.contains("standby") && error.contains("primary"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn tls_knows_whom_it_talks_to() {
+    let directory = tempfile::tempdir().unwrap();
+    certificates(directory.path());
+    let server = Postgres::start();
+    let (ours, theirs) = (directory.path(), server.directory().join("data"));
+    for file in ["server.key", "server.pem"] {
+        let (from, to) = (ours.join(file), theirs.join(file));
+        let copy = format!("cp {} {to} && chmod 600 {to}", from.display(), to = to.display());
+        server.sql("postgres", &format!("COPY (SELECT 1) TO PROGRAM '{copy}'"));
+    }
+    for setting in ["ssl_cert_file = 'server.pem'", "ssl_key_file = 'server.key'", "ssl = on"] {
+        server.sql("postgres", &format!("ALTER SYSTEM SET {setting}"));
+    }
+    server.sql("postgres", "SELECT pg_reload_conf()");
+    let url = server.url();
+    let with =
+        |ca: &str| format!("{url}?sslmode=verify-full&sslrootcert={}", ours.join(ca).display());
+    let client = loop {
+        match Client::connect(with("ca.pem")).await {
+            Ok(client) => break client,
+            // It has not read its new settings yet.
+            Err(error) => assert!(error.to_string().contains("TLS"), "{error}"),
+        }
+    };
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let safe = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity a USING (pid)
+                WHERE datname = current_database() AND application_name LIKE 'lockkeeper%'";
+    assert_eq!(server.sql(database(&url), safe), "t");
+    let error = Client::connect(with("other.pem")).await.unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+}
+
+/// Run again by the test below, with a password in the environment that nobody else should see.
+#[tokio::test]
+async fn child_that_has_the_password() {
+    if let Ok(url) = std::env::var("LOCKKEEPER_TEST_URL") {
+        let client = Client::connect(url).await.unwrap();
+        client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_password_comes_from_the_environment_or_a_file() {
+    let server = Postgres::start();
+    server.sql("postgres", "CREATE ROLE app LOGIN PASSWORD 'canary'");
+    let rules = server.directory().join("data/pg_hba.conf");
+    let trusting = std::fs::read_to_string(&rules).unwrap();
+    let strict = "host all app 127.0.0.1/32 scram-sha-256\n";
+    std::fs::write(&rules, strict.to_owned() + &trusting).unwrap();
+    server.sql("postgres", "SELECT pg_reload_conf()");
+    let url = server.url();
+    server.sql(database(&url), "GRANT ALL ON SCHEMA public TO app");
+    let url = url.replace("postgres@", "app@");
+    // The new rules are read soon; then nobody gets in without a password.
+    let refused = async || Client::connect(&url).await.err();
+    let error = loop {
+        if let Some(error) = refused().await {
+            break error;
+        }
+    };
+    assert!(!error.is_retryable(), "{error}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "canary\n").unwrap();
+    let by_file = format!("{url}?password_file={}", file.path().display());
+    let client = Client::connect(by_file).await.unwrap();
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_that_has_the_password"])
+        .env("LOCKKEEPER_TEST_URL", &url)
+        .env("PGPASSWORD", "canary")
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
 }
 
 #[tokio::test]
@@ -184,14 +205,18 @@ async fn what_nobody_needs_is_swept_away() {
     let url = server().url();
     let client = Client::connect(&url).await.unwrap();
     let _held = client.mutex("held").acquire().await.unwrap();
-    let sql = |statement: &str| server().psql(database(&url), statement);
+    let sql = |statement: &str| server().sql(database(&url), statement);
     sql("INSERT INTO lockkeeper_lock VALUES ('idle', 1, now() - interval '31 days'), ('used', 1, now());
          UPDATE lockkeeper_lock SET used = now() - interval '31 days' WHERE key = 'held';
          INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, since, until, wake, who)
            VALUES ('gone', 't', 't', 'mutex', 1, 0, now(), now() - interval '1 hour', '', '');
+         INSERT INTO lockkeeper_bound VALUES ('idle', 1, 1, now() - interval '31 days'), ('used', 2, 1, now());
+         INSERT INTO lockkeeper_row VALUES ('idle'), ('used');
          SELECT lockkeeper_sweep()");
     assert_eq!(sql("SELECT string_agg(key, ' ' ORDER BY key) FROM lockkeeper_lock"), "held used");
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_claim"), "held");
+    assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_row"), "used");
+    assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_bound"), "used");
 }
 
 /// Random lines, each under a key of its own, of which the database and the library must say the same.
@@ -239,8 +264,8 @@ async fn the_rule_in_the_database_is_the_rule_of_the_library() {
         }
     }
     insert.pop();
-    server().psql(database(&url), &insert);
-    let told = server().psql(
+    server().sql(database(&url), &insert);
+    let told = server().sql(
         database(&url),
         "SELECT CASE WHEN lockkeeper_turn(key, token, place, owner, kind, take, permits)
            THEN 'true' ELSE 'false' END

@@ -1,14 +1,11 @@
 //! Every case of the test kit against Redis: one server, both layouts, Sentinel, Cluster.
 #![cfg(feature = "redis")]
 
-#[path = "redis/server.rs"]
-mod server;
-
 use std::sync::LazyLock;
 
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-use server::{Cluster, Sentinels, Server};
+use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server};
 
 static ONE: LazyLock<Server> = LazyLock::new(Server::start);
 static SENTINELS: LazyLock<Sentinels> = LazyLock::new(Sentinels::start);

@@ -1,16 +1,15 @@
 //! What happens to locks when a real Redis is killed, frozen, emptied or replaced.
 #![cfg(feature = "redis")]
 
-#[path = "redis/server.rs"]
-mod server;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Client, Error, Guard, Loss};
 use lockkeeper_testkit::history::{Recorder, Resource, Violation, check};
-use server::{Cluster, DURABLE, Sentinels, Server, VOLATILE};
+use lockkeeper_testkit::server::redis::{
+    Cluster, DURABLE, Sentinels, Server, VOLATILE, eventually,
+};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -78,13 +77,13 @@ async fn forgotten_scripts_are_not_noticed() {
     let server = Server::start();
     let client = connect(&server.url()).await;
     for round in 0..20 {
-        let mutex = client.mutex("key").ttl(Duration::from_millis(300)).acquire().await.unwrap();
+        let mutex = client.mutex("key").ttl(Duration::from_secs(2)).acquire().await.unwrap();
         let permit = client.semaphore("gpu", 2).acquire().await.unwrap();
         let read = client.read("report").acquire().await.unwrap();
         server.ask(&["SCRIPT", "FLUSH"]);
         if round == 0 {
             // Long enough for some renewals.
-            assert!(timeout(Duration::from_millis(700), mutex.lost()).await.is_err());
+            assert!(timeout(Duration::from_secs(3), mutex.lost()).await.is_err());
         }
         for guard in [mutex, permit, read] {
             assert_eq!(guard.release().await.unwrap(), lockkeeper::Release::Released);
@@ -99,7 +98,7 @@ async fn killed_connections_are_made_again_and_no_wake_up_is_lost() {
     for _ in 0..10 {
         let guard = holder.mutex("key").acquire().await.unwrap();
         let waiting = tokio::spawn(waiter.mutex("key").acquire());
-        server::eventually("the waiter listens", || {
+        eventually("the waiter listens", || {
             let listening = server.ask(&["PUBSUB", "NUMSUB", "redisson_lock__channel:{key}"]);
             listening.ends_with('1').then_some(()).ok_or(listening)
         });
@@ -290,7 +289,7 @@ async fn a_sentinel_failover_under_load_does_not_hurt_what_is_fenced() {
             1 => master.freeze(),
             _ => drop(sentinels.sentinels[0].ask(&["SENTINEL", "FAILOVER", "main"])),
         }
-        server::eventually("another server is the master", || {
+        eventually("another server is the master", || {
             let now = sentinels.master().port();
             (now != before).then_some(()).ok_or(format!("still {now}"))
         });
@@ -306,7 +305,7 @@ async fn a_sentinel_failover_under_load_does_not_hurt_what_is_fenced() {
             1 => old.thaw(),
             _ => {}
         }
-        server::eventually("both replicas follow again", || {
+        eventually("both replicas follow again", || {
             let info = sentinels.master().ask(&["INFO", "replication"]);
             (info.matches("state=online").count() == 2).then_some(()).ok_or(info)
         });
@@ -322,7 +321,7 @@ async fn with_all_replicas_waited_for_a_crash_makes_no_two_holders() {
     let master = sentinels.master();
     let before = master.port();
     master.kill();
-    server::eventually("another server is the master", || {
+    eventually("another server is the master", || {
         let now = sentinels.master().port();
         (now != before).then_some(()).ok_or(format!("still {now}"))
     });
@@ -344,7 +343,7 @@ async fn a_cluster_failover_under_load_does_not_hurt_what_is_fenced() {
             0 => master.kill(),
             _ => master.freeze(),
         }
-        server::eventually("another server has the slot", || {
+        eventually("another server has the slot", || {
             let now = cluster.servers.iter().filter(|s| s.port() != before);
             let nodes: Vec<_> = now.map(|s| s.ask(&["CLUSTER", "INFO"])).collect();
             let ok = nodes.iter().all(|info| info.contains("cluster_state:ok"));
@@ -366,7 +365,7 @@ async fn locks_follow_their_slot_while_it_moves() {
     let (holder, waiter) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
     let guard = holder.mutex("key").ttl(Duration::from_secs(3)).acquire().await.unwrap();
     let waiting = tokio::spawn(waiter.mutex("key").acquire());
-    server::eventually("the waiter listens", || {
+    eventually("the waiter listens", || {
         let heard = cluster.master_of("key").ask(&[
             "PUBSUB",
             "SHARDNUMSUB",

@@ -1,16 +1,15 @@
 //! What is in the store, as foreign clients read and write it; who may connect, and how.
 #![cfg(feature = "redis")]
 
-#[path = "redis/server.rs"]
-mod server;
-
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use lockkeeper::backend::{Mode, Severity};
 use lockkeeper::{Client, Error, Owner, Release};
-use server::{Cluster, Sentinels, Server, VOLATILE};
+use lockkeeper_testkit::ports::free_port;
+use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, VOLATILE, eventually};
 use tokio::time::timeout;
 
 const TTL: Duration = Duration::from_secs(20);
@@ -52,7 +51,7 @@ async fn a_foreign_holder_is_respected_and_its_release_wakes() {
     server.ask(&["PEXPIRE", "N", "30000"]);
     assert!(client.mutex("N").try_acquire().await.unwrap().is_none());
     let waiting = tokio::spawn(client.mutex("N").acquire());
-    server::eventually("we listen to its channel", || {
+    eventually("we listen to its channel", || {
         let listening = server.ask(&["PUBSUB", "NUMSUB", "redisson_lock__channel:{N}"]);
         listening.ends_with('1').then_some(()).ok_or(listening)
     });
@@ -76,7 +75,7 @@ async fn releases_are_told_as_redisson_tells_them() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    server::eventually("somebody listens", || {
+    eventually("somebody listens", || {
         let patterns = server.ask(&["PUBSUB", "NUMPAT"]);
         (patterns == "1").then_some(()).ok_or(patterns)
     });
@@ -130,7 +129,7 @@ async fn a_fair_mutex_stands_in_redissons_queue() {
     let (holder, waiter) = (connect(server.url()).await, connect(server.url()).await);
     let guard = holder.mutex("N").fair().acquire().await.unwrap();
     let waiting = tokio::spawn(waiter.mutex("N").fair().acquire());
-    server::eventually("it stands in line", || {
+    eventually("it stands in line", || {
         let line = server.ask(&["LLEN", "redisson_lock_queue:{N}"]);
         (line == "1").then_some(()).ok_or(line)
     });
@@ -264,40 +263,96 @@ const RIGHTS: &str = "~app:* ~lockkeeper* ~redisson_lock* ~{app:*}:*:rwlock_time
     +lindex +lpos +lrange +lrem +rpush +zadd +zrem +zscore +zincrby +zrange +zrangebyscore \
     +setbit +bitpos +publish +subscribe +unsubscribe +scan";
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_least_rights_suffice_and_nothing_more_is_possible() {
-    let server = Server::start();
-    let mut rights = vec!["ACL", "SETUSER", "locks", "on", ">canary", "resetchannels"];
-    rights.extend(RIGHTS.split_whitespace());
-    assert_eq!(server.ask(&rights), "OK");
-    let file = server.directory().join("password");
+/// Lets a user do what the documentation says, and no more.
+fn allow(server: &Server, user: &str, rights: &str) {
+    let line = format!("ACL SETUSER {user} on >canary resetchannels {rights}");
+    assert_eq!(server.ask(&line.split_whitespace().collect::<Vec<_>>()), "OK");
+}
+
+/// A URL of this user, whose password is in a file.
+fn url_of(user: &str, place: &str, directory: &Path) -> String {
+    let file = directory.join("password");
     std::fs::write(&file, "canary\n").unwrap();
-    let place = format!("locks@127.0.0.1:{}", server.port());
-    let url = format!("redis://{place}?prefix=app:&password_file={}", file.display());
-    let (client, other) = (connect(&url).await, connect(&url).await);
+    let (scheme, hosts) = place.split_once("://").unwrap();
+    format!("{scheme}://{user}@{hosts}?prefix=app:&password_file={}", file.display())
+}
+
+/// Holds a lock of every kind until it was renewed, and hands it to somebody who waits.
+async fn every_kind_works(url: &str, replicas: Option<u32>, servers: &[Server]) -> Client {
+    // What was refused says which right is missing.
+    let denied = || servers.iter().map(|s| s.ask(&["ACL", "LOG", "3"])).collect::<String>();
+    let (client, other) = (connect(url).await, connect(url).await);
     let owner = Owner::new();
     let locks = |client: &Client| {
         [
             client.mutex("mutex"),
             client.mutex("fair").fair(),
             client.mutex("owned").owner(&owner),
-            client.write("rw"),
-            client.read("rw"),
+            client.write("write"),
+            client.read("read"),
             client.semaphore("gpu", 1),
         ]
     };
-    for (ours, theirs) in locks(&client).into_iter().zip(locks(&other)) {
-        let name = format!("{ours:?}");
-        let guard = ours.ttl(Duration::from_millis(300)).acquire().await.unwrap();
-        let waiting = tokio::spawn(async move { theirs.owner(&Owner::new()).acquire().await });
-        assert!(
-            timeout(Duration::from_millis(250), guard.lost()).await.is_err(),
-            "renewed: {name}"
-        );
-        guard.release().await.unwrap();
-        let next = timeout(Duration::from_secs(3), waiting).await.expect("woken").unwrap();
-        next.unwrap_or_else(|error| panic!("{error}: {name}")).release().await.unwrap();
+    let ttl = Duration::from_secs(4);
+    let mut held = Vec::new();
+    for lock in locks(&client) {
+        let guard = lock.ttl(ttl).acquire().await;
+        let guard = guard.unwrap_or_else(|error| panic!("{error}: {}", denied()));
+        assert_eq!(guard.replicas(), replicas);
+        held.push(guard);
     }
+    let waiting = locks(&other).map(|lock| tokio::spawn(lock.owner(&Owner::new()).acquire()));
+    // Without renewals, all would be lost by then.
+    tokio::time::sleep(ttl).await;
+    for guard in held {
+        guard.check().unwrap_or_else(|error| panic!("not renewed: {error}: {}", denied()));
+        guard.release().await.unwrap();
+    }
+    for next in waiting {
+        let next = timeout(TTL, next).await.expect("woken").unwrap();
+        let next = next.unwrap_or_else(|error| panic!("{error}: {}", denied()));
+        next.release().await.unwrap();
+    }
+    client
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_least_rights_suffice_with_sentinels_and_replicas() {
+    let sentinels = Sentinels::start();
+    for server in &sentinels.servers {
+        allow(server, "locks", &format!("{RIGHTS} +role +wait"));
+    }
+    for sentinel in &sentinels.sentinels {
+        allow(sentinel, "asking", "+sentinel|get-master-addr-by-name +ping");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let url = url_of("locks", &sentinels.url(), directory.path());
+    let file = directory.path().join("password");
+    let asking = format!("sentinel_user=asking&sentinel_password_file={}", file.display());
+    every_kind_works(&format!("{url}&{asking}"), None, &sentinels.servers).await;
+    let url = format!("{url}&{asking}&wait_replicas=2");
+    every_kind_works(&url, Some(2), &sentinels.servers).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_least_rights_suffice_in_a_cluster() {
+    let cluster = Cluster::start();
+    let more = "+cluster|slots +asking +pubsub|shardnumsub +spublish +ssubscribe +sunsubscribe";
+    for server in &cluster.servers {
+        allow(server, "locks", &format!("{RIGHTS} {more}"));
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let url = url_of("locks", &cluster.url(), directory.path());
+    let client = every_kind_works(&url, None, &cluster.servers).await;
+    client.list("").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_least_rights_suffice_and_nothing_more_is_possible() {
+    let server = Server::start();
+    allow(&server, "locks", RIGHTS);
+    let url = url_of("locks", &server.url(), server.directory());
+    let client = every_kind_works(&url, None, std::slice::from_ref(&server)).await;
     client.list("").await.unwrap();
     let _held = client.mutex("mutex").acquire().await.unwrap();
     assert_eq!(client.break_lock("mutex").await.unwrap().len(), 1);
@@ -310,7 +365,7 @@ async fn the_least_rights_suffice_and_nothing_more_is_possible() {
     let findings = apart.doctor().await.unwrap();
     assert!(findings.iter().any(|f| f.severity == Severity::Problem), "{findings:#?}");
     // And not without the password, which is in no message.
-    std::fs::write(&file, "wrong-canary").unwrap();
+    std::fs::write(server.directory().join("password"), "wrong-canary").unwrap();
     let error = Client::connect(&url).await.unwrap_err();
     assert!(!error.is_retryable() && !format!("{error} {error:?}").contains("canary"), "{error:?}");
 }
@@ -406,7 +461,7 @@ async fn tls_is_checked_both_ways() {
     let directory = tempfile::tempdir().unwrap();
     certificates(directory.path());
     let path = |name: &str| directory.path().join(name).display().to_string();
-    let tls_port = server::free_port();
+    let tls_port = free_port();
     let arguments = [
         "--tls-port".to_owned(),
         tls_port.to_string(),

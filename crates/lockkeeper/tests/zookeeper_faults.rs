@@ -229,3 +229,32 @@ async fn replies_that_are_lost_cost_time_and_nothing_else() {
     client.close().await;
     assert!(other.inspect("key").await.unwrap().is_none());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn creations_and_deletions_that_fall_into_a_black_hole_leave_nothing_behind() {
+    let servers = single().await;
+    let other = Client::connect(servers.url("swallowed", SESSION)).await.unwrap();
+    for way in [Way::ToServer, Way::ToClient] {
+        let (client, proxy) = through_a_proxy(&servers, "swallowed").await;
+        // A creation, and its caller gives up.
+        proxy.hold(way);
+        let given_up = client.mutex("key").acquire_within(Duration::from_millis(300)).await;
+        assert!(given_up.is_err(), "{given_up:?}");
+        proxy.heal().await;
+        let guard = client.mutex("key").acquire_within(PATIENCE).await.unwrap();
+        let seen = other.inspect("key").await.unwrap().expect("it is held");
+        assert_eq!((seen.holders.len(), seen.waiters.map(|line| line.len())), (1, Some(0)));
+        // A deletion: nobody hears of it, and the lock is free in the end.
+        proxy.hold(way);
+        let mut released = tokio::spawn(guard.release());
+        let early = timeout(Duration::from_millis(300), &mut released).await;
+        assert!(early.is_err(), "{early:?}, though no answer came through");
+        let next = tokio::spawn(other.mutex("key").acquire_within(PATIENCE));
+        proxy.heal().await;
+        let released = released.await.unwrap().unwrap();
+        assert!(matches!(released, Release::Released | Release::Unconfirmed), "{released:?}");
+        next.await.unwrap().unwrap().release().await.unwrap();
+        client.close().await;
+        assert!(other.inspect("key").await.unwrap().is_none());
+    }
+}

@@ -16,13 +16,19 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A home, a lock directory and nothing else of this machine's settings.
 pub(crate) struct Place {
     dir: TempDir,
+    url: Option<String>,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("run")).unwrap();
-        Self { dir }
+        Self { dir, url: None }
+    }
+
+    /// The same, with its locks elsewhere.
+    pub(crate) fn at(url: &str) -> Self {
+        Self { url: Some(url.to_owned()), ..Self::new() }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -30,7 +36,8 @@ impl Place {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("file://{}", self.path("locks").display())
+        let here = || format!("file://{}", self.path("locks").display());
+        self.url.clone().unwrap_or_else(here)
     }
 
     /// The command with these words, separated by spaces; `-- SCRIPT` is one word for `sh -c`.

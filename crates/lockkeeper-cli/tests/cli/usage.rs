@@ -2,7 +2,7 @@
 
 use crate::place::Place;
 
-const VERBS: [&str; 14] = [
+const VERBS: [&str; 15] = [
     "run",
     "acquire",
     "renew",
@@ -11,6 +11,7 @@ const VERBS: [&str; 14] = [
     "show",
     "watch",
     "break",
+    "yield",
     "elect",
     "explain",
     "doctor",
@@ -66,6 +67,7 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("run -s -x k true", "cannot be used with"),
         ("run --limit 0 k true", "0 is not in 1.."),
         ("run --on-lost cry k true", "term, kill, ignore"),
+        ("run --on-yield cry k true", "term, usr1, ignore"),
         ("run -E 256 k true", "0..=255"),
         ("run --lease 5s --ttl 5s k true", "cannot be used with"),
         ("run -c true k true", "cannot be used with"),
@@ -93,6 +95,9 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("elect --observe boss true", "cannot be used with"),
         ("explain --table file:", "cannot be used with"),
         ("explain gopher:", "the schemes are: file, memory"),
+        ("explain --schema gopher:", "the schemes are: file, memory"),
+        ("explain --schema memory:", "those that do are: mysql:, postgres:"),
+        ("explain --schema --table", "cannot be used with"),
         ("doctor gopher:", "the schemes are: file, memory"),
         ("bench gopher:", "the schemes are: file, memory"),
         ("bench --seconds 0", "at least 0.5"),

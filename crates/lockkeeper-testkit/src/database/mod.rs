@@ -4,25 +4,203 @@
 //! that only this process holds open. A server that many tests share can therefore be a static.
 //! A missing program is a failure that names the Debian package; nothing is skipped.
 
-pub mod mariadb;
-pub mod postgres;
+mod mariadb;
+mod pgbouncer;
+mod postgres;
 
 use std::fmt;
-use std::net::{Ipv4Addr, TcpStream};
+use std::marker::PhantomData;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, User};
+use tempfile::TempDir;
+
+use crate::ports::free_port;
+
+pub use self::mariadb::MariadbKind;
+pub use self::pgbouncer::Pgbouncer;
+pub use self::postgres::PostgresKind;
 
 /// How long a server may take to start or to stop on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A PostgreSQL server. Its superuser is `postgres`, and needs no password from this machine.
+pub type Postgres = Server<PostgresKind>;
+
+/// A MariaDB server. Its `root` needs no password from this machine.
+pub type Mariadb = Server<MariadbKind>;
+
+/// How to run a kind of server, and what to say to it.
+pub trait Kind: fmt::Debug + Send + Sync + 'static {
+    /// Settings of a server that does not wait for the disk: tests kill processes, not machines.
+    const FAST: &'static [&'static str];
+
+    /// Settings of a server with room for a thousand connections.
+    const ROOMY: &'static [&'static str];
+
+    /// The database that is there from the beginning.
+    const FIRST: &'static str;
+
+    /// Counts the other sessions of a database that are in the middle of a statement.
+    const BUSY: &'static str;
+
+    /// Makes the data, in `directory`.
+    fn install(directory: &Path);
+
+    /// The server itself.
+    fn server(directory: &Path, port: u16, settings: &[String]) -> Command;
+
+    /// A program that succeeds when the server is there.
+    fn ping(port: u16) -> Command;
+
+    /// A client that runs a statement, and prints one row per line.
+    fn client(port: u16, database: &str, statement: &str) -> Command;
+
+    /// The URL of a database.
+    fn url(port: u16, database: &str) -> String;
+
+    /// Ends the other sessions of a database, all of them or those in the middle of a statement.
+    fn end_sessions(server: &Server<Self>, database: &str, busy_only: bool)
+    where
+        Self: Sized;
+}
+
+/// A server of its own, with as many databases as there are tests.
+#[derive(Debug)]
+pub struct Server<K: Kind> {
+    process: Option<Process>,
+    directory: TempDir,
+    port: u16,
+    settings: Vec<String>,
+    databases: AtomicU32,
+    kind: PhantomData<K>,
+}
+
+impl<K: Kind> Server<K> {
+    /// Starts a server that does not wait for the disk.
+    pub fn start() -> Self {
+        Self::with(K::FAST)
+    }
+
+    /// The same with room for a thousand connections.
+    pub fn roomy() -> Self {
+        Self::with(&[K::FAST, K::ROOMY].concat())
+    }
+
+    /// Starts a server with these settings, such as `fsync=on`.
+    ///
+    /// # Panics
+    /// When it cannot be started, with its log.
+    pub fn with(settings: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("there is room for a temporary directory");
+        K::install(directory.path());
+        let mut server = Self {
+            process: None,
+            directory,
+            port: free_port(),
+            settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
+            databases: AtomicU32::new(0),
+            kind: PhantomData,
+        };
+        server.resume_service();
+        server
+    }
+
+    /// The URL of a new database.
+    pub fn url(&self) -> String {
+        let name = format!("test{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        self.sql(K::FIRST, &format!("CREATE DATABASE {name}"));
+        K::url(self.port, &name)
+    }
+
+    /// Runs a statement, and gives what it answered, one row per line.
+    pub fn sql(&self, database: &str, statement: &str) -> String {
+        run(&mut K::client(self.port, database, statement)).trim_end().to_owned()
+    }
+
+    /// Ends the other sessions of a database.
+    pub fn end_sessions(&self, database: &str) {
+        K::end_sessions(self, database, false);
+    }
+
+    /// Ends the other sessions of a database that are in the middle of a statement.
+    pub fn end_busy_sessions(&self, database: &str) {
+        K::end_sessions(self, database, true);
+    }
+
+    /// How many other sessions of a database are in the middle of a statement.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub fn busy_sessions(&self, database: &str) -> usize {
+        self.sql(database, K::BUSY).parse().expect("it is a number")
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Where its files are.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Stops every process of the server where it is.
+    pub fn freeze(&self) {
+        self.process().signal(Signal::SIGSTOP);
+    }
+
+    /// Lets a frozen server go on.
+    pub fn thaw(&self) {
+        self.process().signal(Signal::SIGCONT);
+    }
+
+    /// Kills the server without warning. What was committed is on disk, as far as the kernel knows.
+    pub fn crash(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill();
+        }
+    }
+
+    /// Starts a server that crashed again, on the same port, and waits until it has recovered.
+    ///
+    /// # Panics
+    /// When it does not come back, with its log.
+    pub fn resume_service(&mut self) {
+        let (place, log) = (self.directory.path(), self.directory.path().join("log"));
+        let mut server = K::server(place, self.port, &self.settings);
+        let file = std::fs::File::create(&log).expect("the directory is ours");
+        server.stdout(file.try_clone().expect("a file can be shared")).stderr(file);
+        self.process = Some(Process::start(&mut server, place));
+        wait_for_port(self.port, &log);
+        let started = Instant::now();
+        while !K::ping(self.port).output().is_ok_and(|output| output.status.success()) {
+            assert!(started.elapsed() < PATIENCE, "{:?}", std::fs::read_to_string(&log));
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn process(&self) -> &Process {
+        self.process.as_ref().expect("it is running unless it crashed")
+    }
+}
+
+impl<K: Kind> Drop for Server<K> {
+    fn drop(&mut self) {
+        self.crash();
+    }
+}
+
 /// A server process, and the shell that ends it if we cannot.
-pub(crate) struct Process {
+struct Process {
     child: Child,
     shell: Child,
 }

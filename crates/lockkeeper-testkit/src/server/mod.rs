@@ -1,6 +1,7 @@
 //! Real servers for tests: each on a free port, in a directory of its own, gone when dropped.
 
-mod redis;
+pub mod etcd;
+pub mod redis;
 mod warden;
 pub mod zookeeper;
 

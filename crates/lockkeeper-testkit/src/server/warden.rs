@@ -42,6 +42,11 @@ impl Warden {
         Self { shell: Mutex::new(shell), pid }
     }
 
+    /// The id of the process.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
     /// Stops it as a debugger would: its connections stay open, and nobody answers.
     pub fn pause(&self) {
         self.signal(Signal::SIGSTOP);

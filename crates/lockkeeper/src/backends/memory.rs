@@ -13,6 +13,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Engine;
+use super::bell::Bell;
 use crate::backend::{
     Asked, Backend, Claim, Death, Entry, Fence, FenceSource, Grant, Guarantees, Lease, Mode, Order,
     Query, Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
@@ -162,7 +163,7 @@ struct Bells {
     /// It may be its turn.
     turn: Arc<Notify>,
     /// It is asked to give way.
-    asked: Arc<watch::Sender<bool>>,
+    asked: Bell,
 }
 
 #[async_trait]
@@ -195,13 +196,7 @@ impl Claim for Ticket {
     }
 
     fn yield_requested(&self) -> Option<Asked> {
-        let mut asked = self.bells.asked.subscribe();
-        Some(Box::pin(async move {
-            if asked.wait_for(|asked| *asked).await.is_err() {
-                // Given back without having been asked: nobody will.
-                std::future::pending::<()>().await;
-            }
-        }))
+        Some(self.bells.asked.rung())
     }
 }
 
@@ -376,7 +371,7 @@ impl State {
         let Some(line) = self.lines.get(key) else { return Vec::new() };
         let granted = line.tickets.iter().filter(|ticket| ticket.granted.is_some());
         for ticket in granted {
-            ticket.bells.asked.send_replace(true);
+            ticket.bells.asked.ring();
         }
         line.holders().collect()
     }

@@ -8,6 +8,8 @@ use crate::backend::{Backend, Guarantees};
 use crate::error::{Error, Result};
 use crate::url::Endpoint;
 
+#[cfg(any(feature = "memory", feature = "zookeeper", feature = "etcd"))]
+mod bell;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 #[cfg(feature = "file")]
@@ -24,6 +26,9 @@ pub mod redis;
 mod sql;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
+
+#[cfg(feature = "redis")]
+pub use redis::redlock;
 
 /// A row of the table of schemes.
 struct Scheme {
@@ -78,6 +83,8 @@ const SCHEMES: &[Scheme] = &[
     },
     Scheme { scheme: "redis+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
     Scheme { scheme: "rediss+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "redlock", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
+    Scheme { scheme: "redlocks", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
     Scheme { scheme: "mysql", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
     Scheme {
         scheme: "postgres",
@@ -113,6 +120,31 @@ pub fn ways() -> impl Iterator<Item = (&'static str, Guarantees)> {
     urls.into_iter().map(|url| {
         let told = Endpoint::parse(url).and_then(|endpoint| guarantees(&endpoint));
         (url, told.expect("an engine understands its own examples"))
+    })
+}
+
+/// The migrations of engines over databases, by scheme.
+const SCHEMAS: &[(&str, &str)] = &[
+    #[cfg(feature = "mysql")]
+    ("mysql", mysql::SCHEMA),
+    #[cfg(feature = "postgres")]
+    ("postgres", postgres::SCHEMA),
+];
+
+/// The tables and functions that an engine over a database needs, as a migration to run by hand.
+///
+/// # Errors
+/// [`Error::Config`] if the engine that a URL names needs none.
+pub fn schema(endpoint: &Endpoint) -> Result<&'static str> {
+    engine(endpoint)?;
+    let found = SCHEMAS.iter().find(|(scheme, _)| *scheme == endpoint.scheme());
+    found.map(|(_, schema)| *schema).ok_or_else(|| {
+        let schemes: Vec<_> = SCHEMAS.iter().map(|(scheme, _)| format!("{scheme}:")).collect();
+        Error::Config(format!(
+            "{}: needs no tables; those that do are: {}",
+            endpoint.scheme(),
+            schemes.join(", ")
+        ))
     })
 }
 

@@ -7,16 +7,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use tokio::time::sleep;
 
-use crate::backend::{
-    Asked, Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal,
-    Request, Snapshot,
-};
-use crate::clock::Clock;
+use super::{Call, Layer};
+use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::key::Key;
 
 /// How often each fault happens, as a share of all calls from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -89,14 +84,20 @@ impl Faults {
         };
         (delay, fault, plan.longest * 10)
     }
+}
 
-    async fn call<T>(
+impl Layer for Faults {
+    fn inner(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    async fn pass<T: Send>(
         &self,
-        doing: &'static str,
-        call: impl Future<Output = Result<T>>,
+        call: Call,
+        work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
         let (delay, fault, hang) = self.throw();
-        let failed = |how: &str| Error::unreachable("faults", doing, how.to_owned());
+        let failed = |how: &str| Error::unreachable("faults", format!("{call:?}"), how.to_owned());
         if !delay.is_zero() {
             sleep(delay / 2).await;
         }
@@ -108,7 +109,7 @@ impl Faults {
             }
             _ => {}
         }
-        let answer = call.await;
+        let answer = work.await;
         if !delay.is_zero() {
             sleep(delay / 2).await;
         }
@@ -126,74 +127,5 @@ impl Faults {
 impl fmt::Debug for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Faults").field(&self.backend).finish()
-    }
-}
-
-#[async_trait]
-impl Backend for Faults {
-    fn guarantees(&self) -> Guarantees {
-        self.backend.guarantees()
-    }
-
-    fn claim(&self, request: Request) -> Box<dyn Claim> {
-        Box::new(Faulty { claim: self.backend.claim(request), faults: self.clone() })
-    }
-
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        self.call("renew", self.backend.renew(leases)).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
-        self.backend.inspect(query).await
-    }
-
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.backend.break_lock(key).await
-    }
-
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.backend.request_yield(key).await
-    }
-
-    async fn doctor(&self) -> Result<Vec<Finding>> {
-        self.backend.doctor().await
-    }
-
-    fn clock(&self) -> Clock {
-        self.backend.clock()
-    }
-
-    async fn close(&self) {
-        self.backend.close().await;
-    }
-}
-
-#[derive(Debug)]
-struct Faulty {
-    claim: Box<dyn Claim>,
-    faults: Faults,
-}
-
-#[async_trait]
-impl Claim for Faulty {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
-        self.faults.call("attempt", self.claim.attempt()).await
-    }
-
-    async fn wait(&mut self) -> Result<()> {
-        self.claim.wait().await
-    }
-
-    async fn release(&mut self) -> Result<Released> {
-        self.faults.call("release", self.claim.release()).await
-    }
-
-    fn yield_requested(&self) -> Option<Asked> {
-        self.claim.yield_requested()
-    }
-
-    #[cfg(unix)]
-    fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
-        self.claim.bequeath()
     }
 }

@@ -1,3 +1,115 @@
 //! Engines that wrap engines.
 
+use std::fmt::Debug;
+use std::future::Future;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::backend::{
+    Asked, Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal,
+    Request, Snapshot,
+};
+use crate::clock::Clock;
+use crate::error::Result;
+use crate::key::Key;
+
 pub mod faults;
+
+/// The calls of the contract that change something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// [`Claim::attempt`].
+    Attempt,
+    /// [`Backend::renew`].
+    Renew,
+    /// [`Claim::release`].
+    Release,
+}
+
+/// Something that happens around every call that changes something. It is an engine by that alone;
+/// everything else goes straight to the engine inside.
+pub trait Layer: Debug + Clone + Send + Sync + 'static {
+    /// The engine inside.
+    fn inner(&self) -> &Arc<dyn Backend>;
+
+    /// Makes a call, or not, and gives its answer, or another.
+    fn pass<T: Send>(
+        &self,
+        call: Call,
+        work: impl Future<Output = Result<T>> + Send,
+    ) -> impl Future<Output = Result<T>> + Send;
+}
+
+#[async_trait]
+impl<L: Layer> Backend for L {
+    fn guarantees(&self) -> Guarantees {
+        self.inner().guarantees()
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        Box::new(Layered { claim: self.inner().claim(request), layer: self.clone() })
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        self.pass(Call::Renew, self.inner().renew(leases)).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        self.inner().inspect(query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        self.inner().break_lock(key).await
+    }
+
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        self.inner().request_yield(key).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        self.inner().doctor().await
+    }
+
+    fn clock(&self) -> Clock {
+        self.inner().clock()
+    }
+
+    async fn close(&self) {
+        self.inner().close().await;
+    }
+}
+
+#[derive(Debug)]
+struct Layered<L> {
+    claim: Box<dyn Claim>,
+    layer: L,
+}
+
+#[async_trait]
+impl<L: Layer> Claim for Layered<L> {
+    async fn attempt(&mut self) -> Result<Option<Grant>> {
+        self.layer.pass(Call::Attempt, self.claim.attempt()).await
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        self.claim.wait().await
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        self.layer.pass(Call::Release, self.claim.release()).await
+    }
+
+    fn yield_requested(&self) -> Option<Asked> {
+        self.claim.yield_requested()
+    }
+
+    fn replicas(&self) -> Option<u32> {
+        self.claim.replicas()
+    }
+
+    #[cfg(unix)]
+    fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
+        self.claim.bequeath()
+    }
+}

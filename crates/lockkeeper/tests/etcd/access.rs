@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper::backend::Severity;
 use lockkeeper::{Client, Error, Release};
 
-use crate::server::Servers;
+use lockkeeper_testkit::server::etcd::Servers;
 
 const TTL: Duration = Duration::from_secs(5);
 

@@ -2,25 +2,38 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Client, Loss, Release};
+use lockkeeper::backend::{Claim, Mode, Request};
+use lockkeeper::url::Endpoint;
+use lockkeeper::{Client, Key, Loss, Release, Token};
+use lockkeeper_testkit::proxy::{Proxy, Way};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::load::Load;
-use crate::proxy::{Proxy, Way};
-use crate::server::Servers;
+use lockkeeper_testkit::server::etcd::Servers;
 
 const TTL: Duration = Duration::from_secs(5);
+
+/// Longer than any test: what is noticed meanwhile was not noticed by a renewal.
+const LONG: Duration = Duration::from_secs(60);
+
+/// How long something may take that happens by itself, on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn connect(url: impl AsRef<str>) -> Client {
     Client::connect(url).await.expect("a cluster that runs can be connected to")
 }
 
+/// A way to the first member that can be broken.
+async fn proxy(servers: &Servers) -> Proxy {
+    Proxy::start(servers.address(0).parse().expect("it is an address")).await
+}
+
 /// Waits until something is true.
-async fn eventually(what: &str, limit: Duration, mut is_so: impl AsyncFnMut() -> bool) {
+async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !is_so().await {
-        assert!(started.elapsed() < limit, "{what}: not within {limit:?}");
+        assert!(started.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
         sleep(Duration::from_millis(20)).await;
     }
 }
@@ -30,7 +43,7 @@ async fn left(servers: &Servers) -> Vec<String> {
     let started = Instant::now();
     loop {
         let (keys, leases) = (servers.keys(), servers.leases());
-        if keys.is_empty() && leases == 0 || started.elapsed() > TTL * 4 {
+        if keys.is_empty() && leases == 0 || started.elapsed() > PATIENCE {
             let leases = (leases > 0).then(|| format!("{leases} leases"));
             return keys.into_iter().chain(leases).collect();
         }
@@ -79,13 +92,19 @@ async fn a_leader_that_is_stopped_under_load_costs_no_lock() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_cut_off_from_its_member_moves_over_and_keeps_its_locks() {
     let servers = Servers::start(3);
-    let proxy = Proxy::to(servers.address(0)).await;
+    let proxy = proxy(&servers).await;
     let url = format!("etcd://{},{},{}", proxy.address(), servers.address(1), servers.address(2));
     let (client, other) = (connect(url).await, connect(servers.url("")).await);
     let guard = client.mutex("key").ttl(TTL).acquire().await.unwrap();
+    let first = other.mutex("awaited").ttl(TTL).acquire().await.unwrap();
     let waiting = tokio::spawn(client.mutex("awaited").ttl(TTL).acquire());
-    let first = other.mutex("awaited").ttl(TTL).acquire().await;
-    proxy.set(Way::Hole);
+    eventually("it is in line", async || {
+        let line = other.inspect("awaited").await.unwrap().unwrap();
+        line.waiters.is_some_and(|waiters| waiters.len() == 1)
+    })
+    .await;
+    proxy.hold(Way::ToServer);
+    proxy.hold(Way::ToClient);
     // Longer than the lease that it had when it was cut off.
     assert!(timeout(TTL * 2, guard.lost()).await.is_err(), "lost, though two members were there");
     guard.check().unwrap();
@@ -101,19 +120,29 @@ async fn a_client_that_is_cut_off_from_its_member_moves_over_and_keeps_its_locks
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_cut_off_from_everyone_is_told_in_time() {
     let servers = Servers::start(1);
-    let proxy = Proxy::to(servers.address(0)).await;
+    let proxy = proxy(&servers).await;
     let (client, other) =
         (connect(format!("etcd://{}", proxy.address())).await, connect(servers.url("")).await);
-    for way in [Way::Hole, Way::NoReplies, Way::Cut] {
-        let guard = client.mutex("key").ttl(TTL).acquire_within(TTL * 4).await.unwrap();
+    for way in ["black hole", "no replies", "cut"] {
+        let guard = client.mutex("key").ttl(TTL).acquire_within(PATIENCE).await.unwrap();
         let next = tokio::spawn(other.mutex("key").ttl(TTL).acquire());
-        proxy.set(way);
-        assert_eq!(guard.lost().await, Loss::Expired, "{way:?}");
-        assert!(!next.is_finished(), "{way:?}: told only after the next one was let in");
+        match way {
+            "black hole" => {
+                proxy.hold(Way::ToServer);
+                proxy.hold(Way::ToClient);
+            }
+            "no replies" => proxy.swallow_replies(usize::MAX),
+            _ => {
+                proxy.refuse().await;
+                proxy.reset();
+            }
+        }
+        assert_eq!(guard.lost().await, Loss::Expired, "{way}");
+        assert!(!next.is_finished(), "{way}: told only after the next one was let in");
         let next = next.await.unwrap().unwrap();
         assert!(next.fence() > guard.fence());
-        proxy.set(Way::Cut);
-        proxy.set(Way::Open);
+        proxy.reset();
+        proxy.heal().await;
         let _ = guard.release().await;
         next.check().unwrap();
         next.release().await.unwrap();
@@ -121,114 +150,144 @@ async fn a_client_that_is_cut_off_from_everyone_is_told_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_an_operator_revokes_is_a_lock_lost() {
+async fn a_lease_or_a_key_that_an_operator_takes_away_is_a_lock_lost_at_once() {
     let servers = Servers::start(1);
     let client = connect(servers.url("")).await;
-    let guard = client.mutex("key").ttl(TTL).acquire().await.unwrap();
-    let lease = servers.ctl(&["lease", "list"]).lines().nth(1).unwrap().to_owned();
-    servers.ctl(&["lease", "revoke", &lease]);
-    let told = timeout(TTL / 2, guard.lost()).await;
-    assert_eq!(told, Ok(Loss::Gone));
-    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
-    // The lease is not used again, though it was handed back.
-    client.mutex("key").ttl(TTL).acquire().await.unwrap().release().await.unwrap();
+    for what in ["lease", "key"] {
+        let guard = client.mutex("key").ttl(LONG).acquire().await.unwrap();
+        match what {
+            "key" => servers.ctl(&["del", &servers.keys()[0]]),
+            _ => {
+                let lease = servers.ctl(&["lease", "list"]).lines().nth(1).unwrap().to_owned();
+                servers.ctl(&["lease", "revoke", &lease])
+            }
+        };
+        let told = timeout(LONG / 4, guard.lost()).await;
+        assert_eq!(told, Ok(Loss::Gone), "{what}: before a renewal would find out");
+        assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+    }
+    // No lease is used again that was taken away.
+    client.mutex("key").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_whose_place_is_taken_away_lines_up_again() {
+async fn a_lock_that_was_waited_for_is_watched_over_as_well() {
     let servers = Servers::start(1);
     let (holder, waiter) = (connect(servers.url("")).await, connect(servers.url("")).await);
-    let guard = holder.mutex("key").ttl(TTL).acquire().await.unwrap();
-    let waiting = tokio::spawn(waiter.mutex("key").ttl(TTL).acquire());
-    let places =
-        async || servers.keys().into_iter().filter(|key| key.starts_with("key/")).collect();
-    let mut before: Vec<String> = Vec::new();
-    eventually("two are in line", TTL, async || {
-        before = places().await;
-        before.len() == 2
-    })
-    .await;
-    let held = holder.inspect("key").await.unwrap().unwrap().holders[0].identity.clone();
-    let taken = before.into_iter().find(|place| !place.ends_with(&held)).unwrap();
-    servers.ctl(&["del", &taken]);
-    eventually("it is in line again", TTL * 2, async || {
-        holder.inspect("key").await.unwrap().unwrap().waiters.unwrap().len() == 1
-    })
-    .await;
+    let guard = holder.mutex("key").ttl(LONG).acquire().await.unwrap();
+    let waiting = tokio::spawn(waiter.mutex("key").ttl(LONG).acquire());
+    eventually("it waits", async || servers.keys().len() == 2).await;
     guard.release().await.unwrap();
-    waiting.await.unwrap().unwrap().release().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    assert_eq!(holder.request_yield("key").await.unwrap().len(), 1);
+    timeout(LONG / 4, guard.yield_requested()).await.expect("it is asked to give way");
+    guard.check().unwrap();
+    servers.ctl(&["del", &servers.keys()[0]]);
+    assert_eq!(timeout(LONG / 4, guard.lost()).await, Ok(Loss::Gone));
+}
+
+/// A claim by itself: nobody looks again for it.
+async fn claim(servers: &Servers) -> Box<dyn Claim> {
+    let endpoint = Endpoint::parse(&servers.url("")).unwrap();
+    let engine = lockkeeper::backends::open(endpoint).await.unwrap();
+    engine.claim(Request {
+        key: Key::new("key").unwrap(),
+        token: Token::fresh(),
+        owner: None,
+        mode: Mode::Mutex,
+        ttl: LONG,
+        fair: false,
+        queue: true,
+        note: None,
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_place_is_taken_away_is_told_and_lines_up_again() {
+    let servers = Servers::start(1);
+    let holder = connect(servers.url("")).await;
+    let guard = holder.mutex("key").ttl(LONG).acquire().await.unwrap();
+    let held = servers.keys();
+    let mut waiter = claim(&servers).await;
+    assert!(waiter.attempt().await.unwrap().is_none());
+    let place = servers.keys().into_iter().find(|place| !held.contains(place)).unwrap();
+    servers.ctl(&["del", &place]);
+    timeout(LONG / 4, waiter.wait()).await.expect("it is told").unwrap();
+    assert!(waiter.attempt().await.unwrap().is_none());
+    assert_eq!(holder.inspect("key").await.unwrap().unwrap().waiters.unwrap().len(), 1);
+    guard.release().await.unwrap();
+    timeout(LONG / 4, waiter.wait()).await.expect("it is its turn").unwrap();
+    waiter.attempt().await.unwrap().expect("it is let in");
+    waiter.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn compaction_while_waiting_loses_no_wake_up() {
     let servers = Servers::start(1);
-    let proxy = Proxy::to(servers.address(0)).await;
+    let proxy = proxy(&servers).await;
     let holder = connect(servers.url("")).await;
     let waiter = connect(format!("etcd://{}", proxy.address())).await;
     let guard = holder.mutex("key").ttl(TTL * 4).acquire().await.unwrap();
     let waiting = tokio::spawn(waiter.mutex("key").ttl(TTL * 4).acquire());
-    eventually("it is in line", TTL, async || {
+    eventually("it is in line", async || {
         let line = holder.inspect("key").await.unwrap().unwrap();
         line.waiters.is_some_and(|waiters| waiters.len() == 1)
     })
     .await;
     // The watch has to begin again, from a revision that is not there any more.
-    proxy.set(Way::Cut);
+    proxy.refuse().await;
+    proxy.reset();
     servers.ctl(&["put", "other", "1"]);
     servers.ctl(&["put", "other", "2"]);
     let revision = servers.ctl(&["get", "other", "-w", "fields"]);
     let revision = revision.lines().find_map(|line| line.strip_prefix("\"Revision\" : ")).unwrap();
     servers.ctl(&["compact", revision]);
-    proxy.set(Way::Open);
+    proxy.heal().await;
     guard.release().await.unwrap();
-    let next = timeout(TTL * 2, waiting).await.expect("it is woken, or looks by itself");
+    let next = timeout(PATIENCE, waiting).await.expect("it is woken, or looks by itself");
     next.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn replies_that_are_swallowed_leave_one_grant_and_nothing_behind() {
     let servers = Servers::start(1);
-    let proxy = Proxy::to(servers.address(0)).await;
+    let proxy = proxy(&servers).await;
     let observer = connect(servers.url("")).await;
     let client = connect(format!("etcd://{}", proxy.address())).await;
-    let mend = || {
-        proxy.set(Way::Cut);
-        proxy.set(Way::Open);
-    };
     // Of the lease: it is made, and nobody hears of it.
-    proxy.set(Way::NoReplies);
+    proxy.swallow_replies(usize::MAX);
     let acquire = tokio::spawn(client.mutex("key").ttl(TTL).acquire());
-    eventually("the lease is made", TTL, async || servers.leases() == 1).await;
-    mend();
+    eventually("the lease is made", async || servers.leases() == 1).await;
+    proxy.heal().await;
     let guard = acquire.await.unwrap().unwrap();
     assert_eq!(servers.leases(), 1, "it was not recognised");
     // Of the release: the place is given up, and nobody hears of it.
-    proxy.set(Way::NoReplies);
+    proxy.swallow_replies(usize::MAX);
     let release = tokio::spawn(guard.release());
-    eventually("the place is given up", TTL, async || servers.keys().is_empty()).await;
-    mend();
+    eventually("the place is given up", async || servers.keys().is_empty()).await;
+    proxy.heal().await;
     assert!(matches!(release.await.unwrap(), Ok(Release::Released | Release::Unconfirmed)));
     // Of the transaction: the place is taken with a spare lease, and nobody hears of it.
     // One that was named in a request over a connection that is being cut is revoked, not kept.
-    eventually("doubtful leases are revoked", TTL, async || servers.leases() == 0).await;
-    eventually("there is a spare lease", TTL, async || {
+    eventually("doubtful leases are revoked", async || servers.leases() == 0).await;
+    eventually("there is a spare lease", async || {
         client.mutex("warm").ttl(TTL).acquire().await.unwrap().release().await.unwrap();
         servers.leases() == 1
     })
     .await;
-    proxy.set(Way::NoReplies);
+    proxy.swallow_replies(usize::MAX);
     let acquire = tokio::spawn(client.mutex("key").ttl(TTL).acquire());
-    eventually("the place is taken", TTL, async || servers.keys().len() == 1).await;
-    mend();
+    eventually("the place is taken", async || servers.keys().len() == 1).await;
+    proxy.heal().await;
     let guard = acquire.await.unwrap().unwrap();
     let snapshot = observer.inspect("key").await.unwrap().unwrap();
     assert_eq!((snapshot.holders.len(), snapshot.waiters.unwrap().len()), (1, 0));
     assert!(observer.mutex("key").try_acquire().await.unwrap().is_none());
     // Of the revocation, which is how a claim in doubt is undone.
-    proxy.set(Way::NoReplies);
+    proxy.swallow_replies(usize::MAX);
     let release = tokio::spawn(guard.release());
-    eventually("it is revoked", TTL, async || servers.keys().is_empty()).await;
-    mend();
+    eventually("it is revoked", async || servers.keys().is_empty()).await;
+    proxy.heal().await;
     assert!(matches!(release.await.unwrap(), Ok(Release::Released | Release::Unconfirmed)));
     client.close().await;
     observer.close().await;
@@ -238,16 +297,15 @@ async fn replies_that_are_swallowed_leave_one_grant_and_nothing_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acquire_given_up_on_without_a_reply_leaves_nothing() {
     let servers = Servers::start(1);
-    let proxy = Proxy::to(servers.address(0)).await;
+    let proxy = proxy(&servers).await;
     let client = connect(format!("etcd://{}", proxy.address())).await;
     client.mutex("warm").ttl(TTL).acquire().await.unwrap().release().await.unwrap();
-    proxy.set(Way::NoReplies);
+    proxy.swallow_replies(usize::MAX);
     let acquire = tokio::spawn(client.mutex("key").ttl(TTL).acquire());
-    eventually("the place is taken", TTL, async || servers.keys().len() == 1).await;
+    eventually("the place is taken", async || servers.keys().len() == 1).await;
     acquire.abort();
-    proxy.set(Way::Cut);
-    proxy.set(Way::Open);
-    eventually("the place is given up", TTL, async || servers.keys().is_empty()).await;
+    proxy.heal().await;
+    eventually("the place is given up", async || servers.keys().is_empty()).await;
     client.close().await;
     assert_eq!(left(&servers).await, [""; 0]);
 }

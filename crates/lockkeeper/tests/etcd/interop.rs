@@ -8,7 +8,7 @@ use etcd_client::{LockOptions, PutOptions};
 use lockkeeper::backend::{Mode, Severity};
 use lockkeeper::{Client, Error};
 
-use crate::server::Servers;
+use lockkeeper_testkit::server::etcd::Servers;
 
 /// `etcdctl lock NAME`, which says the key that it holds as soon as it does.
 struct EtcdctlLock {
@@ -80,6 +80,8 @@ async fn etcdctl_and_we_stand_in_one_line_and_are_served_in_order() {
     let snapshot = a.inspect("shared/name").await.unwrap().unwrap();
     assert_eq!(snapshot.holders[0].mode, Mode::Mutex);
     assert_eq!(snapshot.waiters.unwrap()[0].note.as_deref(), Some("behind"));
+    let refused = a.request_yield("shared/name").await.unwrap_err();
+    assert!(refused.to_string().contains("it does not listen"), "{refused}");
     theirs.end();
     let guard = ours.await.unwrap().unwrap();
     guard.check().unwrap();
@@ -154,10 +156,10 @@ async fn a_hand_off_costs_the_same_requests_however_many_wait() {
             clients.push(tokio::spawn(client.mutex(&key).acquire()));
             until_waiting(&holder, &key, n + 1).await;
         }
-        let before = requests(&servers);
+        let before = servers.requests();
         guard.release().await.unwrap();
         let next = clients.remove(0).await.unwrap().unwrap();
-        costs.push(requests(&servers) - before);
+        costs.push(servers.requests() - before);
         for client in &clients {
             client.abort();
         }
@@ -165,23 +167,6 @@ async fn a_hand_off_costs_the_same_requests_however_many_wait() {
     }
     // Those who wait look again every few seconds, and a few of them may just have done so.
     assert!(costs[1] <= costs[0] + 10, "{costs:?} requests with 3 and with 30 waiters");
-}
-
-/// How many unary requests the server has answered, by its own count.
-fn requests(servers: &Servers) -> usize {
-    use std::io::{Read, Write};
-    let mut stream = std::net::TcpStream::connect(servers.address(0)).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let count = |line: &str| -> Option<usize> {
-        let rest = line.strip_prefix("grpc_server_started_total")?;
-        if !rest.contains("unary") {
-            return None;
-        }
-        rest.rsplit_once(' ')?.1.parse().ok()
-    };
-    text.lines().filter_map(count).sum()
 }
 
 #[tokio::test(flavor = "multi_thread")]

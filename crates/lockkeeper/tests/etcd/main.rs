@@ -4,16 +4,13 @@ mod access;
 mod faults;
 mod interop;
 mod load;
-mod proxy;
-mod server;
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-
-use self::server::Servers;
+use lockkeeper_testkit::server::etcd::Servers;
 
 /// A part of a cluster that nobody else uses. Leases are a little longer than the shortest ones, so
 /// that a busy machine does not lose them.

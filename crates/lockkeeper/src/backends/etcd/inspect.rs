@@ -3,19 +3,23 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp};
 
 use super::Shared;
-use super::cluster::PATIENCE;
+use super::cluster::{NAME, PATIENCE};
 use super::line::{self, Seat};
 use super::names::Range;
+use super::record::Record;
 use crate::backend::{Entry, Fence, Mode, Query, Snapshot};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::queue::Turn;
 
 /// How many keys are read at once.
 const PAGE: i64 = 1000;
+
+/// How often holders are looked for who are to be asked, when others come and go meanwhile.
+const TRIES: usize = 5;
 
 pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapshot>> {
     let mut lines: BTreeMap<Key, Vec<Seat>> = BTreeMap::new();
@@ -60,6 +64,48 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>>
         }
     }
     Ok(broken)
+}
+
+/// Marks the places of those who hold, for them to see. Those who do not listen cannot be asked.
+pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
+    let mut told = Vec::new();
+    for _ in 0..TRIES {
+        let line =
+            line::line_of(&shared.names, key, &read_range(shared, shared.names.line(key)).await?);
+        let holders = snapshot(shared, key.clone(), &line).await?.holders;
+        // Only we say who we are.
+        if !holders.is_empty() && holders.iter().all(|holder| holder.who.is_none()) {
+            return Err(Error::Unsupported {
+                engine: NAME,
+                what: "ask a client of etcd's own to give way (it does not listen); break the lock instead"
+                    .to_owned(),
+            });
+        }
+        told.clear();
+        let mut all = true;
+        for (holder, seat) in holders.into_iter().zip(line) {
+            if holder.who.is_some() {
+                match seat.record.asked || mark(shared, seat).await? {
+                    true => told.push(holder),
+                    false => all = false,
+                }
+            }
+        }
+        if all {
+            break;
+        }
+    }
+    Ok(told)
+}
+
+/// Notes that the one who stands here is asked to give way. False when the place changed meanwhile.
+async fn mark(shared: &Shared, seat: Seat) -> Result<bool> {
+    let same = Compare::mod_revision(seat.name.clone(), CompareOp::Equal, seat.changed);
+    let record = Record { asked: true, ..seat.record };
+    // The place keeps its lease and its create revision.
+    let put = TxnOp::put(seat.name, record.text(), Some(PutOptions::new().with_ignore_lease()));
+    let txn = Txn::new().when([same]).and_then([put]);
+    Ok(shared.txn("ask a holder to give way", txn, &mut false).await?.succeeded())
 }
 
 /// Everything in a range, as of one revision.

@@ -15,6 +15,7 @@ use etcd_client::LeaseGrantOptions;
 use tokio::time::Instant;
 
 use super::cluster::{Cluster, PATIENCE, exists_already, is_not_found};
+use crate::clock::{Clock, Moment};
 use crate::error::Result;
 
 /// Longer leases are not kept: one that is forgotten would stay for all its length.
@@ -31,6 +32,8 @@ pub(super) struct Lent {
     seconds: i64,
     /// What the store granted; `None` while it is not certain to exist.
     pub(super) ttl: Option<Duration>,
+    /// Before the last request that gave it its full length.
+    alive: Option<Moment>,
 }
 
 /// Leases that nobody uses.
@@ -58,7 +61,7 @@ impl Leases {
                 _ => spare.clear(),
             }
         }
-        Lent { id: random_id(), seconds, ttl: None }
+        Lent { id: random_id(), seconds, ttl: None, alive: None }
     }
 
     /// Takes back a lease to which nothing is attached, and that was named in no unanswered request.
@@ -90,13 +93,17 @@ impl Lent {
     pub(super) async fn make(&mut self, cluster: &Cluster) -> Result<Duration> {
         const DOING: &str = "make a lease";
         let (id, seconds) = (self.id, self.seconds);
+        let asked = Clock::System.now();
         let grant = cluster.ask(DOING, PATIENCE, |client| {
             let mut client = client.lease_client();
             let id = LeaseGrantOptions::new().with_id(id);
             async move { client.grant(seconds, Some(id)).await }
         });
         let granted = match grant.await {
-            Ok(grant) => grant.ttl(),
+            Ok(grant) => {
+                self.alive = Some(asked);
+                grant.ttl()
+            }
             Err(error) if exists_already(&error) => {
                 let look = cluster.ask(DOING, PATIENCE, |client| {
                     let mut client = client.lease_client();
@@ -109,6 +116,16 @@ impl Lent {
         let ttl = Duration::from_secs(u64::try_from(granted).unwrap_or_default());
         self.ttl = Some(ttl);
         Ok(ttl)
+    }
+
+    /// Notes that it was given its full length by a request that left after this moment.
+    pub(super) fn is_alive(&mut self, asked: Moment) {
+        self.alive = Some(asked);
+    }
+
+    /// How much of its length was over at a moment, at most.
+    pub(super) fn age(&self, now: &Moment) -> Duration {
+        self.alive.as_ref().map_or(Duration::MAX, |alive| now.since(alive))
     }
 }
 

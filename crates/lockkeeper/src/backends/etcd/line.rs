@@ -21,6 +21,8 @@ pub(super) struct Seat {
     pub(super) lease: i64,
     /// The create revision: unlike any other, and higher than those ahead.
     pub(super) number: i64,
+    /// The revision of its last change.
+    pub(super) changed: i64,
     pub(super) record: Record,
 }
 
@@ -35,6 +37,7 @@ impl Seat {
             name: stored.key().to_vec(),
             lease: stored.lease(),
             number: stored.create_revision(),
+            changed: stored.mod_revision(),
             record: Record::read(stored.value()),
         }
     }

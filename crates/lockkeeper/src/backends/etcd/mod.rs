@@ -4,8 +4,9 @@
 //! fence. Those behind watch the one ahead of them. `etcdctl lock` and services that use etcd's own
 //! `concurrency` package stand in the same lines.
 //!
-//! - `names`, `record` and `line` are the layout; `claim` is the way in and out of a line.
-//! - `cluster` asks the members; `leases` lends leases, `pulse` keeps them alive, `watch` waits.
+//! - `names`, `record` and `line` are the layout; `look` and `claim` are the way in and out of a line.
+//! - `cluster` asks the members; `leases` lends leases, `pulse` keeps them alive, `watch` waits, `vigil`
+//!   watches over what is held.
 
 mod claim;
 mod cluster;
@@ -14,10 +15,12 @@ mod doctor;
 mod inspect;
 mod leases;
 mod line;
+mod look;
 mod names;
 mod options;
 mod pulse;
 mod record;
+mod vigil;
 mod watch;
 
 use std::collections::HashMap;
@@ -138,6 +141,10 @@ impl Backend for Etcd {
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
         inspect::break_lock(&self.shared, key).await
+    }
+
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.shared, key).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {

@@ -9,6 +9,9 @@ use crate::owner::whoami;
 
 const MAGIC: &str = "lockkeeper ";
 
+/// What is written to a place whose holder is asked to give way.
+const ASKED: &str = "asked to give way\n";
+
 /// Who stands in line, how and why.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Record {
@@ -17,6 +20,8 @@ pub(super) struct Record {
     pub(super) note: Option<String>,
     /// By the wall clock of that one's machine.
     pub(super) since: Option<SystemTime>,
+    /// Whether it was asked to give way.
+    pub(super) asked: bool,
 }
 
 impl Record {
@@ -26,6 +31,7 @@ impl Record {
             who: Some(whoami().to_owned()),
             note: request.note.as_deref().map(str::to_owned),
             since: Some(SystemTime::now()),
+            asked: false,
         }
     }
 
@@ -39,6 +45,9 @@ impl Record {
         {
             text += &format!("since {}\n", since.as_millis());
         }
+        if self.asked {
+            text += ASKED;
+        }
         if let Some(note) = &self.note {
             text += &format!("note {note}\n");
         }
@@ -47,7 +56,8 @@ impl Record {
 
     /// What is stored; anything that we did not write is somebody's mutex.
     pub(super) fn read(stored: &[u8]) -> Self {
-        let mut record = Self { mode: Mode::Mutex, who: None, note: None, since: None };
+        let mut record =
+            Self { mode: Mode::Mutex, who: None, note: None, since: None, asked: false };
         let Ok(text) = std::str::from_utf8(stored) else { return record };
         let Some((mode, mut rest)) = text.strip_prefix(MAGIC).and_then(|t| t.split_once('\n'))
         else {
@@ -68,6 +78,7 @@ impl Record {
                     let since = value.parse().ok().map(Duration::from_millis);
                     record.since = since.and_then(|s| SystemTime::UNIX_EPOCH.checked_add(s));
                 }
+                "asked" => record.asked = true,
                 // A later version may say more.
                 _ => {}
             }
@@ -121,9 +132,10 @@ mod tests {
             who in prop::option::of("[a-z]{1,9}@[a-z]{1,9} [0-9]{1,6}"),
             note in prop::option::of(any::<String>()),
             since in prop::option::of(0u64..4_000_000_000_000),
+            asked in any::<bool>(),
         ) {
             let since = since.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms));
-            let record = Record { mode, who, note, since };
+            let record = Record { mode, who, note, since, asked };
             prop_assert_eq!(Record::read(record.text().as_bytes()), record);
         }
 

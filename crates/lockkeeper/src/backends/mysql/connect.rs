@@ -21,16 +21,27 @@ pub(super) const NAME: &str = "mysql";
 
 /// What a URL says.
 pub(super) struct Settings {
+    pub(super) strategy: Strategy,
     pub(super) options: MySqlConnectOptions,
     pub(super) password_file: Option<String>,
     pub(super) connections: usize,
     pub(super) create: bool,
 }
 
+/// How locks are kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Strategy {
+    Lease,
+    Named,
+    Row,
+}
+
 impl Settings {
     pub(super) fn of(endpoint: &Endpoint) -> Result<Self> {
         let mut options = endpoint.options();
-        options.choice("strategy", &[("lease", ())])?;
+        let strategies =
+            [("lease", Strategy::Lease), ("named", Strategy::Named), ("row", Strategy::Row)];
+        let strategy = options.choice("strategy", &strategies)?.unwrap_or(Strategy::Lease);
         let create = options.choice("create", &[("yes", true), ("no", false)])?.unwrap_or(true);
         let connections = sql::connections(&mut options)?;
         let password_file = options.take("password_file")?;
@@ -55,7 +66,7 @@ impl Settings {
         if !has_password && let Ok(password) = std::env::var("MYSQL_PWD") {
             options = options.password(&password);
         }
-        Ok(Self { options, password_file, connections, create })
+        Ok(Self { strategy, options, password_file, connections, create })
     }
 
     /// Reads the password that is in a file, if there is one.
@@ -83,14 +94,27 @@ impl Greet for MySqlConnection {
         Ok(())
     }
 
+    fn advice(error: &dyn DatabaseError) -> Option<&'static str> {
+        let is_by_statement = number(error) == Some(1665);
+        is_by_statement.then_some("set binlog_format to MIXED or ROW")
+    }
+
+    fn was_in_the_way(error: &dyn DatabaseError) -> bool {
+        number(error) == Some(1205)
+    }
+
     /// Deadlocks, rows not had in time, connections killed, servers that start, stop or are full.
     fn may_pass(error: &dyn DatabaseError) -> bool {
-        let number = error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number);
         let passing =
             [1040, 1053, 1077, 1079, 1159, 1161, 1203, 1205, 1213, 1317, 1927, 3168, 4031];
-        number.is_some_and(|number| passing.contains(&number))
+        number(error).is_some_and(|number| passing.contains(&number))
             || error.code().is_some_and(|code| code == "40001" || code.starts_with("08"))
     }
+}
+
+/// By which number the server knows an error.
+pub(super) fn number(error: &dyn DatabaseError) -> Option<u16> {
+    error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
 }
 
 /// Makes sure that the database is there, may be written, and has our tables.
@@ -105,6 +129,30 @@ pub(super) async fn prepare(sessions: &Sessions<MySqlConnection>, create: bool) 
         Some(VERSION) => Ok(()),
         found => Err(missing(&format!("they have version {found:?}, and this is for {VERSION}"))),
     }
+}
+
+/// The same for locks that are bound to a connection, which are known to one member of a cluster only.
+pub(super) async fn prepare_to_bind(settings: Settings) -> Result<Sessions<MySqlConnection>> {
+    let sessions = Sessions::new(settings.options, settings.connections);
+    prepare(&sessions, settings.create).await?;
+    let mut session = sessions.any().await?;
+    let galera = is_galera(session.wire()).await;
+    if session.settle(galera, "look for a cluster")? {
+        return Err(Error::broken(
+            NAME,
+            "hold locks by connections",
+            "this server is a member of a Galera cluster, whose other members know nothing of \
+             such locks; use strategy=lease, and one member for everyone",
+        ));
+    }
+    Ok(sessions)
+}
+
+/// Whether the server shares its data with others of equal right.
+pub(super) async fn is_galera(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
+    let asking = sqlx::query("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'");
+    let row = asking.fetch_optional(wire).await?;
+    Ok(row.is_some_and(|row| row.get::<&str, _>(1) == "ON"))
 }
 
 /// The version of the tables that are there.
@@ -137,7 +185,11 @@ async fn make(sessions: &Sessions<MySqlConnection>) -> Result<()> {
     let mut session = sessions.any().await?;
     let making = async {
         // One at a time: procedures are dropped and made again. The lock goes with the connection.
-        sqlx::query("DO GET_LOCK('lockkeeper: making tables', 60)").execute(session.wire()).await?;
+        let alone = !is_galera(session.wire()).await?;
+        if alone {
+            let waiting = sqlx::query("DO GET_LOCK('lockkeeper: making tables', 60)");
+            waiting.execute(session.wire()).await?;
+        }
         for statement in SCHEMA.lines().filter(|line| !line.starts_with("DELIMITER")).fold(
             vec![String::new()],
             |mut statements, line| {
@@ -158,10 +210,14 @@ async fn make(sessions: &Sessions<MySqlConnection>) -> Result<()> {
                 sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(session.wire()).await?;
             }
         }
-        sqlx::query("DO RELEASE_LOCK('lockkeeper: making tables')").execute(session.wire()).await
+        if alone {
+            let done = sqlx::query("DO RELEASE_LOCK('lockkeeper: making tables')");
+            done.execute(session.wire()).await?;
+        }
+        Ok(())
     };
     let answer = making.await;
-    session.settle(answer, "make the tables").map(drop).inspect_err(|_| {
+    session.settle(answer, "make the tables").inspect_err(|_| {
         let hint = missing("they are not there, and could not be made");
         tracing::error!(%hint);
     })
@@ -171,6 +227,8 @@ fn missing(why: &str) -> Error {
     Error::broken(
         NAME,
         "find the tables of lockkeeper",
-        format!("{why}; docs/engines/mysql.md says what an administrator has to run"),
+        format!(
+            "{why}; `lockkeeper explain --schema mysql:` prints what an administrator has to run"
+        ),
     )
 }

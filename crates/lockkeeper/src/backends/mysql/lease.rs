@@ -179,7 +179,9 @@ impl Claim for LeaseClaim {
             .bind(request.note.as_deref())
             .fetch_all(session.wire());
         let answer = within(STATEMENT, asking).await;
-        let rows = session.settle(answer, "acquire a lock")?;
+        let Some(rows) = session.settle_unless_busy(answer, "acquire a lock")? else {
+            return Ok(None);
+        };
         let row = rows.first().ok_or_else(|| {
             crate::error::Error::broken(NAME, "acquire a lock", "its procedure answered nothing")
         })?;

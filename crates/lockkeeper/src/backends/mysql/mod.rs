@@ -1,31 +1,51 @@
 //! `mysql:`: locks in a MariaDB or MySQL database, for those who have one and want nothing else.
 //!
-//! The strategy `lease` keeps a table of claims with leases by the server's clock, and does everything.
-//! Nobody can be woken by these servers, so a waiter looks again: soon when it is next in line,
-//! rarely when it is not, and without a write.
+//! Three strategies, chosen by `?strategy=`. `lease` (the default) keeps a table of claims with leases by
+//! the server's clock, and does everything. Nobody can be woken by these servers, so a waiter looks again:
+//! soon when it is next in line, rarely when it is not, and without a write. `named` and `row` let the
+//! server itself hold and queue for as long as a connection lives.
 
 mod connect;
 mod doctor;
 mod lease;
+mod named;
+mod row;
 
 use std::sync::Arc;
 
 pub use self::connect::SCHEMA;
-use self::connect::Settings;
+use self::connect::{Settings, Strategy};
+use self::named::Named;
+use self::row::Rows;
 use crate::backend::Backend;
 use crate::backends::Engine;
+use crate::backends::sql::Hold;
 use crate::error::Result;
 use crate::url::Endpoint;
 
 /// This engine's line in the table of schemes.
 pub(crate) const ENGINE: Engine = Engine {
     open: |endpoint| Box::pin(open(endpoint)),
-    guarantees: |endpoint| Settings::of(endpoint).map(|_| lease::GUARANTEES),
-    ways: &["mysql://localhost/test"],
+    guarantees: |endpoint| {
+        Ok(match Settings::of(endpoint)?.strategy {
+            Strategy::Lease => lease::GUARANTEES,
+            Strategy::Named => Named::GUARANTEES,
+            Strategy::Row => Rows::GUARANTEES,
+        })
+    },
+    ways: &[
+        "mysql://localhost/test",
+        "mysql://localhost/test?strategy=named",
+        "mysql://localhost/test?strategy=row",
+    ],
 };
 
-/// Opens `mysql://user@host/database`.
+/// Opens `mysql://user@host/database?strategy=…`.
 async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
     let settings = Settings::of(&endpoint)?.with_password()?;
-    Ok(Arc::new(lease::Leases::open(settings).await?))
+    Ok(match settings.strategy {
+        Strategy::Lease => Arc::new(lease::Leases::open(settings).await?),
+        Strategy::Named => Arc::new(Named::open(settings).await?),
+        Strategy::Row => Arc::new(Rows::open(settings).await?),
+    })
 }

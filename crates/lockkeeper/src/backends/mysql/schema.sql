@@ -3,6 +3,7 @@
 -- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
 -- it also carries the key's fence. lockkeeper_claim is the line: whoever holds or waits, in order.
 -- Time is SYSDATE(6) in UTC, read after the latch is held: NOW() would be older than the wait for it.
+-- Looks are SELECT … INTO: MariaDB locks what IF EXISTS (SELECT …) reads in a procedure, and would wait.
 DELIMITER //
 CREATE TABLE IF NOT EXISTS lockkeeper_lock (
   name  VARBINARY(512) NOT NULL PRIMARY KEY,
@@ -27,6 +28,20 @@ CREATE TABLE IF NOT EXISTS lockkeeper_claim (
   PRIMARY KEY (name, token),
   UNIQUE KEY (token)
 ) ENGINE = InnoDB //
+CREATE TABLE IF NOT EXISTS lockkeeper_bound (
+  name  VARBINARY(512) NOT NULL PRIMARY KEY,
+  fence BIGINT NOT NULL,
+  pid   BIGINT NOT NULL,
+  who   VARCHAR(512) CHARACTER SET utf8mb4 NOT NULL,
+  note  TEXT CHARACTER SET utf8mb4 NULL,
+  since DATETIME(6) NOT NULL
+) ENGINE = InnoDB //
+-- What strategy row locks. A holder writes its number here and never commits it: who reads what is not
+-- committed sees it for exactly as long as it holds.
+CREATE TABLE IF NOT EXISTS lockkeeper_row (
+  name VARBINARY(512) NOT NULL PRIMARY KEY,
+  pid  BIGINT NULL
+) ENGINE = InnoDB //
 DROP PROCEDURE IF EXISTS lockkeeper_attempt //
 -- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds.
 CREATE PROCEDURE lockkeeper_attempt(
@@ -35,7 +50,7 @@ CREATE PROCEDURE lockkeeper_attempt(
   a_who VARCHAR(512) CHARACTER SET utf8mb4, a_note TEXT CHARACTER SET utf8mb4
 ) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
-  DECLARE v_last, v_next, v_place, v_fence, v_pause, v_slot, v_found, v_ahead BIGINT;
+  DECLARE v_last, v_next, v_place, v_fence, v_pause, v_slot, v_taken, v_found, v_ahead BIGINT;
   DECLARE v_slots LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE v_clash VARCHAR(64) CHARACTER SET utf8mb4;
   DECLARE v_now, v_until DATETIME(6);
@@ -44,7 +59,8 @@ BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
 
   -- The row is made in a transaction of its own: those who meet at a new key would deadlock otherwise.
-  IF NOT EXISTS (SELECT 1 FROM lockkeeper_lock WHERE name = a_name) THEN
+  SELECT 1 INTO v_found FROM lockkeeper_lock WHERE name = a_name;
+  IF v_found IS NULL THEN
     INSERT IGNORE INTO lockkeeper_lock (name, fence, used)
       VALUES (a_name, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), SYSDATE(6));
   END IF;
@@ -74,9 +90,8 @@ BEGIN
       WHERE name = a_name AND token <> a_token AND (fence IS NOT NULL OR place < COALESCE(v_place, v_next));
   ELSE
     -- An owner that is in already is not made to queue behind those who wait for it.
-    SET v_inside = EXISTS (
-      SELECT 1 FROM lockkeeper_claim
-      WHERE name = a_name AND token <> a_token AND fence IS NOT NULL AND owner = a_owner);
+    SELECT COUNT(*) > 0 INTO v_inside FROM lockkeeper_claim
+      WHERE name = a_name AND token <> a_token AND fence IS NOT NULL AND owner = a_owner;
     SELECT COUNT(*) = 0, COUNT(*) INTO v_in, v_ahead FROM lockkeeper_claim
       WHERE name = a_name AND token <> a_token AND owner <> a_owner
         AND (fence IS NOT NULL OR (place < COALESCE(v_place, v_next) AND NOT v_inside))
@@ -91,8 +106,9 @@ BEGIN
       IF a_kind = 'semaphore' THEN
         SET v_slot = 0, v_found = 0;
         WHILE v_found < a_take DO
-          IF NOT EXISTS (SELECT 1 FROM lockkeeper_claim
-                         WHERE name = a_name AND fence IS NOT NULL AND FIND_IN_SET(v_slot, slots)) THEN
+          SELECT COUNT(*) INTO v_taken FROM lockkeeper_claim
+            WHERE name = a_name AND fence IS NOT NULL AND FIND_IN_SET(v_slot, slots);
+          IF v_taken = 0 THEN
             SET v_slots = CONCAT(v_slots, IF(v_found = 0, '', ','), v_slot), v_found = v_found + 1;
           END IF;
           SET v_slot = v_slot + 1;
@@ -189,6 +205,137 @@ BEGIN
   SELECT fence INTO v_last FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
   DELETE FROM lockkeeper_claim WHERE name = a_name AND fence IS NOT NULL;
   COMMIT;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_guard //
+-- For the user's own transactions: an error (45000, 1644) unless this is still the highest fence of the
+-- key. No other grant can come before the transaction ends, so a stale holder cannot write.
+CREATE PROCEDURE lockkeeper_guard(a_name VARBINARY(512), a_fence BIGINT) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_last BIGINT;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  SELECT fence INTO v_last FROM lockkeeper_lock WHERE name = a_name LOCK IN SHARE MODE;
+  IF NOT v_last <=> a_fence THEN
+    SELECT fence INTO v_last FROM lockkeeper_bound WHERE name = a_name LOCK IN SHARE MODE;
+  END IF;
+  IF NOT v_last <=> a_fence THEN
+    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the fence is stale: the lock was given to somebody else since';
+  END IF;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_bind //
+-- The fence of a lock that connection a_pid holds, committed before the lock counts as taken. Of a row
+-- it is null if that connection does not hold it any more; the look comes after our own write, at which
+-- whoever gets the row after that look has to wait, and so gets a higher fence.
+CREATE PROCEDURE lockkeeper_bind(
+  a_name VARBINARY(512), a_pid BIGINT, a_row BOOLEAN,
+  a_who VARCHAR(512) CHARACTER SET utf8mb4, a_note TEXT CHARACTER SET utf8mb4
+) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_fence, v_holds BIGINT;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
+  START TRANSACTION;
+  INSERT INTO lockkeeper_bound (name, fence, pid, who, note, since)
+    VALUES (a_name, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), a_pid, a_who, a_note, SYSDATE(6))
+    ON DUPLICATE KEY UPDATE
+      fence = GREATEST(fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)),
+      pid = a_pid, who = a_who, note = a_note, since = SYSDATE(6);
+  SELECT fence INTO v_fence FROM lockkeeper_bound WHERE name = a_name;
+  SELECT 1 INTO v_holds FROM lockkeeper_row WHERE name = a_name AND pid = a_pid;
+  IF a_row AND v_holds IS NULL THEN
+    SET v_fence = NULL;
+    ROLLBACK;
+  ELSE
+    COMMIT;
+  END IF;
+  IF RAND() < 0.002 THEN
+    DELETE FROM lockkeeper_bound WHERE since < SYSDATE(6) - INTERVAL 30 DAY
+      AND NOT EXISTS (SELECT 1 FROM lockkeeper_row r WHERE r.name = lockkeeper_bound.name)
+      AND IS_USED_LOCK(CONCAT('lockkeeper:', LEFT(SHA2(CONCAT(DATABASE(), x'00', name), 256), 48))) IS NULL
+      LIMIT 100;
+  END IF;
+  SELECT v_fence AS fence;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_name //
+-- Takes a named lock for this session, and gives its fence; null if it is busy. The server ends a
+-- session from which it hears nothing for a_ttl seconds, and frees the lock. The name is of the whole
+-- server: 192 bits of a hash of the database and the key.
+CREATE PROCEDURE lockkeeper_name(
+  a_name VARBINARY(512), a_wait BOOLEAN, a_ttl BIGINT,
+  a_who VARCHAR(512) CHARACTER SET utf8mb4, a_note TEXT CHARACTER SET utf8mb4
+) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_got BIGINT;
+  SET v_got = GET_LOCK(
+    CONCAT('lockkeeper:', LEFT(SHA2(CONCAT(DATABASE(), x'00', a_name), 256), 48)), IF(a_wait, 3600, 0));
+  IF v_got = 1 THEN
+    SET SESSION wait_timeout = a_ttl;
+    CALL lockkeeper_bind(a_name, CONNECTION_ID(), FALSE, a_who, a_note);
+  ELSE
+    SELECT CAST(NULL AS SIGNED) AS fence;
+  END IF;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_unname //
+CREATE PROCEDURE lockkeeper_unname(a_name VARBINARY(512)) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  SET SESSION wait_timeout = 28800;
+  SELECT CAST(COALESCE(RELEASE_LOCK(
+    CONCAT('lockkeeper:', LEFT(SHA2(CONCAT(DATABASE(), x'00', a_name), 256), 48))), 0) AS SIGNED) AS held;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_hold //
+-- Locks a key's row in a transaction that stays open, and answers 1, or 0 if it is busy.
+CREATE PROCEDURE lockkeeper_hold(a_name VARBINARY(512), a_wait BOOLEAN, a_ttl BIGINT) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_found BIGINT DEFAULT 0;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  -- Waited for long enough; the caller asks again.
+  DECLARE CONTINUE HANDLER FOR 1205 BEGIN END;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  -- The row is made in a transaction of its own, which no other waits for.
+  SELECT 1 INTO v_found FROM lockkeeper_row WHERE name = a_name;
+  IF v_found = 0 THEN
+    INSERT IGNORE INTO lockkeeper_row (name) VALUES (a_name);
+  END IF;
+  SET v_found = 0;
+  START TRANSACTION;
+  IF a_wait THEN
+    SET SESSION innodb_lock_wait_timeout = 3600;
+    SELECT 1 INTO v_found FROM lockkeeper_row WHERE name = a_name FOR UPDATE;
+  ELSE
+    SELECT 1 INTO v_found FROM lockkeeper_row WHERE name = a_name FOR UPDATE SKIP LOCKED;
+  END IF;
+  IF v_found THEN
+    UPDATE lockkeeper_row SET pid = CONNECTION_ID() WHERE name = a_name;
+    SET SESSION wait_timeout = a_ttl;
+  ELSE
+    ROLLBACK;
+  END IF;
+  SELECT v_found AS held;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_unhold //
+CREATE PROCEDURE lockkeeper_unhold(a_name VARBINARY(512)) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_held BIGINT DEFAULT 0;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  SELECT 1 INTO v_held FROM lockkeeper_row WHERE name = a_name AND pid = CONNECTION_ID();
+  ROLLBACK;
+  SET SESSION wait_timeout = 28800;
+  SELECT v_held AS held;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_end //
+-- Ends another connection, and waits until it has let go of what it held, for five seconds at most.
+CREATE PROCEDURE lockkeeper_end(a_pid BIGINT) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_tries BIGINT DEFAULT 0;
+  DECLARE v_there BIGINT DEFAULT 1;
+  -- There is no such connection: that is what was wanted.
+  DECLARE EXIT HANDLER FOR 1094 BEGIN END;
+  KILL a_pid;
+  WHILE v_tries < 1000 AND v_there > 0 DO
+    SELECT COUNT(*) INTO v_there FROM information_schema.processlist WHERE id = a_pid;
+    DO SLEEP(IF(v_there > 0, 0.005, 0));
+    SET v_tries = v_tries + 1;
+  END WHILE;
 END //
 CREATE TABLE IF NOT EXISTS lockkeeper_version (version INT NOT NULL PRIMARY KEY) ENGINE = InnoDB //
 INSERT IGNORE INTO lockkeeper_version VALUES (1) //

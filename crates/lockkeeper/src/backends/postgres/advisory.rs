@@ -8,14 +8,14 @@ use sqlx::Row;
 use sqlx::postgres::{PgConnection, PgRow};
 use std::time::{Duration, SystemTime};
 
-use super::connect::{NAME, Settings, prepare};
+use super::connect::{NAME, Settings, prepare_to_bind};
 use super::doctor;
 use crate::backend::{
     Death, Entry, FenceSource, Finding, Guarantees, Mode, Order, Query, Reentrance, Scope, Support,
     Survives, Wakeup,
 };
-use crate::backends::sql::{Ask, Bound, Hold, Seen, Sessions, fence};
-use crate::error::{Error, Result};
+use crate::backends::sql::{Ask, Bound, Hold, Seen, Sessions, Taken, fence};
+use crate::error::Result;
 use crate::owner::whoami;
 
 /// Locks of the server's lock manager.
@@ -24,17 +24,7 @@ pub(super) struct Advisory;
 
 impl Advisory {
     pub(super) async fn open(settings: Settings) -> Result<Bound<Self>> {
-        let sessions = Sessions::new(settings.options, settings.connections);
-        let pid = prepare(&sessions, settings.create).await?;
-        if !doctor::is_direct(&sessions, pid).await? {
-            return Err(Error::broken(
-                NAME,
-                "hold locks by connections",
-                "two connections have one server process: a pooler lends it by transaction; \
-                 connect past the pooler, or use strategy=lease",
-            ));
-        }
-        Ok(Bound::new(sessions))
+        prepare_to_bind(settings).await.map(Bound::new)
     }
 }
 
@@ -59,16 +49,18 @@ impl Hold for Advisory {
         sqlx::query_scalar("SELECT pg_backend_pid()::bigint").fetch_one(wire).await
     }
 
-    async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Option<i64>> {
-        sqlx::query_scalar("SELECT lockkeeper_advise($1, $2, $3, $4, $5, $6)")
-            .bind(ask.key.as_str())
-            .bind(ask.read)
-            .bind(wait)
-            .bind(milliseconds(ask.ttl))
-            .bind(whoami())
-            .bind(&ask.note)
-            .fetch_one(wire)
-            .await
+    async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
+        let fence: Option<i64> =
+            sqlx::query_scalar("SELECT lockkeeper_advise($1, $2, $3, $4, $5, $6)")
+                .bind(ask.key.as_str())
+                .bind(ask.read)
+                .bind(wait)
+                .bind(milliseconds(ask.ttl))
+                .bind(whoami())
+                .bind(&ask.note)
+                .fetch_one(wire)
+                .await?;
+        Ok(fence.map_or(Taken::Busy, Taken::Fenced))
     }
 
     async fn beat(wire: &mut PgConnection, _: &Ask) -> sqlx::Result<bool> {
@@ -84,21 +76,23 @@ impl Hold for Advisory {
     }
 
     async fn end(wire: &mut PgConnection, number: i64) -> sqlx::Result<()> {
-        let ending = sqlx::query("SELECT pg_terminate_backend($1::integer, 5000)").bind(number);
-        ending.execute(wire).await.map(drop)
+        end(wire, number).await
     }
+
+    const SEES_WAITERS: bool = true;
 
     async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
         macro_rules! locks {
             ($which:literal) => {
                 concat!(
-                    "SELECT b.key, b.fence, l.pid::bigint AS number, l.granted AS holds,
-                       l.mode = 'ShareLock' AS shared,
-                       CASE WHEN b.pid = l.pid THEN b.who ELSE substr(a.application_name, 12) END AS who,
-                       CASE WHEN b.pid = l.pid THEN b.note END AS note,
-                       CASE WHEN b.pid = l.pid THEN (extract(epoch FROM b.since) * 1000000)::bigint END AS since
+                    "SELECT b.key, coalesce(t.fence, b.fence) AS fence, l.pid::bigint AS number,
+                       l.granted AS holds, l.mode = 'ShareLock' AS shared,
+                       CASE WHEN t.pid = l.pid THEN t.who ELSE substr(a.application_name, 12) END AS who,
+                       CASE WHEN t.pid = l.pid THEN t.note END AS note,
+                       CASE WHEN t.pid = l.pid THEN (extract(epoch FROM t.since) * 1000000)::bigint END AS since
                      FROM pg_locks l
                      JOIN lockkeeper_bound b ON b.id = (l.classid::bigint << 32) | l.objid::bigint
+                     LEFT JOIN lockkeeper_last t ON t.key = b.key
                      LEFT JOIN pg_stat_activity a ON a.pid = l.pid
                      WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.database =
                        (SELECT oid FROM pg_database WHERE datname = current_database()) AND ",
@@ -120,7 +114,8 @@ impl Hold for Advisory {
     }
 }
 
-fn seen(row: &PgRow) -> sqlx::Result<Seen> {
+/// A row that says who holds or waits.
+pub(super) fn seen(row: &PgRow) -> sqlx::Result<Seen> {
     let (holds, shared): (bool, bool) = (row.try_get("holds")?, row.try_get("shared")?);
     let (number, last): (i64, i64) = (row.try_get("number")?, row.try_get("fence")?);
     let since: Option<i64> = row.try_get("since")?;
@@ -138,6 +133,13 @@ fn seen(row: &PgRow) -> sqlx::Result<Seen> {
     Ok(Seen { key: row.try_get("key")?, number, holds, last, entry })
 }
 
-fn milliseconds(ttl: Duration) -> i32 {
+/// Ends another connection, and waits until it has let go of what it held.
+pub(super) async fn end(wire: &mut PgConnection, number: i64) -> sqlx::Result<()> {
+    let ending = sqlx::query("SELECT pg_terminate_backend($1::integer, 5000)").bind(number);
+    ending.execute(wire).await.map(drop)
+}
+
+/// After how much silence the server ends a session.
+pub(super) fn milliseconds(ttl: Duration) -> i32 {
     i32::try_from(ttl.as_millis()).unwrap_or(i32::MAX).max(1)
 }

@@ -5,6 +5,7 @@ use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Row};
 
+use super::doctor;
 use crate::backends::sql::{self, Greet, Sessions};
 use crate::error::{Error, Result};
 use crate::owner::whoami;
@@ -37,12 +38,14 @@ pub(super) struct Settings {
 pub(super) enum Strategy {
     Lease,
     Advisory,
+    Row,
 }
 
 impl Settings {
     pub(super) fn of(endpoint: &Endpoint) -> Result<Self> {
         let mut options = endpoint.options();
-        let strategies = [("lease", Strategy::Lease), ("advisory", Strategy::Advisory)];
+        let strategies =
+            [("lease", Strategy::Lease), ("advisory", Strategy::Advisory), ("row", Strategy::Row)];
         let strategy = options.choice("strategy", &strategies)?.unwrap_or(Strategy::Lease);
         let create = options.choice("create", &[("yes", true), ("no", false)])?.unwrap_or(true);
         let connections = sql::connections(&mut options)?;
@@ -96,12 +99,24 @@ impl Greet for PgConnection {
                ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'),
                ('tcp_keepalives_count', '3'), ('tcp_user_timeout', '25000'),
                ('client_connection_check_interval', '1000'), ('idle_session_timeout', '0'),
-               ('lock_timeout', '0'), ('statement_timeout', '0')
+               ('lock_timeout', '0'), ('statement_timeout', '0'), ('transaction_timeout', '0')
              ) AS v (name, value) ON s.name = v.name",
         )
         .fetch_all(self)
         .await?;
         Ok(())
+    }
+
+    /// A statement that we prepared is not there, or somebody else's is.
+    fn advice(error: &dyn DatabaseError) -> Option<&'static str> {
+        let is_mixed_up = error.code().is_some_and(|code| code == "26000" || code == "42P05");
+        is_mixed_up.then_some(
+            "a pooler seems to lend connections by transaction; connect past it, to the server itself",
+        )
+    }
+
+    fn was_in_the_way(error: &dyn DatabaseError) -> bool {
+        error.code().is_some_and(|code| code == "55P03")
     }
 
     /// Connections lost or refused for now, shutdowns, deadlocks, locks not had in time.
@@ -149,6 +164,21 @@ pub(super) async fn prepare(sessions: &Sessions<PgConnection>, create: bool) -> 
     Ok(row.get(2))
 }
 
+/// The same for locks that are bound to a connection, which must be one to the server itself.
+pub(super) async fn prepare_to_bind(settings: Settings) -> Result<Sessions<PgConnection>> {
+    let sessions = Sessions::new(settings.options, settings.connections);
+    let pid = prepare(&sessions, settings.create).await?;
+    if !doctor::is_direct(&sessions, pid).await? {
+        return Err(Error::broken(
+            NAME,
+            "hold locks by connections",
+            "two connections have one server process: a pooler lends it by transaction; \
+             connect past the pooler, or use strategy=lease",
+        ));
+    }
+    Ok(sessions)
+}
+
 async fn make(sessions: &Sessions<PgConnection>) -> Result<()> {
     let mut session = sessions.any().await?;
     // One batch is one transaction, which the lock lasts for.
@@ -164,6 +194,8 @@ fn missing(why: &str) -> Error {
     Error::broken(
         NAME,
         "find the tables of lockkeeper",
-        format!("{why}; docs/engines/postgres.md says what an administrator has to run"),
+        format!(
+            "{why}; `lockkeeper explain --schema postgres:` prints what an administrator has to run"
+        ),
     )
 }

@@ -22,7 +22,9 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
            (SELECT reset_val FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout') AS idle,
            has_table_privilege('lockkeeper_lock', 'SELECT, INSERT, UPDATE, DELETE')
              AND has_table_privilege('lockkeeper_claim', 'SELECT, INSERT, UPDATE, DELETE')
-             AND has_table_privilege('lockkeeper_bound', 'SELECT, INSERT, UPDATE, DELETE') AS allowed,
+             AND has_table_privilege('lockkeeper_bound', 'SELECT, INSERT, UPDATE, DELETE')
+             AND has_table_privilege('lockkeeper_last', 'SELECT, INSERT, UPDATE, DELETE')
+             AND has_table_privilege('lockkeeper_row', 'SELECT, INSERT, UPDATE, DELETE') AS allowed,
            abs(extract(epoch FROM clock_timestamp()) - $1)::float8 AS skew",
     )
     .bind(seconds_since_1970())

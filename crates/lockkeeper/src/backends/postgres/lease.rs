@@ -182,7 +182,10 @@ impl Claim for LeaseClaim {
         .bind(request.note.as_deref().map(|note| note.replace('\0', "")))
         .fetch_one(session.wire());
         let answer = within(STATEMENT, asking).await;
-        let row = session.settle(answer, "acquire a lock")?;
+        let Some(row) = session.settle_unless_busy(answer, "acquire a lock")? else {
+            self.pause = Duration::ZERO;
+            return Ok(None);
+        };
         if let Some(found) = row.get::<Option<&str>, _>("clash") {
             return Err(sql::clash(&request.key, request.mode, found));
         }

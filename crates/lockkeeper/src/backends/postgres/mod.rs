@@ -1,7 +1,7 @@
 //! `postgres:`: locks in a PostgreSQL database, for those who have one and want nothing else.
 //!
-//! Two strategies, chosen by `?strategy=`. `lease` (the default) keeps a table of claims with leases
-//! by the server's clock, and does everything. `advisory` lets the server itself hold and queue
+//! Three strategies, chosen by `?strategy=`. `lease` (the default) keeps a table of claims with leases
+//! by the server's clock, and does everything. `advisory` and `row` let the server itself hold and queue
 //! for as long as a connection lives. They do not exclude each other: everyone names the same strategy.
 
 mod advisory;
@@ -9,12 +9,14 @@ mod connect;
 mod doctor;
 mod lease;
 mod listener;
+mod row;
 
 use std::sync::Arc;
 
 use self::advisory::Advisory;
 pub use self::connect::SCHEMA;
 use self::connect::{Settings, Strategy};
+use self::row::Rows;
 use crate::backend::Backend;
 use crate::backends::Engine;
 use crate::backends::sql::Hold;
@@ -28,9 +30,14 @@ pub(crate) const ENGINE: Engine = Engine {
         Ok(match Settings::of(endpoint)?.strategy {
             Strategy::Lease => lease::GUARANTEES,
             Strategy::Advisory => Advisory::GUARANTEES,
+            Strategy::Row => Rows::GUARANTEES,
         })
     },
-    ways: &["postgres://localhost", "postgres://localhost?strategy=advisory"],
+    ways: &[
+        "postgres://localhost",
+        "postgres://localhost?strategy=advisory",
+        "postgres://localhost?strategy=row",
+    ],
 };
 
 /// Opens `postgres://user@host/database?strategy=…`.
@@ -39,5 +46,6 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
     Ok(match settings.strategy {
         Strategy::Lease => Arc::new(lease::Leases::open(settings).await?),
         Strategy::Advisory => Arc::new(Advisory::open(settings).await?),
+        Strategy::Row => Arc::new(Rows::open(settings).await?),
     })
 }

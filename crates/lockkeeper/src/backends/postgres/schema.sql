@@ -31,13 +31,25 @@ CREATE TABLE IF NOT EXISTS lockkeeper_claim (
 CREATE TABLE IF NOT EXISTS lockkeeper_bound (
   key   text COLLATE "C" PRIMARY KEY,
   id    bigint NOT NULL UNIQUE,  -- two keys never share an advisory lock: the second is refused
-  fence bigint NOT NULL,
-  pid   integer,
-  who   text,
-  note  text,
-  since timestamptz,
+  fence bigint NOT NULL,         -- no fence above this one was given
   used  timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 70);
+
+-- Unlogged: a write costs no wait for the disk, and a crash empties the table. Then lockkeeper_bound
+-- says from where to go on.
+CREATE UNLOGGED TABLE IF NOT EXISTS lockkeeper_last (
+  key   text COLLATE "C" PRIMARY KEY,
+  fence bigint NOT NULL,         -- the last that was given
+  pid   integer NOT NULL,
+  who   text NOT NULL,
+  note  text,
+  since timestamptz NOT NULL
+) WITH (fillfactor = 70);
+
+-- What strategy row locks. Nothing is ever written to a row.
+CREATE TABLE IF NOT EXISTS lockkeeper_row (
+  key text COLLATE "C" PRIMARY KEY
+);
 
 CREATE OR REPLACE FUNCTION lockkeeper_micros() RETURNS bigint LANGUAGE sql VOLATILE AS $$
   SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint
@@ -88,6 +100,8 @@ DECLARE
   last bigint;
   instant timestamptz;
 BEGIN
+  -- A transaction that the lock guards may be in the way; the caller asks again.
+  PERFORM set_config('lock_timeout', '5000', true);
   LOOP
     SELECT l.fence INTO last FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
     EXIT WHEN FOUND;
@@ -187,6 +201,19 @@ CREATE OR REPLACE FUNCTION lockkeeper_sweep() RETURNS void LANGUAGE sql AS $$
     SELECT l.ctid FROM lockkeeper_lock l WHERE l.used < clock_timestamp() - interval '30 days'
       AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = l.key)
     LIMIT 100 FOR UPDATE SKIP LOCKED));
+  -- A row that somebody holds is locked, and passed over.
+  DELETE FROM lockkeeper_row WHERE ctid = ANY (ARRAY(
+    SELECT r.ctid FROM lockkeeper_row r JOIN lockkeeper_bound b USING (key)
+    WHERE b.used < clock_timestamp() - interval '30 days' LIMIT 100 FOR UPDATE OF r SKIP LOCKED));
+  WITH idle AS (
+    DELETE FROM lockkeeper_bound WHERE ctid = ANY (ARRAY(
+      SELECT b.ctid FROM lockkeeper_bound b WHERE b.used < clock_timestamp() - interval '30 days'
+        AND NOT EXISTS (SELECT FROM lockkeeper_row r WHERE r.key = b.key)
+        AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1
+          AND (l.classid::bigint << 32) | l.objid::bigint = b.id)
+      LIMIT 100 FOR UPDATE SKIP LOCKED))
+    RETURNING key
+  ) DELETE FROM lockkeeper_last USING idle WHERE lockkeeper_last.key = idle.key;
 $$;
 
 -- Takes a claim out of the line. True if it held, and its lease had not run out.
@@ -225,34 +252,55 @@ DECLARE
 BEGIN
   SELECT l.fence INTO last FROM lockkeeper_lock l WHERE l.key = a_key FOR SHARE;
   IF last IS DISTINCT FROM a_fence THEN
+    SELECT l.fence INTO last FROM lockkeeper_last l WHERE l.key = a_key FOR SHARE;
+  END IF;
+  IF last IS DISTINCT FROM a_fence THEN
     RAISE EXCEPTION 'fence % of lock "%" is stale', a_fence, a_key
       USING ERRCODE = 'LK001', DETAIL = 'The lock was given to somebody else since.';
   END IF;
   RETURN true;
 END $$;
 
--- The fence of a lock that a connection holds; committed before the lock counts as taken.
+-- The fence of a lock that a connection holds. Fences are given from a stretch of one second, whose end
+-- is committed before the first of them: most grants wait for no disk. After a crash lockkeeper_last is
+-- empty, and the next stretch begins above the end of the one before.
 CREATE OR REPLACE FUNCTION lockkeeper_bind(
-  a_key text, a_id bigint, a_pid integer, a_read boolean, a_who text, a_note text
+  a_key text, a_pid integer, a_read boolean, a_who text, a_note text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
+  instant bigint := lockkeeper_micros();
+  ends bigint;
   result bigint;
 BEGIN
   IF a_read THEN
-    SELECT b.fence INTO result FROM lockkeeper_bound b WHERE b.key = a_key;
-    IF FOUND THEN
-      RETURN result;
+    SELECT coalesce(l.fence, b.fence) INTO result
+      FROM lockkeeper_bound b LEFT JOIN lockkeeper_last l USING (key) WHERE b.key = a_key;
+    IF NOT FOUND THEN
+      INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, lockkeeper_id(a_key), instant)
+        ON CONFLICT (key) DO UPDATE SET used = clock_timestamp() RETURNING b.fence INTO result;
     END IF;
-    INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, a_id, lockkeeper_micros())
-      ON CONFLICT (key) DO UPDATE SET used = clock_timestamp() RETURNING b.fence INTO result;
     RETURN result;
   END IF;
-  INSERT INTO lockkeeper_bound AS b (key, id, fence, pid, who, note, since)
-    VALUES (a_key, a_id, lockkeeper_micros(), a_pid, a_who, a_note, clock_timestamp())
+  -- The latch of the key: of two who come here at once, the second goes on from the first.
+  SELECT l.fence INTO result FROM lockkeeper_last l WHERE l.key = a_key FOR UPDATE;
+  SELECT b.fence INTO ends FROM lockkeeper_bound b WHERE b.key = a_key;
+  result := CASE WHEN result IS NOT NULL THEN greatest(result + 1, instant) END;
+  IF coalesce(result <= ends, false) THEN
+    UPDATE lockkeeper_last l
+      SET fence = result, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp()
+      WHERE l.key = a_key;
+    RETURN result;
+  END IF;
+  INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, lockkeeper_id(a_key), instant + 1000000)
+    ON CONFLICT (key) DO UPDATE SET fence = greatest(b.fence, instant) + 1000000, used = clock_timestamp()
+    RETURNING b.fence - 999999 INTO result;
+  INSERT INTO lockkeeper_last (key, fence, pid, who, note, since)
+    VALUES (a_key, result, a_pid, a_who, a_note, clock_timestamp())
     ON CONFLICT (key) DO UPDATE
-      SET fence = greatest(b.fence + 1, lockkeeper_micros()), pid = a_pid, who = a_who, note = a_note,
-          since = clock_timestamp(), used = clock_timestamp()
-    RETURNING b.fence INTO result;
+      SET fence = result, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp();
+  IF random() < 0.01 THEN
+    PERFORM lockkeeper_sweep();
+  END IF;
   RETURN result;
 END $$;
 
@@ -279,7 +327,7 @@ BEGIN
   ELSIF NOT a_read AND NOT pg_try_advisory_lock(number) THEN
     RETURN NULL;
   END IF;
-  RETURN lockkeeper_bind(a_key, number, pg_backend_pid(), a_read, a_who, a_note);
+  RETURN lockkeeper_bind(a_key, pg_backend_pid(), a_read, a_who, a_note);
 END $$;
 
 CREATE OR REPLACE FUNCTION lockkeeper_unadvise(a_key text, a_read boolean) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -289,6 +337,39 @@ BEGIN
     RETURN pg_advisory_unlock_shared(lockkeeper_id(a_key));
   END IF;
   RETURN pg_advisory_unlock(lockkeeper_id(a_key));
+END $$;
+
+-- Locks a key's row in the transaction that is open: true, or false if it is busy and not waited for,
+-- or null if the row has to be made first. The server ends a session that is silent for a_ttl milliseconds.
+CREATE OR REPLACE FUNCTION lockkeeper_hold(a_key text, a_wait boolean, a_ttl integer)
+RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM set_config('idle_in_transaction_session_timeout', a_ttl::text, true);
+  IF a_wait THEN
+    PERFORM FROM lockkeeper_row r WHERE r.key = a_key FOR UPDATE;
+  ELSE
+    PERFORM FROM lockkeeper_row r WHERE r.key = a_key FOR UPDATE SKIP LOCKED;
+  END IF;
+  IF FOUND THEN
+    RETURN true;
+  ELSIF EXISTS (SELECT FROM lockkeeper_row r WHERE r.key = a_key) THEN
+    RETURN false;
+  END IF;
+  RETURN NULL;
+END $$;
+
+-- The fence of a key whose row another session, a_pid, holds in its open transaction; null if it does
+-- not any more. The look comes after the latch in lockkeeper_bind, so whoever gets the row after that
+-- look waits at the latch, and gets a higher fence.
+CREATE OR REPLACE FUNCTION lockkeeper_mark(a_key text, a_pid integer, a_who text, a_note text)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  result bigint := lockkeeper_bind(a_key, a_pid, false, a_who, a_note);
+BEGIN
+  PERFORM FROM lockkeeper_row r
+    JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = r.xmax
+    WHERE r.key = a_key AND l.pid = a_pid AND l.granted;
+  RETURN CASE WHEN FOUND THEN result END;
 END $$;
 
 CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';

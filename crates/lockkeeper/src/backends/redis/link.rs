@@ -216,8 +216,13 @@ impl Line {
     }
 
     fn command(&self, call: Call<'_>, by_sha: bool) -> Cmd {
-        let mut command = redis::cmd(if by_sha { "EVALSHA" } else { "EVAL" });
-        command.arg(if by_sha { call.script.sha.as_str() } else { call.script.text });
+        let script = if by_sha { call.script.sha.as_str() } else { call.script.text };
+        let size = call.keys.iter().map(String::len).chain(call.args.iter().map(|arg| arg.len()));
+        let size: usize = size.sum();
+        // The name of the command, the number of keys and the hint take some more.
+        let mut command =
+            Cmd::with_capacity(call.keys.len() + call.args.len() + 4, size + script.len() + 64);
+        command.arg(if by_sha { "EVALSHA" } else { "EVAL" }).arg(script);
         command.arg(call.keys.len());
         for key in call.keys {
             command.arg(key);

@@ -28,6 +28,7 @@ mod error;
 mod inspect;
 mod link;
 mod names;
+pub mod redlock;
 mod renew;
 mod script;
 mod servers;
@@ -119,6 +120,12 @@ impl Redis {
             matches!(known, Ok(Value::Array(_)))
         };
         Ok(Self { store: Arc::new(Store { servers, settings, sharded }) })
+    }
+
+    /// The scripts that take and give back the common mutex, to measure what the library adds to them.
+    #[doc(hidden)]
+    pub fn mutex_scripts() -> [&'static str; 2] {
+        [script::MUTEX.text, script::MUTEX_RELEASE.text]
     }
 }
 

@@ -13,6 +13,8 @@ use crate::backend::Mode;
 #[derive(Debug, Clone)]
 pub(super) struct Names {
     lock: String,
+    /// The slot of the lock in a Cluster; elsewhere nobody asks.
+    slot: u16,
     /// A hash tag of the lock's slot, for a lock in a Cluster whose own name makes none.
     tag: Option<String>,
 }
@@ -20,11 +22,15 @@ pub(super) struct Names {
 impl Names {
     /// The names of a key in stores that are used with this prefix.
     pub(super) fn new(prefix: &str, key: &str, in_cluster: bool) -> Self {
-        let plain = Self { lock: format!("{prefix}{key}"), tag: None };
-        let apart = |name: String| slot(&name) != plain.slot();
-        let tag = (in_cluster && (apart(plain.stem() + ":") || apart(plain.state()))).then(|| {
+        let lock = [prefix, key].concat();
+        if !in_cluster {
+            return Self { lock, slot: 0, tag: None };
+        }
+        let plain = Self { slot: slot(&lock), lock, tag: None };
+        let apart = |name: String| slot(&name) != plain.slot;
+        let tag = (apart(plain.stem() + ":") || apart(plain.state())).then(|| {
             let tags = (0u32..).map(|n| format!("{n:x}"));
-            tags.into_iter().find(|tag| slot(tag) == plain.slot()).expect("every slot has one")
+            tags.into_iter().find(|tag| slot(tag) == plain.slot).expect("every slot has one")
         });
         Self { tag, ..plain }
     }
@@ -113,20 +119,20 @@ impl Names {
         }
     }
 
-    /// The slot of the lock in a Cluster.
+    /// The slot of the lock in a Cluster; elsewhere one for all.
     pub(super) fn slot(&self) -> u16 {
-        slot(&self.lock)
+        self.slot
     }
 
     fn shared(&self, kind: &str) -> String {
-        format!("{kind}:{}", self.stem())
+        [kind, ":", &self.stem()].concat()
     }
 
     fn own(&self, kind: &str) -> String {
         match (&self.tag, self.lock.contains('{')) {
-            (Some(tag), _) => format!("{kind}#{{{tag}}}:{}", self.lock),
-            (None, true) => format!("{kind}#:{}", self.lock),
-            (None, false) => format!("{kind}:{{{}}}", self.lock),
+            (Some(tag), _) => [kind, "#{", tag, "}:", &self.lock].concat(),
+            (None, true) => [kind, "#:", &self.lock].concat(),
+            (None, false) => [kind, ":{", &self.lock, "}"].concat(),
         }
     }
 }

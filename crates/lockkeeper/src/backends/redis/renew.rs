@@ -32,7 +32,7 @@ struct Batch {
 
 /// Renews leases. Those that could not be asked about are unknown; an error when that is all of them.
 pub(super) async fn renew(store: &Arc<Store>, leases: &[Lease]) -> Result<Vec<Renewal>> {
-    let mut batches = sort_out(store, leases);
+    let mut batches = sort_out(store, leases).into_iter();
     let mut renewals = vec![Renewal::Unknown; leases.len()];
     let mut trouble = None;
     let mut note = |places: Vec<usize>, answer: Result<Vec<Renewal>>| match answer {
@@ -41,19 +41,19 @@ pub(super) async fn renew(store: &Arc<Store>, leases: &[Lease]) -> Result<Vec<Re
         }
         Err(error) => trouble = Some(error),
     };
-    let count = batches.len();
-    if let (1, Some((slot, batch))) = (count, batches.pop()) {
+    // The first one is ours to make, and mostly there is no other.
+    let first = batches.next();
+    let mut others = JoinSet::new();
+    for (slot, batch) in batches {
+        others.spawn(call(store.clone(), slot, batch));
+    }
+    if let Some((slot, batch)) = first {
         let (places, answer) = call(store.clone(), slot, batch).await;
         note(places, answer);
-    } else {
-        let mut calls = JoinSet::new();
-        for (slot, batch) in batches {
-            calls.spawn(call(store.clone(), slot, batch));
-        }
-        while let Some(done) = calls.join_next().await {
-            if let Ok((places, answer)) = done {
-                note(places, answer);
-            }
+    }
+    while let Some(done) = others.join_next().await {
+        if let Ok((places, answer)) = done {
+            note(places, answer);
         }
     }
     match trouble {
@@ -67,7 +67,7 @@ fn sort_out(store: &Store, leases: &[Lease]) -> Vec<(u16, Batch)> {
     let mut batches: BTreeMap<(u16, bool), Vec<Batch>> = BTreeMap::new();
     for (at, lease) in leases.iter().enumerate() {
         let names = store.names(&lease.key);
-        let slot = if store.servers.is_cluster() { names.slot() } else { 0 };
+        let slot = names.slot();
         let owned = lease.owner.is_some();
         let kind = match (store.settings.layout, lease.mode) {
             (Layout::String, _) => "string",

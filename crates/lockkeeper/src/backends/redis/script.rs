@@ -39,4 +39,5 @@ scripts! {
     RENEW = "renew";
     INSPECT = "inspect";
     BREAK = "break";
+    CONFIRM = "confirm";
 }

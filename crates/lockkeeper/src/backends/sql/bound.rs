@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 
-use super::sessions::{Greet, Sessions, failed, within};
+use super::sessions::{Greet, Sessions, failed, is_refusal, within};
 use super::{STATEMENT, fence, stripe};
 use crate::backend::{
     Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Mode, Query, Released, Renewal,
@@ -42,8 +42,14 @@ pub(crate) trait Hold: fmt::Debug + Send + Sync + 'static {
     /// By which number the server knows this connection.
     async fn number(wire: &mut Self::Wire) -> sqlx::Result<i64>;
 
-    /// Takes the lock and gives its fence, which is committed by then; `None` if it is busy.
-    async fn take(wire: &mut Self::Wire, ask: &Ask, wait: bool) -> sqlx::Result<Option<i64>>;
+    /// Takes the lock.
+    async fn take(wire: &mut Self::Wire, ask: &Ask, wait: bool) -> sqlx::Result<Taken>;
+
+    /// Commits a fence for a lock that connection `number` was [given](Taken::Unfenced), on a
+    /// connection apart; `None` if that one does not hold it any more.
+    async fn mark(_: &mut Self::Wire, _: &Ask, _: i64) -> sqlx::Result<Option<i64>> {
+        Ok(None)
+    }
 
     /// Whether the connection is still the one that holds the lock.
     async fn beat(wire: &mut Self::Wire, ask: &Ask) -> sqlx::Result<bool>;
@@ -53,6 +59,9 @@ pub(crate) trait Hold: fmt::Debug + Send + Sync + 'static {
 
     /// Ends another connection.
     async fn end(wire: &mut Self::Wire, number: i64) -> sqlx::Result<()>;
+
+    /// Whether [`look`](Hold::look) tells of those who wait.
+    const SEES_WAITERS: bool;
 
     /// Who holds and who waits, in order.
     async fn look(wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Vec<Seen>>;
@@ -69,6 +78,16 @@ pub(crate) struct Ask {
     /// After this silence the server ends the session.
     pub(crate) ttl: Duration,
     pub(crate) note: Option<String>,
+}
+
+/// A server's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Busy,
+    /// Ours, under this fence, which is committed.
+    Fenced(i64),
+    /// Ours, on a connection that cannot commit a fence without giving the lock back.
+    Unfenced,
 }
 
 /// A connection that holds or waits.
@@ -154,7 +173,7 @@ impl<H: Hold> Backend for Bound<H> {
         for seen in self.shared.look(query).await? {
             if snapshots.last().is_none_or(|last| last.key.as_str() != seen.key) {
                 let Ok(key) = Key::new(&seen.key) else { continue };
-                let (holders, waiters) = (Vec::new(), Some(Vec::new()));
+                let (holders, waiters) = (Vec::new(), H::SEES_WAITERS.then(Vec::new));
                 snapshots.push(Snapshot { key, holders, waiters, fence: Some(fence(seen.last)) });
             }
             let Some(snapshot) = snapshots.last_mut() else { continue };
@@ -201,6 +220,12 @@ impl<H: Hold> Shared<H> {
         session.settle(answer, "end a connection")
     }
 
+    async fn mark(&self, ask: &Ask, number: i64) -> Result<Option<i64>> {
+        let mut session = self.sessions.of(&ask.key).await?;
+        let answer = within(STATEMENT, H::mark(session.wire(), ask, number)).await;
+        session.settle(answer, "acquire a lock")
+    }
+
     /// Asks on a connection that may have been idle for long; if that one is dead, on a new one.
     async fn take(&self, ask: &Ask) -> Result<Answered<H>> {
         let spare = lock(&self.spare).pop();
@@ -211,7 +236,7 @@ impl<H: Hold> Shared<H> {
         };
         let _gate = self.gate(&ask.key).lock().await;
         let mut answer = within(STATEMENT, H::take(&mut connection.wire, ask, false)).await;
-        if was_idle && matches!(answer, Err(sqlx::Error::Io(_))) {
+        if was_idle && answer.is_err() && !is_refusal::<H::Wire>(&answer) {
             connection = self.connect().await?;
             answer = within(STATEMENT, H::take(&mut connection.wire, ask, false)).await;
         }
@@ -282,7 +307,7 @@ enum State<H: Hold> {
     },
 }
 
-type Answered<H> = (Dedicated<<H as Hold>::Wire>, sqlx::Result<Option<i64>>);
+type Answered<H> = (Dedicated<<H as Hold>::Wire>, sqlx::Result<Taken>);
 type Blocked<H> = Pin<Box<dyn Future<Output = Answered<H>> + Send>>;
 
 impl<H: Hold> BoundClaim<H> {
@@ -301,6 +326,25 @@ impl<H: Hold> BoundClaim<H> {
         lock(&self.shared.held).insert(self.request.token, kept.clone());
         self.state = State::Held { kept, fence };
         self.grant(fence)
+    }
+
+    /// An answer that was waited for may be old: if we were stopped meanwhile, the server may have
+    /// ended the silent connection and let the next one in.
+    async fn confirm(
+        &mut self,
+        connection: Dedicated<H::Wire>,
+        fence: i64,
+        waited: bool,
+    ) -> Result<Grant> {
+        let grant = self.hold(connection, fence);
+        if let State::Held { kept, .. } = &self.state
+            && waited
+            && !kept.clone().beat().await
+        {
+            self.forget();
+            return Err(ended::<H>());
+        }
+        Ok(grant)
     }
 
     fn grant(&self, number: i64) -> Grant {
@@ -335,13 +379,22 @@ impl<H: Hold> Claim for BoundClaim<H> {
                 Poll::Ready(answered) => self.state = State::Woken(answered),
             }
         }
-        let answered = match std::mem::replace(&mut self.state, State::Idle) {
-            State::Woken(answered) => answered,
-            _ => self.shared.take(&self.ask).await?,
+        let (answered, waited) = match std::mem::replace(&mut self.state, State::Idle) {
+            State::Woken(answered) => (answered, true),
+            _ => (self.shared.take(&self.ask).await?, false),
         };
         match answered {
-            (connection, Ok(Some(fence))) => Ok(Some(self.hold(connection, fence))),
-            (connection, Ok(None)) if self.request.queue => {
+            (connection, Ok(Taken::Fenced(fence))) => {
+                self.confirm(connection, fence, waited).await.map(Some)
+            }
+            // If no fence can be had, the connection goes, and with it the lock.
+            (connection, Ok(Taken::Unfenced)) => {
+                match self.shared.mark(&self.ask, connection.number).await? {
+                    Some(fence) => self.confirm(connection, fence, waited).await.map(Some),
+                    None => Err(ended::<H>()),
+                }
+            }
+            (connection, Ok(Taken::Busy)) if self.request.queue => {
                 self.state = self.block(connection);
                 if let State::Waiting { blocked, .. } = &mut self.state
                     && let Poll::Ready(answered) =
@@ -351,7 +404,7 @@ impl<H: Hold> Claim for BoundClaim<H> {
                 }
                 Ok(None)
             }
-            (connection, Ok(None)) => {
+            (connection, Ok(Taken::Busy)) => {
                 self.shared.spare(connection);
                 Ok(None)
             }
@@ -403,6 +456,11 @@ impl<H: Hold> Claim for BoundClaim<H> {
             }
         }
     }
+}
+
+fn ended<H: Hold>() -> Error {
+    let engine = H::GUARANTEES.engine;
+    Error::unreachable(engine, "acquire a lock", "its connection ended meanwhile")
 }
 
 /// A number that two keys share is the one refusal that a caller can do something about.

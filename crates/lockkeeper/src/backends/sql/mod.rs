@@ -7,7 +7,7 @@ mod sessions;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-pub(crate) use self::bound::{Ask, Bound, Hold, Seen};
+pub(crate) use self::bound::{Ask, Bound, Hold, Seen, Taken};
 pub(crate) use self::line::{Row, fence, snapshots};
 pub(crate) use self::sessions::{Greet, Sessions, failed, within};
 use crate::backend::Mode;

@@ -27,6 +27,12 @@ pub(crate) trait Greet: Connection + Sized {
     /// Settings that this session needs.
     async fn greet(&mut self) -> sqlx::Result<()>;
 
+    /// Whether somebody else's transaction was in the way for too long. Nothing happened then.
+    fn was_in_the_way(error: &dyn DatabaseError) -> bool;
+
+    /// What to do about an error that does not say it by itself.
+    fn advice(error: &dyn DatabaseError) -> Option<&'static str>;
+
     /// Whether the same request may succeed later.
     fn may_pass(error: &dyn DatabaseError) -> bool;
 }
@@ -104,6 +110,21 @@ impl<C: Greet> Borrowed<'_, C> {
         self.connection.as_mut().expect("it is here until it is settled")
     }
 
+    /// As [`settle`](Borrowed::settle), for a request that may be made again: `None` if somebody
+    /// else's transaction was in its way, as one that is guarded by the lock is.
+    pub(crate) fn settle_unless_busy<T>(
+        self,
+        answer: sqlx::Result<T>,
+        doing: &str,
+    ) -> Result<Option<T>> {
+        match answer {
+            Err(sqlx::Error::Database(error)) if C::was_in_the_way(error.as_ref()) => {
+                self.settle(Ok(None), doing)
+            }
+            answer => self.settle(answer.map(Some), doing),
+        }
+    }
+
     /// Gives the connection back, unless its state is unknown, and sorts the error.
     pub(crate) fn settle<T>(mut self, answer: sqlx::Result<T>, doing: &str) -> Result<T> {
         // A refusal is an answer like any other: the connection is good for the next request.
@@ -114,7 +135,8 @@ impl<C: Greet> Borrowed<'_, C> {
     }
 }
 
-fn is_refusal<C: Greet>(answer: &sqlx::Result<impl Sized>) -> bool {
+/// Whether the server understood and said no, for good.
+pub(super) fn is_refusal<C: Greet>(answer: &sqlx::Result<impl Sized>) -> bool {
     let error = answer.as_ref().err().and_then(sqlx::Error::as_database_error);
     error.is_some_and(|error| !C::may_pass(error))
 }
@@ -137,7 +159,11 @@ pub(crate) fn failed<C: Greet>(error: sqlx::Error, doing: &str) -> Error {
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
         _ => false,
     };
-    let source: Box<dyn StdError + Send + Sync> = Box::new(error);
+    let advice = error.as_database_error().and_then(C::advice);
+    let source: Box<dyn StdError + Send + Sync> = match advice {
+        Some(advice) => format!("{error}; {advice}").into(),
+        None => Box::new(error),
+    };
     Error::Backend { engine: C::ENGINE, doing: doing.to_owned(), retryable, source }
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
 use zookeeper_client as zk;
 
 use super::error::failed;
@@ -11,7 +10,8 @@ use super::names::{Kind, Node, line};
 use super::place::{Place, Standing};
 use super::watch::{Alarm, end_of};
 use super::{LEASES, LOCKS, Shared, record};
-use crate::backend::{Claim, Fence, Grant, Mode, Released, Request};
+use crate::backend::{Asked, Claim, Fence, Grant, Mode, Released, Request};
+use crate::backends::bell::Bell;
 use crate::error::{Error, Result};
 use crate::queue::{self, Turn};
 
@@ -22,7 +22,7 @@ pub(super) struct Line {
     place: Place,
     waiting: Option<Waiting>,
     /// Whether the holder was asked to give way.
-    asked: Arc<watch::Sender<bool>>,
+    bell: Bell,
 }
 
 /// Whom we wait for.
@@ -42,7 +42,7 @@ impl Line {
     pub(super) fn new(shared: &Arc<Shared>, request: Request) -> Self {
         let dir = shared.dir(&request.key);
         let place = Place::new(dir, Kind::of(request.mode), shared.settings.acls());
-        Self { shared: shared.clone(), request, place, waiting: None, asked: Arc::default() }
+        Self { shared: shared.clone(), request, place, waiting: None, bell: Bell::default() }
     }
 
     /// Refuses to stand in a line with those who do not see each other.
@@ -145,7 +145,7 @@ impl Claim for Line {
         }
         let fence = self.fence(&standing).await?;
         let paths = vec![standing.path.clone()];
-        Ok(Some(self.shared.grant(&self.request, &standing, paths, fence, Vec::new(), &self.asked)))
+        Ok(Some(self.shared.grant(&self.request, &standing, paths, fence, Vec::new(), &self.bell)))
     }
 
     async fn wait(&mut self) -> Result<()> {
@@ -168,8 +168,8 @@ impl Claim for Line {
         self.place.leave().await
     }
 
-    fn yield_requested(&self) -> Option<crate::backend::Asked> {
-        Some(super::asked(&self.asked))
+    fn yield_requested(&self) -> Option<Asked> {
+        Some(self.bell.rung())
     }
 }
 

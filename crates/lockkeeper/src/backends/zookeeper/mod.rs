@@ -29,9 +29,10 @@ use self::place::Standing;
 use self::session::{Session, Sessions};
 use self::settings::Settings;
 use super::Engine;
+use super::bell::Bell;
 use crate::backend::{
-    Asked, Backend, Claim, Death, Entry, Fence, FenceSource, Finding, Grant, Guarantees, Lease,
-    Mode, Order, Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Backend, Claim, Death, Entry, Fence, FenceSource, Finding, Grant, Guarantees, Lease, Mode,
+    Order, Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::error::Result;
 use crate::key::Key;
@@ -155,13 +156,13 @@ impl Shared {
         paths: Vec<String>,
         fence: Fence,
         slots: Vec<u32>,
-        asked: &Arc<tokio::sync::watch::Sender<bool>>,
+        bell: &Bell,
     ) -> Grant {
         let held = Held { session: standing.session.clone(), paths };
         self.held().insert(request.token, held);
         let lease = Lease::of(request);
         let ttl = lease.ttl.min(standing.session.vouched());
-        let gone = watch::watch_over(standing.clone(), asked.clone());
+        let gone = watch::watch_over(standing.clone(), bell.clone());
         let lease = Lease { ttl, ..lease };
         Grant { fence, slots, lease, bound: false, gone: Some(Box::pin(gone)) }
     }
@@ -173,15 +174,4 @@ impl Shared {
     fn held(&self) -> MutexGuard<'_, HashMap<Token, Held>> {
         self.held.lock().expect("nothing panics under this lock")
     }
-}
-
-/// Resolves when the holder was asked to give way.
-fn asked(asked: &Arc<tokio::sync::watch::Sender<bool>>) -> Asked {
-    let mut asked = asked.subscribe();
-    Box::pin(async move {
-        if asked.wait_for(|asked| *asked).await.is_err() {
-            // Given back without having been asked: nobody will.
-            std::future::pending::<()>().await;
-        }
-    })
 }

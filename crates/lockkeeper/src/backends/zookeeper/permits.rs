@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
 use zookeeper_client as zk;
 
 use super::claim::turn;
@@ -16,7 +15,8 @@ use super::names::{Kind, Node, line};
 use super::place::{ANY_VERSION, Place, Standing, make_directory};
 use super::watch::{Alarm, change_in, end_of};
 use super::{LEASES, LOCKS, Shared, record};
-use crate::backend::{Claim, Fence, Grant, Released, Request};
+use crate::backend::{Asked, Claim, Fence, Grant, Released, Request};
+use crate::backends::bell::Bell;
 use crate::error::{Error, Result};
 use crate::queue::{self, Turn};
 
@@ -32,7 +32,7 @@ pub(super) struct Permits {
     step: Step,
     /// The path that the wait is for, and the alarm once we listen.
     waiting: Option<(Behind, Option<Alarm>)>,
-    asked: Arc<watch::Sender<bool>>,
+    bell: Bell,
     /// Whether deletions were asked for and not all answered.
     leaving: bool,
 }
@@ -57,7 +57,7 @@ impl Permits {
         let base = shared.dir(&request.key);
         let gate = Place::new(format!("{base}/{LOCKS}"), Kind::Mutex, shared.settings.acls());
         let leases = format!("{base}/{LEASES}");
-        let (shared, asked) = (shared.clone(), Arc::default());
+        let (shared, bell) = (shared.clone(), Bell::default());
         Self {
             shared,
             request,
@@ -68,7 +68,7 @@ impl Permits {
             gate,
             step: Step::Outside,
             waiting: None,
-            asked,
+            bell,
             leaving: false,
         }
     }
@@ -166,7 +166,7 @@ impl Permits {
         let slots = ours.iter().filter_map(|node| node.permit()).map(|(slot, _)| slot).collect();
         let fence = Fence::new(gate.created.try_into().unwrap_or(0));
         let held = Standing { path: paths[0].clone(), ..gate.clone() };
-        self.shared.grant(&self.request, &held, paths, fence, slots, &self.asked)
+        self.shared.grant(&self.request, &held, paths, fence, slots, &self.bell)
     }
 
     /// Asks again for what was given before: is it still ours?
@@ -319,8 +319,8 @@ impl Claim for Permits {
         Ok(released)
     }
 
-    fn yield_requested(&self) -> Option<crate::backend::Asked> {
-        Some(super::asked(&self.asked))
+    fn yield_requested(&self) -> Option<Asked> {
+        Some(self.bell.rung())
     }
 }
 

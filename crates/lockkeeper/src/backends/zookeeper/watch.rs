@@ -2,15 +2,20 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::time::sleep;
 use zookeeper_client as zk;
 
 use super::error::{ends_session, failed, refused};
 use super::place::Standing;
 use super::record::REVOKE;
+use crate::backends::bell::Bell;
 use crate::error::{Loss, Result};
+
+/// How long a lock is held before it is watched over. One that is held for a moment is not worth it,
+/// and what happens before is seen by the first look.
+const DELAY: Duration = Duration::from_millis(50);
 
 /// Resolves when it is worth asking again.
 pub(super) type Alarm = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
@@ -58,8 +63,9 @@ pub(super) async fn change_in(dir: &str, own: &Standing) -> Result<(Alarm, Vec<S
 }
 
 /// Watches over a node that is held: resolves when it is gone, and tells when its holder is asked to go.
-pub(super) async fn watch_over(held: Standing, asked: Arc<watch::Sender<bool>>) -> Loss {
+pub(super) async fn watch_over(held: Standing, bell: Bell) -> Loss {
     let expired = || Loss::Disconnected("its session expired".to_owned());
+    sleep(DELAY).await;
     loop {
         // While there is no connection, this waits for one: no need for a pause of our own.
         let looked = tokio::select! {
@@ -69,7 +75,7 @@ pub(super) async fn watch_over(held: Standing, asked: Arc<watch::Sender<bool>>) 
         match looked {
             Ok((data, _, watcher)) => {
                 if data == REVOKE {
-                    asked.send_replace(true);
+                    bell.ring();
                 }
                 watcher.changed().await;
             }

@@ -64,15 +64,24 @@ local function my_turn()
   return not head or head == entry
 end
 
--- Whoever leaves the line takes its patience off the timeouts behind it, as Redisson counts them.
+-- Redisson counts a waiter's timeout from the one before it, and whoever leaves takes its share off
+-- those behind it. Ours are judged by their beats, so a row of ours has one share: its first brings
+-- it, its last takes it along. A long line of ours costs no more calls than a short one.
+local function is_ours(waiter)
+  return waiter and redis.call('zscore', beats, waiter)
+end
+
 local function leave_line()
   local at = redis.call('lpos', queue, entry)
   if not at then
     return false
   end
-  for _, waiter in ipairs(redis.call('lrange', queue, at + 1, -1)) do
-    if redis.call('zscore', timeouts, waiter) then
-      redis.call('zincrby', timeouts, -patience, waiter)
+  local before = at > 0 and redis.call('lindex', queue, at - 1)
+  if not is_ours(before) and not is_ours(redis.call('lindex', queue, at + 1)) then
+    for _, waiter in ipairs(redis.call('lrange', queue, at + 1, -1)) do
+      if redis.call('zscore', timeouts, waiter) then
+        redis.call('zincrby', timeouts, -patience, waiter)
+      end
     end
   end
   forget(entry)
@@ -91,9 +100,10 @@ local function line_up()
   if not redis.call('lpos', queue, entry) then
     local last = redis.call('lindex', queue, -1)
     local before = last and redis.call('zscore', timeouts, last)
-    local base = before and before - now or redis.call('pttl', lock)
+    local base = math.max(0, before and before - now or redis.call('pttl', lock))
+    local wait = is_ours(last) and math.max(base, patience) or base + patience
     redis.call('rpush', queue, entry)
-    redis.call('zadd', timeouts, text(now + math.max(0, base) + patience), entry)
+    redis.call('zadd', timeouts, text(now + wait), entry)
   elseif tonumber(redis.call('zscore', timeouts, entry) or 0) < now + lease then
     redis.call('zadd', timeouts, text(now + patience), entry)
   end

@@ -46,7 +46,7 @@ abstract class Driver {
                     release(order[1], order[2]);
                     return "released";
                 case "hammer":
-                    hammer(order[1], order[2], Integer.parseInt(order[3]), Integer.parseInt(order[4]));
+                    hammer(order[1], order[2], number(order[3]), number(order[4]), number(order[5]));
                     return "done";
                 default:
                     return other(order);
@@ -56,7 +56,7 @@ abstract class Driver {
         }
     }
 
-    private void hammer(String kind, String name, int count, int arbiter) throws Exception {
+    private void hammer(String kind, String name, int count, int arbiter, int pause) throws Exception {
         try (Socket socket = new Socket("127.0.0.1", arbiter)) {
             socket.setTcpNoDelay(true);
             for (int n = 0; n < count; n++) {
@@ -64,7 +64,7 @@ abstract class Driver {
                 ask(socket, "enter theirs " + mode(kind) + " " + fence + " " + name + "\n");
                 ask(socket, "leave\n");
                 release(kind, name);
-                Thread.sleep(ThreadLocalRandom.current().nextInt(3));
+                Thread.sleep(ThreadLocalRandom.current().nextInt(pause));
             }
         }
     }
@@ -75,6 +75,10 @@ abstract class Driver {
         if (socket.getInputStream().read() != '.') {
             throw new IllegalStateException("the arbiter is gone");
         }
+    }
+
+    private static int number(String word) {
+        return Integer.parseInt(word);
     }
 
     private static String mode(String kind) {

@@ -1,4 +1,8 @@
-//! Redis.
+//! Redis: a recipe for one server, and servers that stand together: with sentinels, in a Cluster.
+
+mod cluster;
+mod one;
+mod sentinels;
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -6,6 +10,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Recipe;
+
+pub use cluster::Cluster;
+pub use one::{DURABLE, Server, VOLATILE, eventually};
+pub use sentinels::Sentinels;
 
 /// What a Redis server writes to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,7 @@
-//! Etcd servers of the tests' own: on free ports, in temporary directories, and never left behind.
+//! etcd, one member or a cluster, from Debian's packages `etcd-server` and `etcd-client`.
 //!
 //! A shell stands between: it kills its server when its input ends, which it does when the test
 //! process ends, however that happens.
-#![allow(dead_code, reason = "the benchmark uses some of it")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,26 +9,30 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::ports::free_port;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+use crate::ports::free_port;
 
 /// How long a server may take to serve.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A cluster of one or more members.
-pub(crate) struct Servers {
+#[derive(Debug)]
+pub struct Servers {
     members: Vec<Member>,
     /// Its end is the directory's.
     _cleaner: ChildStdin,
 }
 
+#[derive(Debug)]
 struct Member {
     client: u16,
     arguments: Vec<String>,
     running: Mutex<Option<Running>>,
 }
 
+#[derive(Debug)]
 struct Running {
     shell: Child,
     /// Its end is the server's.
@@ -39,13 +42,13 @@ struct Running {
 
 impl Servers {
     /// Starts so many members and waits until they serve.
-    pub(crate) fn start(members: usize) -> Self {
+    pub fn start(members: usize) -> Self {
         Self::with(members, &[])
     }
 
     /// As `start`, with more arguments for every member.
     #[expect(clippy::zombie_processes, reason = "the cleaner ends when this process has")]
-    pub(crate) fn with(members: usize, more: &[&str]) -> Self {
+    pub fn with(members: usize, more: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory can be made").keep();
         let cleaner = Command::new("sh")
             .args(["-c", CLEAN, "sh"])
@@ -92,24 +95,24 @@ impl Servers {
     }
 
     /// `host:port` of a member.
-    pub(crate) fn address(&self, n: usize) -> String {
+    pub fn address(&self, n: usize) -> String {
         format!("127.0.0.1:{}", self.members[n].client)
     }
 
     /// A URL of all members, with options.
-    pub(crate) fn url(&self, options: &str) -> String {
+    pub fn url(&self, options: &str) -> String {
         let addresses: Vec<_> = (0..self.members.len()).map(|n| self.address(n)).collect();
         format!("etcd://{}{options}", addresses.join(","))
     }
 
     /// Sends a signal to a member.
-    pub(crate) fn signal(&self, n: usize, signal: Signal) {
+    pub fn signal(&self, n: usize, signal: Signal) {
         let running = self.members[n].running();
         kill(running.as_ref().expect("the member runs").pid, signal).expect("it can be signalled");
     }
 
     /// Kills a member.
-    pub(crate) fn kill(&self, n: usize) {
+    pub fn kill(&self, n: usize) {
         self.signal(n, Signal::SIGKILL);
         // Its shell ends with it.
         if let Some(mut running) = self.members[n].running().take() {
@@ -118,13 +121,13 @@ impl Servers {
     }
 
     /// Starts a member again after it was killed, with what it has on disk.
-    pub(crate) fn restart(&self, n: usize) {
+    pub fn restart(&self, n: usize) {
         self.members[n].spawn();
         self.wait_until_healthy(n);
     }
 
     /// Runs `etcdctl` with these arguments against all members, and returns what it printed.
-    pub(crate) fn ctl(&self, arguments: &[&str]) -> String {
+    pub fn ctl(&self, arguments: &[&str]) -> String {
         let output = self.ctl_command(arguments).output().expect(MISSING_CTL);
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "etcdctl {arguments:?}: {error}");
@@ -132,7 +135,7 @@ impl Servers {
     }
 
     /// `etcdctl` with these arguments, to be started.
-    pub(crate) fn ctl_command(&self, arguments: &[&str]) -> Command {
+    pub fn ctl_command(&self, arguments: &[&str]) -> Command {
         let addresses: Vec<_> = (0..self.members.len()).map(|n| self.address(n)).collect();
         let mut command = Command::new("etcdctl");
         command.env("ETCDCTL_API", "3").arg("--endpoints").arg(addresses.join(",")).args(arguments);
@@ -140,7 +143,7 @@ impl Servers {
     }
 
     /// Which member leads.
-    pub(crate) fn leader(&self) -> usize {
+    pub fn leader(&self) -> usize {
         let started = Instant::now();
         loop {
             // One line for each that answers: address, id, version, size, whether it leads, …
@@ -157,15 +160,25 @@ impl Servers {
     }
 
     /// The leases that there are.
-    pub(crate) fn leases(&self) -> usize {
+    pub fn leases(&self) -> usize {
         // The first line says how many.
         self.ctl(&["lease", "list"]).lines().skip(1).filter(|line| !line.is_empty()).count()
     }
 
     /// Everything that is stored, one key per line.
-    pub(crate) fn keys(&self) -> Vec<String> {
+    pub fn keys(&self) -> Vec<String> {
         let keys = self.ctl(&["get", "", "--from-key", "--keys-only"]);
         keys.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// How many unary requests the first member was sent, by its own count.
+    pub fn requests(&self) -> usize {
+        let text = self.members[0].page("/metrics").expect("a member shows its metrics");
+        let count = |line: &str| -> Option<usize> {
+            let rest = line.strip_prefix("grpc_server_started_total")?;
+            rest.contains("unary").then(|| rest.rsplit_once(' ')?.1.parse().ok())?
+        };
+        text.lines().filter_map(count).sum()
     }
 
     fn wait_until_healthy(&self, n: usize) {
@@ -221,15 +234,17 @@ impl Member {
         if self.arguments.iter().any(|argument| argument == "--cert-file") {
             return TcpStream::connect(("127.0.0.1", self.client)).is_ok();
         }
-        let ask = || -> std::io::Result<String> {
-            let mut stream = TcpStream::connect(("127.0.0.1", self.client))?;
-            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-            stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            Ok(answer)
-        };
-        ask().is_ok_and(|answer| answer.contains(r#""health":"true""#))
+        self.page("/health").is_ok_and(|answer| answer.contains(r#""health":"true""#))
+    }
+
+    /// What it shows to a browser.
+    fn page(&self, path: &str) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.client))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
     }
 
     fn running(&self) -> MutexGuard<'_, Option<Running>> {

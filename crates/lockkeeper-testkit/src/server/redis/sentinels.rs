@@ -1,0 +1,94 @@
+//! Servers that fail over by sentinels.
+
+use super::one::{Server, VOLATILE, directory, eventually};
+use crate::ports::free_port;
+
+/// One master, two replicas and three sentinels.
+#[derive(Debug)]
+pub struct Sentinels {
+    /// The master at first, and the replicas.
+    pub servers: Vec<Server>,
+    /// Those who watch over them.
+    pub sentinels: Vec<Server>,
+}
+
+impl Sentinels {
+    /// Starts all of them, and waits until they know each other.
+    ///
+    /// # Panics
+    /// When one does not start.
+    pub fn start() -> Self {
+        let master = Server::start();
+        let port = master.port();
+        Self::watching(master, port)
+    }
+
+    /// The same, with a master that sentinels and clients reach at another port.
+    ///
+    /// # Panics
+    /// When one does not start.
+    pub fn watching(master: Server, watched: u16) -> Self {
+        let port = master.port().to_string();
+        let replica = || {
+            let following =
+                ["--replicaof", "127.0.0.1", port.as_str(), "--repl-diskless-sync-delay", "0"];
+            Server::with(&[&VOLATILE[..], &following].concat())
+        };
+        let servers = vec![master, replica(), replica()];
+        eventually("both replicas follow", || {
+            let info = servers[0].ask(&["INFO", "replication"]);
+            (info.matches("state=online").count() == 2).then_some(()).ok_or(info)
+        });
+        let sentinels: Vec<_> = (0..3).map(|_| Self::sentinel(watched)).collect();
+        eventually("the sentinels know each other and the replicas", || {
+            let known: Vec<_> = sentinels
+                .iter()
+                .map(|sentinel| sentinel.ask(&["SENTINEL", "CKQUORUM", "main"]))
+                .chain(sentinels.iter().map(|s| {
+                    let replicas =
+                        s.ask(&["SENTINEL", "REPLICAS", "main"]).matches("runid").count();
+                    format!("OK 3 usable, {replicas} replicas")
+                }))
+                .collect();
+            let ready = known.iter().all(|answer| answer.starts_with("OK 3"))
+                && known[3..].iter().all(|answer| answer.contains("2 replicas"));
+            ready.then_some(()).ok_or(format!("{known:?}"))
+        });
+        Self { servers, sentinels }
+    }
+
+    fn sentinel(master: u16) -> Server {
+        let (port, directory) = (free_port(), directory());
+        let text = format!(
+            "port {port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {master} 2\n\
+             sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 4000\n"
+        );
+        let file = directory.path().join("sentinel.conf");
+        std::fs::write(&file, text).expect("a new directory takes files");
+        let file = file.display().to_string();
+        Server::launch("redis-sentinel", port, directory, vec![&file])
+    }
+
+    /// Where they are, as clients write it.
+    pub fn url(&self) -> String {
+        let hosts: Vec<_> =
+            self.sentinels.iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
+        format!("redis+sentinel://{}/main", hosts.join(","))
+    }
+
+    /// The server that is the master now.
+    ///
+    /// # Panics
+    /// When there is none for too long.
+    pub fn master(&self) -> &Server {
+        let mut master = None;
+        eventually("there is a master", || {
+            let answer = self.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"]);
+            let port = answer.lines().nth(1).and_then(|port| port.trim().parse::<u16>().ok());
+            master = self.servers.iter().find(|server| Some(server.port()) == port);
+            let is_master = master.is_some_and(|m| m.ask(&["ROLE"]).starts_with("master"));
+            is_master.then_some(()).ok_or(answer)
+        });
+        master.expect("it was found")
+    }
+}

@@ -1,0 +1,146 @@
+//! The strategy `named`: locks that `GET_LOCK` takes for a connection.
+//!
+//! Their names are short, not case-sensitive, and of the whole server, so a key goes by 192 bits of a
+//! hash of the database and the key. The procedures in `schema.sql` and the statements here agree on it.
+
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use sqlx::Row;
+use sqlx::mysql::{MySqlConnection, MySqlRow};
+
+use super::connect::{NAME, Settings, prepare_to_bind};
+use super::doctor;
+use crate::backend::{
+    Death, Entry, FenceSource, Finding, Guarantees, Mode, Order, Query, Reentrance, Scope, Support,
+    Survives, Wakeup,
+};
+use crate::backends::sql::{Ask, Bound, Hold, Seen, Sessions, Taken, fence};
+use crate::error::Result;
+use crate::owner::whoami;
+
+/// Named locks of the server.
+#[derive(Debug)]
+pub(super) struct Named;
+
+impl Named {
+    pub(super) async fn open(settings: Settings) -> Result<Bound<Self>> {
+        prepare_to_bind(settings).await.map(Bound::new)
+    }
+}
+
+#[async_trait]
+impl Hold for Named {
+    type Wire = MySqlConnection;
+
+    const GUARANTEES: Guarantees = Guarantees {
+        engine: NAME,
+        read_write: Support::No("a named lock has one holder; strategy=lease has readers"),
+        semaphore: Support::No("a named lock has one holder; strategy=lease has permits"),
+        order: Order::Server,
+        fence: FenceSource::Hybrid,
+        death: Death::Session,
+        wakeup: Wakeup::Server,
+        scope: Scope::Network,
+        survives: Survives::None,
+        reentrance: Reentrance::Client,
+    };
+
+    async fn number(wire: &mut MySqlConnection) -> sqlx::Result<i64> {
+        number(wire).await
+    }
+
+    async fn take(wire: &mut MySqlConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
+        let rows = sqlx::query_scalar::<_, Option<i64>>("CALL lockkeeper_name(?, ?, ?, ?, ?)")
+            .bind(ask.key.as_str().as_bytes())
+            .bind(wait)
+            .bind(seconds(ask.ttl))
+            .bind(whoami())
+            .bind(&ask.note)
+            .fetch_all(wire)
+            .await?;
+        Ok(rows.first().copied().flatten().map_or(Taken::Busy, Taken::Fenced))
+    }
+
+    async fn beat(wire: &mut MySqlConnection, ask: &Ask) -> sqlx::Result<bool> {
+        let asking = sqlx::query_scalar::<_, Option<i64>>(
+            "SELECT CAST(IS_USED_LOCK(CONCAT('lockkeeper:',
+               LEFT(SHA2(CONCAT(DATABASE(), x'00', ?), 256), 48))) = CONNECTION_ID() AS SIGNED)",
+        );
+        let held = asking.bind(ask.key.as_str().as_bytes()).fetch_one(wire).await?;
+        Ok(held == Some(1))
+    }
+
+    async fn give_back(wire: &mut MySqlConnection, ask: &Ask) -> sqlx::Result<bool> {
+        let giving = sqlx::query_scalar::<_, i64>("CALL lockkeeper_unname(?)");
+        let held = giving.bind(ask.key.as_str().as_bytes()).fetch_all(wire).await?;
+        Ok(held.first() == Some(&1))
+    }
+
+    async fn end(wire: &mut MySqlConnection, number: i64) -> sqlx::Result<()> {
+        end(wire, number).await
+    }
+
+    const SEES_WAITERS: bool = false;
+
+    async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
+        macro_rules! locks {
+            ($which:literal) => {
+                concat!(
+                    "SELECT CONVERT(b.name USING utf8mb4) AS name, l.holder, b.fence, b.who, b.note,
+                       b.pid = l.holder AS known, CAST(UNIX_TIMESTAMP(b.since) * 1000000 AS SIGNED) AS since_us
+                     FROM lockkeeper_bound b JOIN (
+                       SELECT name, CAST(IS_USED_LOCK(CONCAT('lockkeeper:',
+                         LEFT(SHA2(CONCAT(DATABASE(), x'00', name), 256), 48))) AS SIGNED) AS holder
+                       FROM lockkeeper_bound WHERE ",
+                    $which,
+                    ") l ON l.name = b.name WHERE l.holder IS NOT NULL ORDER BY b.name"
+                )
+            };
+        }
+        let (statement, text) = match query {
+            Query::Key(key) => (locks!("name = ? AND ? IS NOT NULL"), key.as_str()),
+            Query::Prefix(prefix) => (locks!("LEFT(name, LENGTH(?)) = ?"), prefix.as_str()),
+        };
+        let asking = sqlx::query(statement).bind(text.as_bytes()).bind(text.as_bytes());
+        asking.fetch_all(wire).await?.iter().map(seen).collect()
+    }
+
+    async fn doctor(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Finding>> {
+        doctor::look(sessions).await
+    }
+}
+
+pub(super) async fn number(wire: &mut MySqlConnection) -> sqlx::Result<i64> {
+    sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(wire).await
+}
+
+/// Ends another connection, and waits until it has let go of what it held.
+pub(super) async fn end(wire: &mut MySqlConnection, number: i64) -> sqlx::Result<()> {
+    sqlx::query("CALL lockkeeper_end(?)").bind(number).execute(wire).await.map(drop)
+}
+
+/// A row that says who holds. Somebody else's lock is shown without a name.
+pub(super) fn seen(row: &MySqlRow) -> sqlx::Result<Seen> {
+    let (number, last): (i64, i64) = (row.try_get("holder")?, row.try_get("fence")?);
+    let known = row.try_get::<Option<i64>, _>("known")? == Some(1);
+    let since = u64::try_from(row.try_get::<i64, _>("since_us")?).ok();
+    let since = since.map(|us| SystemTime::UNIX_EPOCH + Duration::from_micros(us));
+    let entry = Entry {
+        identity: number.to_string(),
+        mode: Mode::Mutex,
+        who: if known { row.try_get("who")? } else { None },
+        note: if known { row.try_get("note")? } else { None },
+        since: since.filter(|_| known),
+        left: None,
+        fence: known.then(|| fence(last)),
+        slots: Vec::new(),
+    };
+    Ok(Seen { key: row.try_get("name")?, number, holds: true, last, entry })
+}
+
+/// After how much silence the server ends a session: whole seconds, never less than the lease.
+pub(super) fn seconds(ttl: Duration) -> i64 {
+    let whole = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
+    i64::try_from(whole).unwrap_or(i64::MAX).clamp(1, 31_536_000)
+}

@@ -1,0 +1,120 @@
+//! The strategy `row`: a row of a table, locked in a transaction that stays open.
+//!
+//! The holder's number is written to the row and never committed, so that whoever reads what is not
+//! committed knows who holds it, and a release waits for no disk. The fence is committed on a connection
+//! apart, which makes sure that the row is still ours.
+
+use async_trait::async_trait;
+use sqlx::mysql::MySqlConnection;
+
+use super::connect::{NAME, Settings, prepare_to_bind};
+use super::doctor;
+use super::named::{end, number, seconds, seen};
+use crate::backend::{
+    Death, FenceSource, Finding, Guarantees, Order, Query, Reentrance, Scope, Support, Survives,
+    Wakeup,
+};
+use crate::backends::sql::{Ask, Bound, Hold, Seen, Sessions, Taken};
+use crate::error::Result;
+use crate::owner::whoami;
+
+/// Locks on rows.
+#[derive(Debug)]
+pub(super) struct Rows;
+
+impl Rows {
+    pub(super) async fn open(settings: Settings) -> Result<Bound<Self>> {
+        prepare_to_bind(settings).await.map(Bound::new)
+    }
+}
+
+#[async_trait]
+impl Hold for Rows {
+    type Wire = MySqlConnection;
+
+    const GUARANTEES: Guarantees = Guarantees {
+        engine: NAME,
+        read_write: Support::No("a row has one holder; strategy=lease has readers"),
+        semaphore: Support::No("a row has one holder; strategy=lease has permits"),
+        order: Order::Server,
+        fence: FenceSource::Hybrid,
+        death: Death::Session,
+        wakeup: Wakeup::Server,
+        scope: Scope::Network,
+        survives: Survives::None,
+        reentrance: Reentrance::Client,
+    };
+
+    async fn number(wire: &mut MySqlConnection) -> sqlx::Result<i64> {
+        number(wire).await
+    }
+
+    async fn take(wire: &mut MySqlConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
+        let taking = sqlx::query_scalar::<_, i64>("CALL lockkeeper_hold(?, ?, ?)")
+            .bind(ask.key.as_str().as_bytes())
+            .bind(wait)
+            .bind(seconds(ask.ttl));
+        let held = taking.fetch_all(wire).await?;
+        Ok(if held.first() == Some(&1) { Taken::Unfenced } else { Taken::Busy })
+    }
+
+    async fn mark(wire: &mut MySqlConnection, ask: &Ask, number: i64) -> sqlx::Result<Option<i64>> {
+        let rows = sqlx::query_scalar::<_, Option<i64>>("CALL lockkeeper_bind(?, ?, TRUE, ?, ?)")
+            .bind(ask.key.as_str().as_bytes())
+            .bind(number)
+            .bind(whoami())
+            .bind(&ask.note)
+            .fetch_all(wire)
+            .await?;
+        Ok(rows.first().copied().flatten())
+    }
+
+    /// A transaction that was rolled back has lost what it wrote.
+    async fn beat(wire: &mut MySqlConnection, ask: &Ask) -> sqlx::Result<bool> {
+        let asking =
+            sqlx::query("SELECT 1 FROM lockkeeper_row WHERE name = ? AND pid = CONNECTION_ID()");
+        let held = asking.bind(ask.key.as_str().as_bytes()).fetch_optional(wire).await?;
+        Ok(held.is_some())
+    }
+
+    async fn give_back(wire: &mut MySqlConnection, ask: &Ask) -> sqlx::Result<bool> {
+        let giving = sqlx::query_scalar::<_, i64>("CALL lockkeeper_unhold(?)");
+        let held = giving.bind(ask.key.as_str().as_bytes()).fetch_all(wire).await?;
+        Ok(held.first() == Some(&1))
+    }
+
+    async fn end(wire: &mut MySqlConnection, number: i64) -> sqlx::Result<()> {
+        end(wire, number).await
+    }
+
+    const SEES_WAITERS: bool = false;
+
+    async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
+        macro_rules! rows {
+            ($which:literal) => {
+                concat!(
+                    "SELECT CONVERT(r.name USING utf8mb4) AS name, r.pid AS holder,
+                       COALESCE(b.fence, 0) AS fence, b.who, b.note, b.pid = r.pid AS known,
+                       COALESCE(CAST(UNIX_TIMESTAMP(b.since) * 1000000 AS SIGNED), 0) AS since_us
+                     FROM lockkeeper_row r LEFT JOIN lockkeeper_bound b ON b.name = r.name
+                     WHERE r.pid IS NOT NULL AND ",
+                    $which,
+                    " ORDER BY r.name"
+                )
+            };
+        }
+        let (statement, text) = match query {
+            Query::Key(key) => (rows!("r.name = ? AND ? IS NOT NULL"), key.as_str()),
+            Query::Prefix(prefix) => (rows!("LEFT(r.name, LENGTH(?)) = ?"), prefix.as_str()),
+        };
+        // For the next statement alone.
+        let dirty = sqlx::query("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED");
+        dirty.execute(&mut *wire).await?;
+        let asking = sqlx::query(statement).bind(text.as_bytes()).bind(text.as_bytes());
+        asking.fetch_all(wire).await?.iter().map(seen).collect()
+    }
+
+    async fn doctor(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Finding>> {
+        doctor::look(sessions).await
+    }
+}

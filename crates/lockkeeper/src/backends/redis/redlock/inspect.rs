@@ -1,0 +1,103 @@
+//! What the servers say together of who holds what.
+//!
+//! Somebody holds a lock if a majority says so, or could: servers that do not answer may know more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::backend::{Entry, Mode, Query, Snapshot};
+use crate::error::Result;
+use crate::key::Key;
+
+use super::super::inspect;
+use super::Quorum;
+use super::round::{Question, Round, question};
+
+pub(super) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<Snapshot>> {
+    let query = Arc::new(query.clone());
+    let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
+        let (node, query) = (node.clone(), query.clone());
+        let asked = async move { inspect::inspect(node.store(Mode::Read), &query).await };
+        (at, question(asked))
+    });
+    let answers = all(quorum, "inspect locks", questions.collect()).await?;
+    let heard = answers.len();
+    let mut by_key: BTreeMap<Key, Vec<Snapshot>> = BTreeMap::new();
+    for snapshot in answers.into_iter().flatten() {
+        by_key.entry(snapshot.key.clone()).or_default().push(snapshot);
+    }
+    let needed = quorum.majority().saturating_sub(quorum.nodes.len() - heard).max(1);
+    let merged = by_key.into_iter().map(|(key, seen)| merge(key, seen, needed));
+    let is_of_interest = |snapshot: &Snapshot| {
+        !snapshot.holders.is_empty() || snapshot.waiters.as_ref().is_some_and(|w| !w.is_empty())
+    };
+    Ok(merged.filter(is_of_interest).collect())
+}
+
+pub(super) async fn break_lock(quorum: &Arc<Quorum>, key: &Key) -> Result<Vec<Entry>> {
+    let held = inspect(quorum, &Query::Key(key.clone())).await?;
+    let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
+        let (node, key) = (node.clone(), key.clone());
+        let asked = async move { inspect::break_lock(node.store(Mode::Read), &key).await };
+        (at, question(asked))
+    });
+    all(quorum, &format!("break {key:?}"), questions.collect()).await?;
+    Ok(held.into_iter().flat_map(|snapshot| snapshot.holders).collect())
+}
+
+/// The answers of all that answer; an error when that is no majority.
+async fn all<T: Send + 'static>(
+    quorum: &Quorum,
+    doing: &str,
+    questions: Vec<(usize, Question<Result<T>>)>,
+) -> Result<Vec<T>> {
+    let mut round = Round::new(questions);
+    let (mut answers, mut silent) = (Vec::new(), Vec::new());
+    while let Some((server, answer)) = round.next().await {
+        match answer {
+            Ok(answer) => answers.push(answer),
+            Err(error) => silent.push((server, error)),
+        }
+    }
+    match answers.len() >= quorum.majority() {
+        true => Ok(answers),
+        false => Err(quorum.too_few(doing, silent)),
+    }
+}
+
+/// One view of what several servers saw of a lock.
+fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
+    let mut waiters: Option<Vec<Entry>> = None;
+    let mut holders: Vec<Vec<Entry>> = Vec::new();
+    let fence = seen.iter().filter_map(|snapshot| snapshot.fence).max();
+    for snapshot in seen {
+        for entry in snapshot.holders {
+            match holders.iter_mut().find(|views| is_same(&views[0], &entry)) {
+                Some(views) => views.push(entry),
+                None => holders.push(vec![entry]),
+            }
+        }
+        if let Some(line) = snapshot.waiters {
+            let known = waiters.get_or_insert_default();
+            for entry in line {
+                if !known.iter().any(|other| is_same(other, &entry)) {
+                    known.push(entry);
+                }
+            }
+        }
+    }
+    holders.retain(|views| views.len() >= needed);
+    let holders = holders.into_iter().map(|mut views| {
+        // A majority agreed on the fence and the end of the lease, so the one in the middle is right.
+        let middle = views.len() / 2;
+        views.sort_by_key(|entry| entry.left);
+        let left = views[middle].left;
+        views.sort_by_key(|entry| entry.fence);
+        Entry { left, ..views.swap_remove(middle) }
+    });
+    Snapshot { key, holders: holders.collect(), waiters, fence }
+}
+
+fn is_same(one: &Entry, other: &Entry) -> bool {
+    one.identity == other.identity && one.mode == other.mode
+}

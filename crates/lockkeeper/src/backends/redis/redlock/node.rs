@@ -1,0 +1,338 @@
+//! One of the servers: what it is asked, how long it may take, and what it is still owed.
+//!
+//! A server that did not answer is left alone for as long as an answer may take, so that a dead one
+//! costs nothing. What could not be given back to it is given back when it is next heard of.
+//!
+//! Easy to get wrong: a claim's steps on one server happen in their order, also when nobody waits for
+//! an earlier one any more. So each claim has a [`Seat`] per server, which is locked for every step.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use redis::{FromRedisValue, Value};
+use tokio::time::{Instant, timeout};
+
+use crate::backend::{Claim, Lease, Mode, Released, Renewal, Request};
+use crate::error::{Error, Result};
+
+use super::super::claim::{Ticket, entry, life, millis};
+use super::super::error::{garbage, sort};
+use super::super::link::{Call, Link};
+use super::super::script::CONFIRM;
+use super::super::servers::Servers;
+use super::super::settings::{Layout, Settings as Own};
+use super::super::{Store, renew};
+use super::NAME;
+use super::settings::Settings;
+
+/// How many leases are renewed within one time limit.
+const RENEWED_AT_ONCE: usize = 2000;
+
+/// One server.
+#[derive(Debug)]
+pub(super) struct Node {
+    name: String,
+    link: Arc<Link>,
+    /// Mutexes, in the layout that the URL asks for.
+    mutexes: Arc<Store>,
+    /// Read-write locks, which are hashes in either layout: a string has room for one holder.
+    shared: Arc<Store>,
+    settings: Settings,
+    /// Until when it is left alone.
+    resting: Mutex<Option<Instant>>,
+    debts: Mutex<Vec<Debt>>,
+}
+
+/// Something that this server may still hold for nobody, until it runs out by itself.
+#[derive(Debug)]
+struct Debt {
+    seat: Arc<Seat>,
+    until: Instant,
+}
+
+/// One claim's part at one server.
+#[derive(Debug)]
+pub(super) struct Seat {
+    state: tokio::sync::Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    ticket: Ticket,
+    /// Whether nothing was asked since the last time that all was given back.
+    clean: bool,
+    held: bool,
+    /// Whether the claim is over, and nothing may be taken in its name.
+    closed: bool,
+}
+
+/// What a server says to a claim.
+#[derive(Debug)]
+pub(super) enum Vote {
+    /// It is ours there, with this fence.
+    Granted(u64),
+    /// Somebody else has it.
+    Busy,
+    /// Nobody can have it: something else is there, or the request makes no sense.
+    Refused(Error),
+    /// It did not answer, or has no vote.
+    Silent(Error),
+}
+
+impl Node {
+    pub(super) fn new(name: String, servers: Servers, own: Own, settings: Settings) -> Self {
+        let Servers::One(link) = servers else {
+            unreachable!("the URL of one server leads to one server")
+        };
+        let store = |layout, own: &Own| {
+            let own =
+                Own { layout, prefix: own.prefix.clone(), redisson_fence: false, replicas: 0 };
+            let servers = Servers::One(link.clone());
+            Arc::new(Store { servers, settings: own, sharded: false })
+        };
+        Self {
+            name,
+            mutexes: store(own.layout, &own),
+            shared: store(Layout::Hash, &own),
+            link,
+            settings,
+            resting: Mutex::default(),
+            debts: Mutex::default(),
+        }
+    }
+
+    /// Its address.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where locks of this kind are kept.
+    pub(super) fn store(&self, mode: Mode) -> &Arc<Store> {
+        if mode == Mode::Mutex { &self.mutexes } else { &self.shared }
+    }
+
+    /// A claim's part here.
+    pub(super) fn seat(&self, request: &Request) -> Arc<Seat> {
+        let request = Request {
+            fair: false,
+            // A mutex here belongs to one claim, whoever its owner is.
+            owner: request.owner.clone().filter(|_| request.mode != Mode::Mutex),
+            // Readers let waiting writers go first, but have no place in line themselves.
+            queue: request.queue && request.mode == Mode::Write,
+            ..request.clone()
+        };
+        let ticket = Ticket::new(self.store(request.mode).clone(), request);
+        let state = State { ticket, clean: true, held: false, closed: false };
+        Arc::new(Seat { state: tokio::sync::Mutex::new(state) })
+    }
+
+    /// Whether it answers at all.
+    pub(super) async fn ping(self: Arc<Self>) -> Result<()> {
+        let ping = async {
+            self.link.command(&redis::cmd("PING")).await.map_err(|error| sort("connect", error))
+        };
+        self.within(ping).await.map(drop)
+    }
+
+    /// Takes the lock here.
+    pub(super) async fn vote(self: Arc<Self>, seat: Arc<Seat>) -> Vote {
+        let mut state = seat.state.lock().await;
+        let state = &mut *state;
+        if state.closed {
+            return Vote::Busy;
+        }
+        let voted = self.within(async {
+            state.clean = false;
+            let granted = state.ticket.attempt().await?;
+            state.held |= granted.is_some();
+            // Asked after the grant: a server that restarted in between shows it.
+            if granted.is_some() {
+                self.check_age().await?;
+            }
+            Ok(granted)
+        });
+        match voted.await {
+            Ok(Some(grant)) => Vote::Granted(grant.fence.get()),
+            Ok(None) => Vote::Busy,
+            Err(error @ (Error::Conflict { .. } | Error::Config(_))) => Vote::Refused(error),
+            Err(error) => Vote::Silent(error),
+        }
+    }
+
+    /// Raises the fence of a lock that is ours here. Answers the fence that is there then;
+    /// `None` where the lock is not ours.
+    pub(super) async fn confirm(
+        self: Arc<Self>,
+        seat: Arc<Seat>,
+        lease: Arc<Lease>,
+        fence: u64,
+    ) -> Result<Option<u64>> {
+        let state = seat.state.lock().await;
+        if !state.held {
+            return Ok(None);
+        }
+        let store = self.store(lease.mode);
+        let names = store.names(&lease.key);
+        let (token, fence) = (lease.token.to_string(), fence.to_string());
+        let owner = lease.owner.as_ref().filter(|_| lease.mode != Mode::Mutex);
+        let identity = owner.map_or(token.as_str(), |owner| owner.id());
+        let field = entry(identity, &token, lease.mode);
+        let (keys, life) = ([names.lock().to_owned(), names.state()], millis(life(lease.ttl)));
+        let args = [field.as_str(), &fence, &life];
+        let call = Call { script: &CONFIRM, keys: &keys, args: &args, hinted: false, replicas: 0 };
+        let doing = "agree on a fence";
+        let answer = self.within(async {
+            let reply = self.link.call(call).await.map_err(|error| sort(doing, error))?;
+            match reply.value {
+                Value::Int(there) => Ok(u64::try_from(there).ok()),
+                other => Err(garbage(doing, &other)),
+            }
+        });
+        answer.await
+    }
+
+    /// Gives back whatever the claim has or may have here. True if it had the lock until now.
+    ///
+    /// With `last`, nothing is taken in its name any more.
+    pub(super) async fn let_go(
+        self: Arc<Self>,
+        seat: Arc<Seat>,
+        ttl: Duration,
+        last: bool,
+    ) -> Result<bool> {
+        let mut state = seat.state.lock().await;
+        state.closed |= last;
+        if state.clean {
+            return Ok(false);
+        }
+        let released = self.within(state.ticket.release()).await;
+        match released {
+            Ok(released) => Ok(state.cleared() && released == Released::Yes),
+            Err(error) => {
+                let now = Instant::now();
+                let mut debts = self.debts();
+                debts.retain(|debt| debt.until > now);
+                debts.push(Debt { seat: seat.clone(), until: now + ttl });
+                Err(error)
+            }
+        }
+    }
+
+    /// Extends leases. Those of mutexes come first, then the others.
+    pub(super) async fn renew(
+        self: Arc<Self>,
+        mutexes: Arc<[Lease]>,
+        others: Arc<[Lease]>,
+    ) -> Result<Vec<Renewal>> {
+        let mut renewals = Vec::with_capacity(mutexes.len() + others.len());
+        for (store, leases) in [(&self.mutexes, mutexes), (&self.shared, others)] {
+            for some in leases.chunks(RENEWED_AT_ONCE) {
+                let renewed = self.within(async {
+                    let renewed = renew::renew(store, some).await?;
+                    self.check_age().await?;
+                    Ok(renewed)
+                });
+                renewals.extend(renewed.await?);
+            }
+        }
+        Ok(renewals)
+    }
+
+    /// How long the server runs, and its run id.
+    pub(super) async fn age(&self) -> Result<(Duration, String)> {
+        let doing = "ask how long it runs";
+        let info = self.link.command(redis::cmd("INFO").arg("server")).await;
+        let info = info.map_err(|error| sort(doing, error))?;
+        let info = String::from_redis_value(info).map_err(|error| sort(doing, error.into()))?;
+        let field = |name: &str| {
+            info.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
+        };
+        let seconds = field("uptime_in_seconds:").and_then(|seconds| seconds.parse().ok());
+        match (seconds, field("run_id:")) {
+            (Some(seconds), Some(id)) => Ok((Duration::from_secs(seconds), id)),
+            _ => Err(Error::broken(NAME, doing, "INFO does not say")),
+        }
+    }
+
+    /// Closes its connections.
+    pub(super) fn close(&self) {
+        self.link.close();
+    }
+
+    /// Refuses the vote of a server that may have forgotten somebody's lock.
+    async fn check_age(&self) -> Result<()> {
+        let Some(strict) = self.settings.strict else { return Ok(()) };
+        let (age, _) = self.age().await?;
+        // Whole seconds, rounded down.
+        if age > strict {
+            return Ok(());
+        }
+        let young = format!(
+            "it runs for {} only, and votes after {}",
+            humantime::format_duration(age),
+            humantime::format_duration(strict)
+        );
+        Err(Error::unreachable(NAME, "count its vote", young))
+    }
+
+    /// Keeps the time limit, and keeps account of whether the server answers.
+    async fn within<T>(self: &Arc<Self>, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let silence = |why: String| Error::unreachable(NAME, "ask", why);
+        if self.resting().is_some_and(|until| Instant::now() < until) {
+            return Err(silence("it did not answer a moment ago".to_owned()));
+        }
+        let limit = self.settings.node_timeout;
+        let answer = timeout(limit, work).await.unwrap_or_else(|_| {
+            Err(silence(format!("no answer within {}", humantime::format_duration(limit))))
+        });
+        match &answer {
+            Err(error) if error.is_retryable() => *self.resting() = Some(Instant::now() + limit),
+            _ => {
+                *self.resting() = None;
+                self.pay();
+            }
+        }
+        answer
+    }
+
+    /// Gives back what it could not be told before.
+    fn pay(self: &Arc<Self>) {
+        let debts = std::mem::take(&mut *self.debts());
+        if debts.is_empty() {
+            return;
+        }
+        let node = self.clone();
+        tokio::spawn(async move {
+            for debt in debts {
+                let mut state = debt.seat.state.lock().await;
+                if state.clean || debt.until <= Instant::now() {
+                    continue;
+                }
+                match timeout(node.settings.node_timeout, state.ticket.release()).await {
+                    Ok(Ok(_)) => drop(state.cleared()),
+                    _ => {
+                        drop(state);
+                        node.debts().push(debt);
+                    }
+                }
+            }
+        });
+    }
+
+    fn resting(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.resting.lock().expect("nothing panics under this lock")
+    }
+
+    fn debts(&self) -> MutexGuard<'_, Vec<Debt>> {
+        self.debts.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl State {
+    /// Notes that all was given back; true if the lock was ours.
+    fn cleared(&mut self) -> bool {
+        self.clean = true;
+        std::mem::take(&mut self.held)
+    }
+}

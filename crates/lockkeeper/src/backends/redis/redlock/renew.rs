@@ -1,0 +1,105 @@
+//! Extends leases at every server, and fills in those that miss a lock which a majority has.
+//!
+//! A lease is renewed when a majority extended it, and gone when so many do not have it that no
+//! majority can. Filling in needs a lock that was just renewed: it never brings back one that is lost.
+
+use std::sync::Arc;
+
+use crate::backend::{Lease, Mode, Renewal};
+use crate::error::Result;
+use crate::owner::Token;
+
+use super::Quorum;
+use super::round::{Round, question};
+
+/// What the servers said of some leases so far.
+struct Survey {
+    quorum: Arc<Quorum>,
+    tokens: Vec<Token>,
+    /// How many servers extended each lease.
+    renewed: Vec<usize>,
+    /// Which servers do not have it.
+    missing: Vec<Vec<usize>>,
+}
+
+/// Renews leases.
+pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    let (mutexes, others): (Vec<_>, Vec<_>) =
+        (0..leases.len()).partition(|at| leases[*at].mode == Mode::Mutex);
+    let asked = [mutexes.as_slice(), &others].concat();
+    // The owner of a mutex is not in the store.
+    let mutexes: Arc<[_]> =
+        mutexes.iter().map(|at| Lease { owner: None, ..leases[*at].clone() }).collect();
+    let others: Arc<[_]> = others.iter().map(|at| leases[*at].clone()).collect();
+    let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
+        let asked = node.clone().renew(mutexes.clone(), others.clone());
+        (at, question(asked))
+    });
+    let mut round = Round::new(questions.collect());
+
+    let mut survey = Survey {
+        quorum: quorum.clone(),
+        tokens: asked.iter().map(|at| leases[*at].token).collect(),
+        renewed: vec![0; asked.len()],
+        missing: vec![Vec::new(); asked.len()],
+    };
+    let mut silent = Vec::new();
+    while !(0..asked.len()).all(|at| survey.verdict(at) != Renewal::Unknown) {
+        match round.next().await {
+            Some((server, Ok(renewals))) => survey.add(server, &renewals),
+            Some((server, Err(error))) => silent.push((server, error)),
+            None => break,
+        }
+    }
+    if silent.len() > quorum.minority() {
+        round.leave();
+        return Err(quorum.too_few(format!("renew {} locks", leases.len()), silent));
+    }
+    let mut renewals = vec![Renewal::Unknown; leases.len()];
+    for (at, place) in asked.into_iter().enumerate() {
+        renewals[place] = survey.verdict(at);
+    }
+    // Nobody has to wait for those who are slower than the majority.
+    tokio::spawn(async move {
+        while let Some((server, answer)) = round.next().await {
+            survey.add(server, &answer.unwrap_or_default());
+        }
+        survey.fill_in();
+    });
+    Ok(renewals)
+}
+
+impl Survey {
+    fn add(&mut self, server: usize, renewals: &[Renewal]) {
+        for (at, renewal) in renewals.iter().enumerate() {
+            match renewal {
+                Renewal::Renewed => self.renewed[at] += 1,
+                Renewal::Gone => self.missing[at].push(server),
+                Renewal::Unknown => {}
+            }
+        }
+    }
+
+    fn verdict(&self, at: usize) -> Renewal {
+        if self.renewed[at] >= self.quorum.majority() {
+            return Renewal::Renewed;
+        }
+        let is_gone = self.missing[at].len() > self.quorum.minority();
+        if is_gone { Renewal::Gone } else { Renewal::Unknown }
+    }
+
+    /// Takes what was renewed at the servers that miss it. A claim that is over takes nothing.
+    fn fill_in(&self) {
+        for (at, servers) in self.missing.iter().enumerate() {
+            if self.verdict(at) != Renewal::Renewed {
+                continue;
+            }
+            let Some(seats) = self.quorum.seats(&self.tokens[at]) else { continue };
+            let questions = servers.iter().map(|server| {
+                let asked = self.quorum.nodes[*server].clone().vote(seats[*server].clone());
+                (*server, question(asked))
+            });
+            Round::new(questions.collect()).leave();
+        }
+    }
+}
