@@ -20,11 +20,14 @@ pub(super) enum Kind {
 }
 
 /// The marks by which nodes are told apart.
-const WORDS: [(&str, Kind); 4] = [
+const WORDS: [(&str, Kind); 6] = [
     ("__READ__", Kind::Read),
     ("__WRIT__", Kind::Write),
     ("lock-", Kind::Mutex),
     ("lease-", Kind::Lease),
+    // kazoo's: its nodes are in one line with ours, though we never make such.
+    ("__lock__", Kind::Mutex),
+    ("__rlock__", Kind::Read),
 ];
 
 impl Kind {
@@ -190,6 +193,18 @@ mod tests {
         let lease = Node::parse(&format!("{id}2.5-lease-0000000007")).unwrap();
         assert_eq!((lease.id(), lease.permit(), lease.kind), (&*id, Some((2, 5)), Kind::Lease));
         assert_eq!(Node::parse(&format!("{id}lease-0000000007")).unwrap().permit(), None);
+    }
+
+    #[test]
+    fn nodes_of_kazoo_are_waited_for_and_never_made() {
+        let kazoo = "1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b__lock__0000000003".to_owned();
+        let before = "_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-0000000002".to_owned();
+        let after = "_c_63345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-0000000004".to_owned();
+        let ordered = line(&[after.clone(), kazoo.clone(), before.clone()]);
+        assert_eq!(names(&ordered), [&before, &kazoo, &after]);
+        let reader = Node::parse("1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b__rlock__0000000003").unwrap();
+        assert_eq!(reader.kind, Kind::Read);
+        assert_eq!((Kind::Mutex.word(), Kind::Read.word()), ("lock-", "__READ__"));
     }
 
     #[test]

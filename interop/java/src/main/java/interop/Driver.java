@@ -1,0 +1,94 @@
+package interop;
+
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.net.Socket;
+import java.util.concurrent.ThreadLocalRandom;
+
+/**
+ * What every driver does: it takes orders from its input, one per line, and answers each with one line.
+ * All of it happens on one thread, because locks of these libraries belong to threads.
+ */
+abstract class Driver {
+    /** How many permits a semaphore of these tests has. */
+    static final int PERMITS = 3;
+
+    /** Takes a lock, and gives its fence, or 0 where there is none; -1 if it is busy and must not be waited for. */
+    abstract long take(String kind, String name, boolean wait) throws Exception;
+
+    abstract void release(String kind, String name) throws Exception;
+
+    /** Whatever only one of the libraries can do. */
+    String other(String[] order) throws Exception {
+        throw new IllegalArgumentException("what is " + order[0] + "?");
+    }
+
+    void serve() throws Exception {
+        PrintStream out = System.out;
+        out.println("ready");
+        BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
+        for (String line; (line = in.readLine()) != null;) {
+            out.println(obey(line.split(" ")));
+        }
+        System.exit(0);
+    }
+
+    private String obey(String[] order) {
+        try {
+            switch (order[0]) {
+                case "acquire":
+                    return "held " + take(order[1], order[2], true);
+                case "try":
+                    long fence = take(order[1], order[2], false);
+                    return fence < 0 ? "busy" : "held " + fence;
+                case "release":
+                    release(order[1], order[2]);
+                    return "released";
+                case "hammer":
+                    hammer(order[1], order[2], number(order[3]), number(order[4]), number(order[5]));
+                    return "done";
+                default:
+                    return other(order);
+            }
+        } catch (Throwable problem) {
+            return ("error " + problem).replace('\n', ' ');
+        }
+    }
+
+    private void hammer(String kind, String name, int count, int arbiter, int pause) throws Exception {
+        try (Socket socket = new Socket("127.0.0.1", arbiter)) {
+            socket.setTcpNoDelay(true);
+            for (int n = 0; n < count; n++) {
+                long fence = take(kind, name, true);
+                ask(socket, "enter theirs " + mode(kind) + " " + fence + " " + name + "\n");
+                ask(socket, "leave\n");
+                release(kind, name);
+                Thread.sleep(ThreadLocalRandom.current().nextInt(pause));
+            }
+        }
+    }
+
+    /** Nobody goes on before the arbiter has noted it. */
+    private static void ask(Socket socket, String line) throws Exception {
+        socket.getOutputStream().write(line.getBytes());
+        if (socket.getInputStream().read() != '.') {
+            throw new IllegalStateException("the arbiter is gone");
+        }
+    }
+
+    private static int number(String word) {
+        return Integer.parseInt(word);
+    }
+
+    private static String mode(String kind) {
+        switch (kind) {
+            case "read":
+                return "shared";
+            case "permit":
+                return "permit";
+            default:
+                return "exclusive";
+        }
+    }
+}

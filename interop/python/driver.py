@@ -1,0 +1,164 @@
+"""Drivers for redis-py, kazoo, and the commands etcdctl and psql: `driver.py CLIENT ADDRESS LEASE_MS`.
+
+Each takes orders from its input, one per line, and answers each with one line.
+"""
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+
+class RedisPy:
+    """`redis.lock.Lock`: a string that is asked for again and again."""
+
+    def __init__(self, address, lease):
+        import redis
+
+        host, port = address.split(":")
+        self.client = redis.Redis(host=host, port=int(port))
+        self.lease = lease
+        self.held = {}
+
+    def take(self, kind, name, wait):
+        lock = self.client.lock(name, timeout=self.lease, sleep=0.01)
+        if not lock.acquire(blocking=wait):
+            return None
+        self.held[name] = lock
+        return 0
+
+    def release(self, kind, name):
+        self.held.pop(name).release()
+
+
+class Kazoo:
+    """`kazoo.recipe.lock.Lock`, told to wait for names in the style of Curator as well."""
+
+    def __init__(self, address, lease):
+        from kazoo.client import KazooClient
+
+        hosts, self.root = address.split("/", 1)
+        self.client = KazooClient(hosts=hosts, timeout=lease)
+        self.client.start(timeout=60)
+        self.locks = {}
+
+    def take(self, kind, name, wait):
+        if name not in self.locks:
+            path = f"/{self.root}/{name}"
+            self.locks[name] = self.client.Lock(path, extra_lock_patterns=["-lock-"])
+        return 0 if self.locks[name].acquire(blocking=wait) else None
+
+    def release(self, kind, name):
+        self.locks[name].release()
+
+
+class Etcdctl:
+    """`etcdctl lock NAME`: one process per lock, which says its key when it holds it."""
+
+    def __init__(self, address, lease):
+        self.command = ["etcdctl", f"--endpoints=http://{address}", "lock", f"--ttl={lease:.0f}"]
+        self.held = {}
+
+    def take(self, kind, name, wait):
+        if not wait:
+            raise ValueError("etcdctl cannot try")
+        process = subprocess.Popen(
+            [*self.command, name],
+            env={**os.environ, "ETCDCTL_API": "3"},
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=die_with_parent,
+        )
+        # It says its key, and no revision: there is no fence.
+        if not process.stdout.readline().startswith(name + "/"):
+            raise RuntimeError("etcdctl did not get the lock")
+        self.held[name] = process
+        return 0
+
+    def release(self, kind, name):
+        process = self.held.pop(name)
+        process.send_signal(signal.SIGINT)
+        process.wait()
+
+
+def die_with_parent():
+    """Whoever kills the driver means the lock's holder."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Psql:
+    """One session of psql that takes the documented advisory lock."""
+
+    def __init__(self, address, lease):
+        self.process = subprocess.Popen(
+            ["psql", "--no-psqlrc", "-qtA", address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, function, name):
+        self.process.stdin.write(f"SELECT 'got ' || {function}(lockkeeper_id('{name}'))::text;\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer.startswith("got"):
+            raise RuntimeError(f"psql said {answer!r}")
+        return answer.split()[1:] != ["false"]
+
+    def take(self, kind, name, wait):
+        function = "pg_advisory_lock" if wait else "pg_try_advisory_lock"
+        return 0 if self.ask(function, name) else None
+
+    def release(self, kind, name):
+        if not self.ask("pg_advisory_unlock", name):
+            raise RuntimeError("it was not held")
+
+
+def hammer(client, kind, name, count, port, pause):
+    with socket.create_connection(("127.0.0.1", port)) as arbiter:
+        arbiter.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def ask(line):
+            arbiter.sendall(line.encode())
+            if arbiter.recv(1) != b".":
+                raise RuntimeError("the arbiter is gone")
+
+        for _ in range(count):
+            fence = client.take(kind, name, True)
+            ask(f"enter theirs exclusive {fence} {name}\n")
+            ask("leave\n")
+            client.release(kind, name)
+            time.sleep(random.uniform(0, pause / 1000))
+
+
+def obey(client, order):
+    if order[0] in ("acquire", "try"):
+        fence = client.take(order[1], order[2], order[0] == "acquire")
+        return "busy" if fence is None else f"held {fence}"
+    if order[0] == "release":
+        client.release(order[1], order[2])
+        return "released"
+    if order[0] == "hammer":
+        hammer(client, order[1], order[2], *map(int, order[3:]))
+        return "done"
+    raise ValueError(f"what is {order[0]}?")
+
+
+def main():
+    clients = {"redis-py": RedisPy, "kazoo": Kazoo, "etcdctl": Etcdctl, "psql": Psql}
+    client = clients[sys.argv[1]](sys.argv[2], int(sys.argv[3]) / 1000)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        try:
+            answer = obey(client, line.split())
+        except Exception as problem:  # Whatever it is, the one who asked has to know.
+            answer = f"error {type(problem).__name__}: {problem}".replace("\n", " ")
+        print(answer, flush=True)
+
+
+main()

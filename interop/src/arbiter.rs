@@ -1,0 +1,264 @@
+//! Sees every critical section of every process, and says what must not have happened.
+//!
+//! A driver says `enter SIDE MODE FENCE NAME` when it has a lock and `leave` before it gives it back, and
+//! goes on only when that was noted. So two who are inside together here were so in truth, whatever
+//! the network and the scheduler did in between.
+
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How many permits a semaphore of these tests has. Every driver knows it.
+pub(crate) const PERMITS: usize = 3;
+
+/// Notes who is inside.
+#[derive(Debug, Clone)]
+pub(crate) struct Arbiter {
+    port: u16,
+    rooms: Arc<Mutex<HashMap<String, Room>>>,
+}
+
+/// What happened under one name.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Tally {
+    /// Sections of ours and of theirs.
+    pub(crate) ours: usize,
+    pub(crate) theirs: usize,
+    /// Everything that must not have happened, in words.
+    pub(crate) wrongs: Vec<String>,
+    /// How long it took from one leaving to one of the other side entering.
+    pub(crate) hand_offs: Vec<Duration>,
+    /// How many came with a fence.
+    pub(crate) fenced: usize,
+}
+
+#[derive(Debug, Default)]
+struct Room {
+    inside: Vec<Visit>,
+    left: Option<(Side, Instant)>,
+    fence: u64,
+    tally: Tally,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Ours,
+    Theirs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Exclusive,
+    Shared,
+    Permit,
+}
+
+#[derive(Debug, Clone)]
+struct Visit {
+    /// Which connection it came over.
+    guest: usize,
+    side: Side,
+    mode: Mode,
+}
+
+impl Arbiter {
+    /// Starts to listen on a port of this machine.
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let arbiter = Self { port, rooms: Arc::default() };
+        let rooms = arbiter.rooms.clone();
+        thread::spawn(move || {
+            for (guest, stream) in listener.incoming().flatten().enumerate() {
+                let rooms = rooms.clone();
+                thread::spawn(move || attend(guest, stream, &rooms));
+            }
+        });
+        arbiter
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What happened under a name since it was asked last.
+    pub(crate) fn tally(&self, name: &str) -> Tally {
+        lock(&self.rooms).remove(name).map(|room| room.tally).unwrap_or_default()
+    }
+}
+
+/// Takes notes for one driver until it hangs up.
+fn attend(guest: usize, stream: TcpStream, rooms: &Mutex<HashMap<String, Room>>) {
+    let mut place = None;
+    let mut serve = || -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        let mut answers = stream.try_clone()?;
+        for line in BufReader::new(&stream).lines() {
+            let line = line?;
+            let words: Vec<_> = line.split(' ').collect();
+            match words.as_slice() {
+                ["enter", side, mode, fence, name] => {
+                    let visit = Visit { guest, side: side_of(side), mode: mode_of(mode) };
+                    let fence = fence.parse().expect("a fence is a number");
+                    lock(rooms).entry((*name).to_owned()).or_default().enter(visit, fence);
+                    place = Some((*name).to_owned());
+                    // Long enough for somebody else to come in, if that is possible.
+                    thread::sleep(Duration::from_micros(fastrand::u64(0..400)));
+                }
+                ["leave"] => leave(rooms, &mut place, guest),
+                other => panic!("a driver said {other:?}"),
+            }
+            answers.write_all(b".")?;
+        }
+        Ok(())
+    };
+    // A driver that was killed inside is inside no longer.
+    let _ = serve();
+    leave(rooms, &mut place, guest);
+}
+
+fn leave(rooms: &Mutex<HashMap<String, Room>>, place: &mut Option<String>, guest: usize) {
+    if let Some(name) = place.take()
+        && let Some(room) = lock(rooms).get_mut(&name)
+    {
+        room.leave(guest);
+    }
+}
+
+fn side_of(word: &str) -> Side {
+    match word {
+        "ours" => Side::Ours,
+        "theirs" => Side::Theirs,
+        other => panic!("no side is called {other:?}"),
+    }
+}
+
+fn mode_of(word: &str) -> Mode {
+    match word {
+        "exclusive" => Mode::Exclusive,
+        "shared" => Mode::Shared,
+        "permit" => Mode::Permit,
+        other => panic!("no mode is called {other:?}"),
+    }
+}
+
+impl Room {
+    fn enter(&mut self, visit: Visit, fence: u64) {
+        let tally = &mut self.tally;
+        let clash = match visit.mode {
+            Mode::Permit => self.inside.len() >= PERMITS,
+            mode => self
+                .inside
+                .iter()
+                .any(|other| mode == Mode::Exclusive || other.mode == Mode::Exclusive),
+        };
+        if clash {
+            tally.wrongs.push(format!("{visit:?} was let in beside {:?}", self.inside));
+        }
+        // A reader carries the fence of the last writer, and a permit may be taken beside others.
+        if fence > 0 && visit.mode == Mode::Exclusive {
+            if fence <= self.fence {
+                tally.wrongs.push(format!("fence {fence} came after {}", self.fence));
+            }
+            self.fence = self.fence.max(fence);
+            tally.fenced += 1;
+        }
+        match visit.side {
+            Side::Ours => tally.ours += 1,
+            Side::Theirs => tally.theirs += 1,
+        }
+        if let Some((side, at)) = self.left
+            && side != visit.side
+        {
+            tally.hand_offs.push(at.elapsed());
+        }
+        self.left = None;
+        self.inside.push(visit);
+    }
+
+    fn leave(&mut self, guest: usize) {
+        if let Some(at) = self.inside.iter().position(|visit| visit.guest == guest) {
+            let visit = self.inside.swap_remove(at);
+            self.left = Some((visit.side, Instant::now()));
+        }
+    }
+}
+
+fn lock(rooms: &Mutex<HashMap<String, Room>>) -> MutexGuard<'_, HashMap<String, Room>> {
+    rooms.lock().expect("nothing panics under this lock")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(visits: &[(usize, Mode, u64)]) -> Room {
+        let mut room = Room::default();
+        for (guest, mode, fence) in visits {
+            room.enter(Visit { guest: *guest, side: Side::Ours, mode: *mode }, *fence);
+        }
+        room
+    }
+
+    #[test]
+    fn two_inside_are_noticed_unless_both_only_share() {
+        use Mode::{Exclusive, Permit, Shared};
+        for (first, second, wrongs) in [
+            (Exclusive, Exclusive, 1),
+            (Exclusive, Shared, 1),
+            (Shared, Exclusive, 1),
+            (Shared, Shared, 0),
+            (Permit, Permit, 0),
+        ] {
+            let tally = room(&[(1, first, 0), (2, second, 0)]).tally;
+            assert_eq!(tally.wrongs.len(), wrongs, "{first:?} {second:?}");
+        }
+        let visits = [1, 2, 3, 4].map(|guest| (guest, Permit, 0));
+        assert_eq!(room(&visits[..PERMITS]).tally.wrongs.len(), 0);
+        assert_eq!(room(&visits).tally.wrongs.len(), 1);
+    }
+
+    #[test]
+    fn one_after_the_other_is_right_and_a_fence_that_does_not_rise_is_wrong() {
+        let mut room = Room::default();
+        let visit = |guest| Visit { guest, side: Side::Theirs, mode: Mode::Exclusive };
+        for (guest, fence, wrongs) in [(1, 5, 0), (2, 6, 0), (1, 6, 1), (2, 0, 1), (1, 4, 2)] {
+            room.enter(visit(guest), fence);
+            room.leave(guest);
+            assert_eq!(room.tally.wrongs.len(), wrongs, "{:?}", room.tally.wrongs);
+        }
+        assert_eq!((room.tally.theirs, room.tally.fenced), (5, 4));
+    }
+
+    #[test]
+    fn hand_offs_count_between_the_sides_only() {
+        let mut room = Room::default();
+        for (guest, side) in [(1, Side::Ours), (2, Side::Ours), (3, Side::Theirs), (1, Side::Ours)]
+        {
+            room.enter(Visit { guest, side, mode: Mode::Exclusive }, 0);
+            room.leave(guest);
+        }
+        assert_eq!(room.tally.hand_offs.len(), 2);
+    }
+
+    #[test]
+    fn a_driver_that_dies_inside_is_inside_no_longer() {
+        let arbiter = Arbiter::start();
+        let enter = || {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, arbiter.port())).unwrap();
+            stream.write_all(b"enter ours exclusive 0 x\n").unwrap();
+            io::Read::read_exact(&mut stream, &mut [0]).unwrap();
+            stream
+        };
+        drop(enter());
+        while lock(&arbiter.rooms).get("x").is_some_and(|room| !room.inside.is_empty()) {
+            thread::yield_now();
+        }
+        let (_one, _two) = (enter(), enter());
+        let tally = arbiter.tally("x");
+        assert_eq!((tally.ours, tally.wrongs.len()), (3, 1));
+    }
+}

@@ -1,0 +1,131 @@
+//! The servers of a run, and how to see that somebody waits at them.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use lockkeeper::Client;
+use lockkeeper_testkit::database::postgres::Postgres;
+use lockkeeper_testkit::server::redis::{Cluster, Server};
+use lockkeeper_testkit::server::{etcd, zookeeper};
+use tokio::runtime::Runtime;
+
+use crate::driver::Outcome;
+
+/// How long it may take until a driver that was told to wait is seen waiting.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A store that runs; it ends when dropped.
+pub(crate) enum Store {
+    /// Redis servers, and the scheme of the URL that names them.
+    Redis { scheme: &'static str, servers: Vec<Server> },
+    /// One that shows its lines to us.
+    Inspected { servers: Servers, url: String, runtime: Runtime, client: Client },
+}
+
+/// Most are only kept for their drop.
+pub(crate) enum Servers {
+    ZooKeeper { _ensemble: zookeeper::Ensemble },
+    Etcd { _servers: etcd::Servers },
+    Postgres(Postgres),
+}
+
+impl Store {
+    pub(crate) fn redis() -> Self {
+        Store::Redis { scheme: "redis", servers: vec![Server::start()] }
+    }
+
+    /// Five servers that know nothing of each other.
+    pub(crate) fn redlock() -> Self {
+        Store::Redis { scheme: "redlock", servers: (0..5).map(|_| Server::start()).collect() }
+    }
+
+    pub(crate) fn cluster() -> Self {
+        Store::Redis { scheme: "redis+cluster", servers: Cluster::with_replicas(0).servers }
+    }
+
+    pub(crate) fn zookeeper() -> Outcome<Self> {
+        let ensemble = zookeeper::Ensemble::single();
+        let url = format!("zookeeper://{}/locks", ensemble.hosts());
+        Self::inspected(Servers::ZooKeeper { _ensemble: ensemble }, url)
+    }
+
+    pub(crate) fn etcd() -> Outcome<Self> {
+        let servers = etcd::Servers::start(1);
+        let url = servers.url("");
+        Self::inspected(Servers::Etcd { _servers: servers }, url)
+    }
+
+    pub(crate) fn postgres() -> Outcome<Self> {
+        let server = Postgres::start();
+        let url = format!("{}?strategy=advisory", server.url());
+        Self::inspected(Servers::Postgres(server), url)
+    }
+
+    fn inspected(servers: Servers, url: String) -> Outcome<Self> {
+        let runtime = Runtime::new().map_err(|error| error.to_string())?;
+        let client = runtime.block_on(Client::connect(&url)).map_err(|error| error.to_string())?;
+        Ok(Store::Inspected { servers, url, runtime, client })
+    }
+
+    /// `host:port`, with commas between several.
+    pub(crate) fn hosts(&self) -> String {
+        match self {
+            Store::Redis { servers, .. } => {
+                let hosts = servers.iter().map(|server| format!("127.0.0.1:{}", server.port()));
+                hosts.collect::<Vec<_>>().join(",")
+            }
+            Store::Inspected { url, .. } => {
+                let rest = url.split("://").nth(1).unwrap_or_default();
+                rest.split(['/', '?']).next().unwrap_or_default().to_owned()
+            }
+        }
+    }
+
+    /// The URL that we use.
+    pub(crate) fn url(&self) -> String {
+        match self {
+            Store::Redis { scheme, .. } => format!("{scheme}://{}", self.hosts()),
+            Store::Inspected { url, .. } => url.clone(),
+        }
+    }
+
+    /// Waits until so many wait for a lock.
+    pub(crate) fn until_waited_for(&self, name: &str, wanted: usize) -> Outcome {
+        let started = Instant::now();
+        while self.waiters(name) < wanted {
+            if started.elapsed() > PATIENCE {
+                return Err(format!("{wanted} were never seen waiting for {name}"));
+            }
+            sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn waiters(&self, name: &str) -> usize {
+        match self {
+            Store::Redis { servers, .. } => {
+                // Those of a plain mutex are in no line: they listen, each process once.
+                let line = format!("redisson_lock_queue:{{{name}}}");
+                let channels = format!("*{{{name}}}*");
+                let seen = |server: &Server| {
+                    let queued = server.ask(&["LLEN", &line]).parse().unwrap_or(0);
+                    let heard = ["CHANNELS", "SHARDCHANNELS"]
+                        .iter()
+                        .any(|which| !server.ask(&["PUBSUB", which, &channels]).is_empty());
+                    queued.max(usize::from(heard))
+                };
+                servers.iter().map(seen).max().unwrap_or(0)
+            }
+            // Who waits for a name that we never held is nameless there, and nobody else waits.
+            Store::Inspected { servers: Servers::Postgres(server), .. } => {
+                let waiting =
+                    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+                server.psql("postgres", waiting).parse().unwrap_or(0)
+            }
+            Store::Inspected { runtime, client, .. } => {
+                let seen = runtime.block_on(client.inspect(name)).ok().flatten();
+                seen.and_then(|seen| seen.waiters).map_or(0, |waiters| waiters.len())
+            }
+        }
+    }
+}
