@@ -176,31 +176,34 @@ fn calls(server: &Server, of: impl Fn(&str) -> bool) -> u64 {
     stats.lines().filter_map(count).sum()
 }
 
+/// `LOCKKEEPER_TEST_LOCKS=50000` takes as many locks as that, and half a minute longer.
 #[tokio::test(flavor = "multi_thread")]
-async fn fifty_thousand_locks_are_renewed_by_a_hundred_calls() {
-    const LOCKS: usize = 50_000;
+async fn one_call_renews_five_hundred_locks() {
+    let locks: usize = std::env::var("LOCKKEEPER_TEST_LOCKS").map_or(5_000, |n| n.parse().unwrap());
+    let ttl = Duration::from_secs(if locks > 5_000 { 30 } else { 9 });
     let server = Server::start();
     let client = Client::connect(server.url()).await.unwrap();
-    let ttl = Duration::from_secs(12);
     let mut tasks = JoinSet::new();
     for task in 0..50 {
         let client = client.clone();
         tasks.spawn(async move {
             let mut guards = Vec::new();
-            for n in (task..LOCKS).step_by(50) {
+            for n in (task..locks).step_by(50) {
                 guards.push(client.mutex(n.to_string()).ttl(ttl).acquire().await.unwrap());
             }
             guards
         });
     }
     let guards: Vec<Guard> = tasks.join_all().await.into_iter().flatten().collect();
-    // Leases that were taken at different times come together in the first period.
-    tokio::time::sleep(ttl / 3).await;
+    // Leases that were taken at different times come together in the first periods.
+    tokio::time::sleep(ttl * 2 / 3).await;
     let before = calls(&server, is_script);
-    tokio::time::sleep(ttl).await;
+    // Not the whole of three periods, or some that are due at both ends would be counted four times.
+    tokio::time::sleep(ttl * 9 / 10).await;
     let renewals = calls(&server, is_script) - before;
-    assert!((200..=300).contains(&renewals), "{renewals} calls in three periods");
-    assert!(guards.iter().all(|guard| guard.check().is_ok()));
+    println!("{renewals} calls renewed {locks} locks over three periods");
+    assert!(guards.iter().all(|guard| guard.check().is_ok()), "all of them were renewed");
+    assert!(renewals <= 3 * locks.div_ceil(500) as u64, "{renewals} calls in three periods");
     // Giving them back one by one would take longer than all of this.
     server.kill();
 }
