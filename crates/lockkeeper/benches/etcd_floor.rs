@@ -5,13 +5,14 @@
 //! ```
 //!
 //! It starts a server of its own. The floor is a put with a lease and a delete. The lock service inside
-//! the server is the other measure. Each is done in turns, so that a busy machine hurts all alike; only
+//! the server is another measure, and so is the floor with a condition on each of its two steps, without
+//! which there is no lock. Each is done in turns, so that a busy machine hurts all alike; only
 //! the ratios mean anything. Last, it counts what a hand-off costs in a short line and in a long one.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use etcd_client::{LockOptions, PutOptions};
+use etcd_client::{Compare, CompareOp, LockOptions, PutOptions, Txn, TxnOp};
 use lockkeeper::backend::{Mode, Request};
 use lockkeeper::url::Endpoint;
 use lockkeeper::{Client, Key, Token};
@@ -47,6 +48,18 @@ async fn main() -> Outcome {
             Outcome::Ok(())
         }
     };
+    let again = raw.clone();
+    let conditional = move |key: String| {
+        let mut raw = again.clone();
+        async move {
+            let is = |op| Compare::create_revision(key.clone(), op, 0);
+            let put = TxnOp::put(key.clone(), "", Some(PutOptions::new().with_lease(lease)));
+            raw.txn(Txn::new().when([is(CompareOp::Equal)]).and_then([put])).await?;
+            let delete = TxnOp::delete(key.clone(), None);
+            raw.txn(Txn::new().when([is(CompareOp::Greater)]).and_then([delete])).await?;
+            Outcome::Ok(())
+        }
+    };
     let again = client.clone();
     let ours = move |key: String| {
         let client = again.clone();
@@ -57,17 +70,19 @@ async fn main() -> Outcome {
     };
 
     for (tasks, cycles) in [(1, 100), (64, 10)] {
-        let mut times = [Duration::ZERO; 3];
+        let mut times = [Duration::ZERO; 4];
         for _ in 0..ROUNDS {
             times[0] += measure(tasks, cycles, "raw", floor.clone()).await?;
             times[1] += measure(tasks, cycles, "service", service.clone()).await?;
-            times[2] += measure(tasks, cycles, "ours", ours.clone()).await?;
+            times[2] += measure(tasks, cycles, "conditional", conditional.clone()).await?;
+            times[3] += measure(tasks, cycles, "ours", ours.clone()).await?;
         }
         let all = (ROUNDS * tasks * cycles) as f64;
-        let [floor, service, ours] = times.map(|time| time.as_secs_f64());
+        let [floor, service, conditional, ours] = times.map(|time| time.as_secs_f64());
         println!("{tasks} at once, each with a key of its own, {all} cycles:");
         println!("  the floor           {:.0} cycles per second", all / floor);
         println!("  the lock service    {:.2} times the floor", service / floor);
+        println!("  with conditions     {:.2} times the floor", conditional / floor);
         println!("  lockkeeper          {:.2} times the floor", ours / floor);
     }
     for waiting in [5, 500] {

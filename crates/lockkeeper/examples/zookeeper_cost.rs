@@ -9,9 +9,9 @@ use tokio::task::JoinSet;
 use zookeeper_client as zk;
 
 /// How long each side is measured in each round. They take turns, so that both see the same machine.
-const TURN: Duration = Duration::from_millis(1_500);
+const TURN: Duration = Duration::from_millis(500);
 
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 12;
 
 const TASKS: usize = 64;
 
@@ -23,7 +23,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let hosts = std::env::args().nth(1).ok_or("name the servers: host:port,host:port")?;
     let raw = zk::Client::connect(&hosts).await?;
     let client = Client::connect(format!("zookeeper://{hosts}/lockkeeper-cost")).await?;
-    let directory = zk::CreateMode::Container.with_acls(zk::Acls::anyone_all());
+    // No containers, which the servers would remove while they are empty.
+    let directory = zk::CreateMode::Persistent.with_acls(zk::Acls::anyone_all());
     for task in 0..TASKS {
         raw.mkdir(&format!("/lockkeeper-cost-floor/{task}"), &directory).await?;
         client.mutex(task.to_string()).acquire().await?.release().await?;
@@ -41,6 +42,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             locks as f64 / floor as f64
         );
     }
+    for task in 0..TASKS {
+        raw.delete(&format!("/lockkeeper-cost-floor/{task}"), None).await?;
+    }
+    raw.delete("/lockkeeper-cost-floor", None).await?;
     client.close().await;
     Ok(())
 }

@@ -12,6 +12,9 @@ use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
 use lockkeeper_testkit::server::etcd::Servers;
 
+/// A busy machine is not a reason to elect another leader.
+const PATIENT: [&str; 4] = ["--heartbeat-interval", "200", "--election-timeout", "2000"];
+
 /// A part of a cluster that nobody else uses. Leases are a little longer than the shortest ones, so
 /// that a busy machine does not lose them.
 fn fresh(servers: &Servers) -> Store {
@@ -26,9 +29,7 @@ fn one() -> Store {
 
 fn three() -> Store {
     static THREE: OnceLock<Servers> = OnceLock::new();
-    // A busy machine is not a reason to elect another leader.
-    let patient = ["--heartbeat-interval", "200", "--election-timeout", "2000"];
-    fresh(THREE.get_or_init(|| Servers::with(3, &patient)))
+    fresh(THREE.get_or_init(|| Servers::with(3, &PATIENT)))
 }
 
 conformance!(one_member, one());
