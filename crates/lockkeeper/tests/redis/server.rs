@@ -125,6 +125,11 @@ impl Server {
             running.signal("-KILL");
             drop(running._input.take());
             let _ = running.shell.wait();
+            // The shell does not wait for its child, and a port is free only when that is dead.
+            eventually("nobody listens", || {
+                let is_there = TcpStream::connect(("127.0.0.1", self.port)).is_ok();
+                (!is_there).then_some(()).ok_or("somebody still does".to_owned())
+            });
         }
     }
 
