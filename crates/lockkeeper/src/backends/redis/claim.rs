@@ -92,6 +92,11 @@ impl Ticket {
         }
     }
 
+    /// A claim of which it is not known what it left: its release asks the server.
+    pub(super) fn unsure(store: Arc<Store>, request: Request) -> Self {
+        Self { trace: Trace::Unknown, ..Self::new(store, request) }
+    }
+
     /// Whether there is a line of waiters. A plain mutex is for whoever comes first.
     fn is_ordered(&self) -> bool {
         self.request.fair || self.request.mode != Mode::Mutex

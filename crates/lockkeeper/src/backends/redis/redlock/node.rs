@@ -1,12 +1,14 @@
 //! One of the servers: what it is asked, how long it may take, and what it is still owed.
 //!
-//! A server that did not answer is left alone for as long as an answer may take, so that a dead one
+//! A server that kept us waiting is left alone for as long as an answer may take, so that a dead one
 //! costs nothing. What could not be given back to it is given back when it is next heard of.
 //!
 //! Easy to get wrong: a claim's steps on one server happen in their order, also when nobody waits for
-//! an earlier one any more. So each claim has a [`Seat`] per server, which is locked for every step.
+//! an earlier one any more. So each claim has a [`Seat`] per server, which is locked for every step;
+//! only a release is sent ahead, because nothing that comes later may overtake it.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -54,7 +56,10 @@ struct Debt {
 /// One claim's part at one server.
 #[derive(Debug)]
 pub(super) struct Seat {
+    request: Request,
     state: tokio::sync::Mutex<State>,
+    /// Whether a renewal takes the lock here just now.
+    filling: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -122,9 +127,13 @@ impl Node {
             queue: request.queue && request.mode == Mode::Write,
             ..request.clone()
         };
-        let ticket = Ticket::new(self.store(request.mode).clone(), request);
+        let ticket = Ticket::new(self.store(request.mode).clone(), request.clone());
         let state = State { ticket, clean: true, held: false, closed: false };
-        Arc::new(Seat { state: tokio::sync::Mutex::new(state) })
+        Arc::new(Seat {
+            request,
+            state: tokio::sync::Mutex::new(state),
+            filling: AtomicBool::new(false),
+        })
     }
 
     /// Whether it answers at all.
@@ -158,6 +167,13 @@ impl Node {
             Err(error @ (Error::Conflict { .. } | Error::Config(_))) => Vote::Refused(error),
             Err(error) => Vote::Silent(error),
         }
+    }
+
+    /// Takes the lock here for a claim that holds it elsewhere, unless it is over.
+    pub(super) async fn fill(self: Arc<Self>, seat: Arc<Seat>) {
+        seat.filling.store(true, Ordering::SeqCst);
+        self.vote(seat.clone()).await;
+        seat.filling.store(false, Ordering::SeqCst);
     }
 
     /// Raises the fence of a lock that is ours here. Answers the fence that is there then;
@@ -201,10 +217,27 @@ impl Node {
         ttl: Duration,
         last: bool,
     ) -> Result<bool> {
-        let mut state = seat.state.lock().await;
+        let mut is_told = false;
+        let mut state = match seat.state.try_lock() {
+            Ok(state) => state,
+            // It may not even have asked yet.
+            Err(_) if seat.filling.load(Ordering::SeqCst) => seat.state.lock().await,
+            Err(_) => {
+                // An answer is still awaited. The release does not wait for it: it goes the same way
+                // and arrives after the question, and before whatever is asked next.
+                let store = self.store(seat.request.mode).clone();
+                let mut unsure = Ticket::unsure(store, seat.request.clone());
+                is_told = self.within(unsure.release()).await.is_ok();
+                seat.state.lock().await
+            }
+        };
         state.closed |= last;
         if state.clean {
             return Ok(false);
+        }
+        // Only a question that was answered certainly came first.
+        if is_told && state.held {
+            return Ok(state.cleared());
         }
         let released = self.within(state.ticket.release()).await;
         match released {
@@ -282,12 +315,16 @@ impl Node {
         if self.resting().is_some_and(|until| Instant::now() < until) {
             return Err(silence("it did not answer a moment ago".to_owned()));
         }
-        let limit = self.settings.node_timeout;
+        let (limit, asked) = (self.settings.node_timeout, Instant::now());
         let answer = timeout(limit, work).await.unwrap_or_else(|_| {
             Err(silence(format!("no answer within {}", humantime::format_duration(limit))))
         });
         match &answer {
-            Err(error) if error.is_retryable() => *self.resting() = Some(Instant::now() + limit),
+            // One that says no at once costs nothing, and may be back at once.
+            Err(error) if error.is_retryable() => {
+                let is_slow = asked.elapsed() >= limit / 2;
+                *self.resting() = is_slow.then(|| Instant::now() + limit);
+            }
             _ => {
                 *self.resting() = None;
                 self.pay();

@@ -96,7 +96,7 @@ impl Survey {
             }
             let Some(seats) = self.quorum.seats(&self.tokens[at]) else { continue };
             let questions = servers.iter().map(|server| {
-                let asked = self.quorum.nodes[*server].clone().vote(seats[*server].clone());
+                let asked = self.quorum.nodes[*server].clone().fill(seats[*server].clone());
                 (*server, question(asked))
             });
             Round::new(questions.collect()).leave();

@@ -11,8 +11,8 @@ use super::node::Node;
 /// How long a server may take for an answer, unless set.
 const NODE_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Fewer servers have no minority that could fail.
-const FEWEST: usize = 3;
+/// Fewer servers have no minority that could fail; more are a mistake, and have no bit in a set of 64.
+const COUNT: std::ops::RangeInclusive<usize> = 3..=64;
 
 /// What a URL says beside the servers.
 #[derive(Debug, Clone, Copy)]
@@ -45,9 +45,9 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Vec<Node>, Settings)> {
     options.finish()?;
 
     let hosts = endpoint.hosts();
-    if hosts.len() < FEWEST {
+    if !COUNT.contains(&hosts.len()) {
         return Err(Error::Config(format!(
-            "{}: needs at least three servers that know nothing of each other, as in {0}://h1,h2,h3; for one server there is redis:",
+            "{}: needs three servers or more (at most 64) that know nothing of each other, as in {0}://h1,h2,h3; for one server there is redis:",
             endpoint.scheme()
         )));
     }
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_with_what_would() {
         for (url, words) in [
-            ("redlock://one,two", "at least three servers"),
+            ("redlock://one,two", "three servers or more"),
             ("redlock://one,two:7000,one:6379", "one:6379 is named twice"),
             ("redlock://a,b,c?node_timeout=1ms", "at least 10ms"),
             ("redlock://a,b,c?layout=tree", "it is one of: string, hash"),
