@@ -63,6 +63,36 @@ async fn a_stale_holder_cannot_write_in_a_guarded_transaction() {
     }
 }
 
+/// A clock that goes back and a crash, of which both leave nothing but the committed bound.
+#[tokio::test]
+async fn fences_of_bound_locks_rise_without_the_help_of_a_clock() {
+    for way in ["advisory", "row"] {
+        let url = server().url();
+        let sql = |statement: &str| server().sql(database(&url), statement);
+        let client = Client::connect(strategy(&url, way)).await.unwrap();
+        let fence = async || {
+            let guard = client.mutex("key").acquire().await.unwrap();
+            let fence = guard.fence();
+            guard.release().await.unwrap();
+            fence
+        };
+        fence().await;
+        // As if all that was given came from a clock that was an hour ahead.
+        sql("UPDATE lockkeeper_bound SET fence = fence + 3600000000;
+             UPDATE lockkeeper_last l SET fence = b.fence - 5 FROM lockkeeper_bound b WHERE b.key = l.key");
+        let mut last = fence().await;
+        for _ in 0..12 {
+            let next = fence().await;
+            assert!(next > last, "{way}: {next} after {last}");
+            last = next;
+        }
+        let bound: u64 = sql("SELECT fence FROM lockkeeper_bound").parse().unwrap();
+        assert!(last.get() <= bound, "{way}: a crash could give {last} again");
+        sql("TRUNCATE lockkeeper_last");
+        assert!(fence().await.get() > bound, "{way}: what was given before the crash is not known");
+    }
+}
+
 #[tokio::test]
 async fn a_user_with_few_rights_can_do_everything() {
     let url = server().url();

@@ -13,6 +13,20 @@ use crate::ports::free_port;
 
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 
+/// How the server is run. Of what it needs for TLS, the package's own list leaves two out.
+const JVM: [&str; 8] = [
+    "-Xmx256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    // What was acknowledged survives a killed process without it; no test cuts the power.
+    "-Dzookeeper.forceSync=no",
+    // Directories are removed under the feet of those who use them.
+    "-Dznode.container.checkIntervalMs=500",
+    "-cp",
+    "/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar",
+    "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+];
+
 /// How long an ensemble may take to be of service. A busy machine starts a JVM slowly.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -20,6 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub struct Ensemble {
     servers: Vec<Server>,
+    /// The port for TLS.
+    secure: Option<u16>,
     _directory: TempDir,
 }
 
@@ -27,7 +43,7 @@ pub struct Ensemble {
 #[derive(Debug)]
 pub struct Server {
     port: u16,
-    configuration: String,
+    arguments: Vec<String>,
     log: std::path::PathBuf,
     process: Warden,
 }
@@ -35,15 +51,47 @@ pub struct Server {
 impl Ensemble {
     /// One server by itself, with a tick of a quarter of a second.
     pub fn single() -> Self {
-        Self::start::<1>()
+        Self::start::<1>("", &[])
     }
 
     /// Three servers, of which one may fail.
     pub fn three() -> Self {
-        Self::start::<3>()
+        Self::start::<3>("", &[])
     }
 
-    fn start<const N: usize>() -> Self {
+    /// One server that also speaks TLS, with clients that the same authority vouches for, and knows a
+    /// user `keeper` with this password by SASL.
+    ///
+    /// The certificates are those that [`certificates`](crate::certificates) makes.
+    pub fn guarded(certificates: &Path, password: &str) -> Self {
+        let read = |name| {
+            std::fs::read_to_string(certificates.join(name)).expect("a certificate can be read")
+        };
+        let store = certificates.join("server-with-key.pem");
+        std::fs::write(&store, read("server.key") + &read("server.pem"))
+            .expect("a file can be written");
+        let users = format!(
+            "Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required \
+             user_keeper=\"{password}\"; }};\n"
+        );
+        let jaas = certificates.join("jaas.conf");
+        std::fs::write(&jaas, users).expect("a file can be written");
+        let secure = free_port();
+        let more = format!(
+            "secureClientPort={}\nsecureClientPortAddress=127.0.0.1\n\
+             serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
+             ssl.keyStore.location={}\nssl.keyStore.type=PEM\n\
+             ssl.trustStore.location={}\nssl.trustStore.type=PEM\nssl.clientAuth=need\n\
+             authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider\n",
+            secure,
+            store.display(),
+            certificates.join("ca.pem").display(),
+        );
+        let login = format!("-Djava.security.auth.login.config={}", jaas.display());
+        Self { secure: Some(secure), ..Self::start::<1>(&more, &[login]) }
+    }
+
+    fn start<const N: usize>(more: &str, jvm: &[String]) -> Self {
         assert!(
             Path::new(JAR).exists(),
             "{JAR} is missing; install the Debian package zookeeper: apt-get install -y zookeeper"
@@ -63,19 +111,21 @@ impl Ensemble {
             std::fs::write(home.join("myid"), n.to_string()).expect("a file can be written");
             let configuration = home.join("zoo.cfg");
             let text = format!(
-                "tickTime=250\ninitLimit=120\nsyncLimit=20\ndataDir={}\nclientPort={}\n\
+                "{more}tickTime=250\ninitLimit=120\nsyncLimit=20\ndataDir={}\nclientPort={}\n\
                  clientPortAddress=127.0.0.1\nmaxClientCnxns=0\nminSessionTimeout=500\n\
                  maxSessionTimeout=60000\nadmin.enableServer=false\n{members}",
                 home.display(),
                 clients[n],
             );
             std::fs::write(&configuration, text).expect("a file can be written");
-            let configuration = configuration.display().to_string();
+            let mut arguments = jvm.to_vec();
+            arguments.extend(JVM.map(str::to_owned));
+            arguments.push(configuration.display().to_string());
             let log = home.join("log");
-            let process = launch(&configuration, &log);
-            Server { port: clients[n], configuration, log, process }
+            let process = Warden::start("java", &arguments, &log);
+            Server { port: clients[n], arguments, log, process }
         });
-        let ensemble = Self { servers: servers.collect(), _directory: directory };
+        let ensemble = Self { servers: servers.collect(), secure: None, _directory: directory };
         ensemble.serving(N);
         ensemble
     }
@@ -84,6 +134,14 @@ impl Ensemble {
     pub fn hosts(&self) -> String {
         let hosts = self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port));
         hosts.collect::<Vec<_>>().join(",")
+    }
+
+    /// `host:port` for TLS.
+    ///
+    /// # Panics
+    /// When it was started without.
+    pub fn secure_host(&self) -> String {
+        format!("127.0.0.1:{}", self.secure.expect("it was started with TLS"))
     }
 
     /// A URL with a root of its own.
@@ -114,7 +172,7 @@ impl Ensemble {
     /// Starts a server that was killed, and waits until all serve.
     pub fn restart(&mut self, n: usize) {
         let server = &mut self.servers[n];
-        server.process = launch(&server.configuration, &server.log);
+        server.process = Warden::start("java", &server.arguments, &server.log);
         self.serving(self.servers.len());
     }
 
@@ -177,21 +235,4 @@ impl Server {
         stream.read_to_string(&mut answer)?;
         Ok(answer)
     }
-}
-
-fn launch(configuration: &str, log: &Path) -> Warden {
-    let arguments = [
-        "-Xmx256m",
-        "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",
-        // What was acknowledged survives a killed process without it; no test cuts the power.
-        "-Dzookeeper.forceSync=no",
-        // Directories are removed under the feet of those who use them.
-        "-Dznode.container.checkIntervalMs=500",
-        "-cp",
-        JAR,
-        "org.apache.zookeeper.server.quorum.QuorumPeerMain",
-        configuration,
-    ];
-    Warden::start("java", &arguments.map(str::to_owned), log)
 }

@@ -70,6 +70,11 @@ const SCHEMES: &[Scheme] = &[
         feature: "zookeeper",
         engine: engine!("zookeeper", zookeeper::ENGINE),
     },
+    Scheme {
+        scheme: "zookeepers",
+        feature: "zookeeper-tls",
+        engine: engine!("zookeeper-tls", zookeeper::SECURE),
+    },
     Scheme { scheme: "etcd", feature: "etcd", engine: engine!("etcd", etcd::ENGINE) },
     Scheme { scheme: "etcds", feature: "etcd", engine: engine!("etcd", etcd::ENGINE) },
     Scheme { scheme: "redis", feature: "redis", engine: engine!("redis", redis::ENGINE) },

@@ -1,11 +1,10 @@
 //! Users, permissions and TLS.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use lockkeeper::backend::Severity;
 use lockkeeper::{Client, Error, Release};
+use lockkeeper_testkit::certificates;
 
 use lockkeeper_testkit::server::etcd::Servers;
 
@@ -73,7 +72,7 @@ async fn a_token_that_ended_is_renewed_for_holders_and_waiters() {
     let servers = guarded(&["--auth-token-ttl", "1"]);
     let client = Client::connect(url(&servers, "locks/")).await.unwrap();
     let waiter = Client::connect(url(&servers, "locks/")).await.unwrap();
-    let guard = client.mutex("key").ttl(TTL).acquire().await.unwrap();
+    let guard = client.mutex("key").ttl(TTL * 2).acquire().await.unwrap();
     // Long enough that it leaves its token unused for longer than that lives.
     let waiting = tokio::spawn(waiter.mutex("key").ttl(TTL * 4).acquire());
     for _ in 0..4 {
@@ -101,34 +100,6 @@ async fn a_token_that_the_server_forgot_is_renewed_and_no_lock_is_lost() {
     guard.check().unwrap();
     assert_eq!(guard.release().await.unwrap(), Release::Released);
     client.close().await;
-}
-
-/// An authority, a certificate for the server at 127.0.0.1 and one for a client.
-fn certificates(directory: &Path) {
-    let openssl = |arguments: &[&str]| {
-        let output = Command::new("openssl").args(arguments).current_dir(directory).output();
-        let output = output.expect("openssl can be run; it is in Debian's package openssl");
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "openssl {arguments:?}: {error}");
-    };
-    let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
-    let ca = ["req", "-x509", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem"];
-    openssl(&[&ca[..], &key].concat());
-    for (name, usage) in [("server", "serverAuth"), ("client", "clientAuth")] {
-        let (key_file, request) = (format!("{name}.key"), format!("{name}.csr"));
-        let subject = format!("/CN={name}");
-        let req = ["req", "-subj", &subject, "-keyout", &key_file, "-out", &request];
-        openssl(&[&req[..], &key].concat());
-        let extensions = format!("subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n");
-        std::fs::write(directory.join("extensions"), extensions).unwrap();
-        openssl(
-            &[
-                &["x509", "-req", "-in", &request, "-CA", "ca.pem", "-CAkey", "ca.key"][..],
-                &["-CAcreateserial", "-out", &format!("{name}.pem"), "-extfile", "extensions"],
-            ]
-            .concat(),
-        );
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,8 @@ use sqlx::error::DatabaseError;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError};
 use sqlx::{ConnectOptions, Row};
 
+use super::doctor;
+use crate::backend::Finding;
 use crate::backends::sql::{self, Greet, Sessions};
 use crate::error::{Error, Result};
 use crate::url::Endpoint;
@@ -94,6 +96,18 @@ impl Greet for MySqlConnection {
         Ok(())
     }
 
+    async fn number(&mut self) -> sqlx::Result<i64> {
+        sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(self).await
+    }
+
+    async fn end(&mut self, number: i64) -> sqlx::Result<()> {
+        sqlx::query("CALL lockkeeper_end(?)").bind(number).execute(self).await.map(drop)
+    }
+
+    async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>> {
+        doctor::look(sessions).await
+    }
+
     fn advice(error: &dyn DatabaseError) -> Option<&'static str> {
         let is_by_statement = number(error) == Some(1665);
         is_by_statement.then_some("set binlog_format to MIXED or ROW")
@@ -158,55 +172,47 @@ pub(super) async fn is_galera(wire: &mut MySqlConnection) -> sqlx::Result<bool> 
 /// The version of the tables that are there.
 async fn find(sessions: &Sessions<MySqlConnection>) -> Result<Option<i32>> {
     let mut session = sessions.any().await?;
-    let answer = sqlx::query(
-        "SELECT @@global.read_only, (SELECT COUNT(*) FROM information_schema.tables
-           WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_version')",
-    )
-    .fetch_one(session.wire())
-    .await;
-    let row = session.settle(answer, "look at the database")?;
-    if row.get::<i64, _>(0) != 0 {
+    let looking = async {
+        let wire = session.wire();
+        let asking = sqlx::query_scalar::<_, i64>("SELECT @@global.read_only");
+        let read_only = asking.fetch_one(&mut *wire).await? != 0;
+        Ok((read_only, version(wire).await?))
+    };
+    let answer = looking.await;
+    let (read_only, version) = session.settle(answer, "look at the database")?;
+    if read_only {
         return Err(Error::broken(
             NAME,
             "keep locks here",
             "this server is read-only, as replicas are; name the primary",
         ));
     }
-    if row.get::<i64, _>(1) == 0 {
+    Ok(version)
+}
+
+async fn version(wire: &mut MySqlConnection) -> sqlx::Result<Option<i32>> {
+    let asking = sqlx::query_scalar::<_, i64>(
+        "SELECT COUNT(*) FROM information_schema.tables
+         WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_version'",
+    );
+    if asking.fetch_one(&mut *wire).await? == 0 {
         return Ok(None);
     }
-    let mut session = sessions.any().await?;
-    let answer = sqlx::query_scalar("SELECT MAX(version) FROM lockkeeper_version");
-    let answer = answer.fetch_one(session.wire()).await;
-    session.settle(answer, "read the version of the tables")
+    sqlx::query_scalar("SELECT MAX(version) FROM lockkeeper_version").fetch_one(wire).await
 }
 
 async fn make(sessions: &Sessions<MySqlConnection>) -> Result<()> {
     let mut session = sessions.any().await?;
     let making = async {
-        // One at a time: procedures are dropped and made again. The lock goes with the connection.
+        // One at a time, since procedures are dropped and made again. The lock goes with the connection.
         let alone = !is_galera(session.wire()).await?;
         if alone {
             let waiting = sqlx::query("DO GET_LOCK('lockkeeper: making tables', 60)");
             waiting.execute(session.wire()).await?;
         }
-        for statement in SCHEMA.lines().filter(|line| !line.starts_with("DELIMITER")).fold(
-            vec![String::new()],
-            |mut statements, line| {
-                let (text, ends) = match line.strip_suffix("//") {
-                    Some(text) => (text, true),
-                    None => (line, false),
-                };
-                let last = statements.last_mut().expect("there is always one");
-                last.push_str(text);
-                last.push('\n');
-                if ends {
-                    statements.push(String::new());
-                }
-                statements
-            },
-        ) {
-            if !statement.trim().is_empty() {
+        // Whoever made them meanwhile may use them already.
+        if version(session.wire()).await?.is_none() {
+            for statement in statements() {
                 sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(session.wire()).await?;
             }
         }
@@ -221,6 +227,14 @@ async fn make(sessions: &Sessions<MySqlConnection>) -> Result<()> {
         let hint = missing("they are not there, and could not be made");
         tracing::error!(%hint);
     })
+}
+
+/// The statements of the schema, which is written for a client that splits it where it is told to.
+fn statements() -> impl Iterator<Item = String> {
+    let lines = SCHEMA.lines().filter(|line| !line.starts_with("DELIMITER"));
+    let text: String = lines.map(|line| line.to_owned() + "\n").collect();
+    let parts: Vec<_> = text.split("//\n").map(|part| part.trim().to_owned()).collect();
+    parts.into_iter().filter(|part| !part.is_empty())
 }
 
 fn missing(why: &str) -> Error {

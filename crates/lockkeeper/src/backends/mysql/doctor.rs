@@ -7,7 +7,7 @@ use sqlx::mysql::MySqlConnection;
 
 use super::connect::number;
 use crate::backend::{Finding, Severity};
-use crate::backends::sql::{STATEMENT, Sessions, within};
+use crate::backends::sql::{STATEMENT, Sessions, finding, seconds_since_1970, within};
 use crate::error::Result;
 
 /// Looks at the server, its settings, and our rights.
@@ -166,13 +166,4 @@ async fn may_write(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
         }
     }
     Ok(true)
-}
-
-fn seconds_since_1970() -> f64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    now.unwrap_or_default().as_secs_f64()
-}
-
-fn finding(severity: Severity, what: &str, advice: &str) -> Finding {
-    Finding { severity, what: what.to_owned(), advice: advice.to_owned() }
 }

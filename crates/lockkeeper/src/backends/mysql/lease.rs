@@ -38,8 +38,12 @@ pub(super) const GUARANTEES: Guarantees = Guarantees {
     reentrance: Reentrance::Store,
 };
 
-/// How often the next in line looks; those behind it look as much less often as they are further back.
+/// How often the next in line looks.
 const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(100));
+
+/// How long one who is further back lets pass for each that is before it. Every look takes the latch of
+/// the key: two hundred who look as often as the next in line would keep the holder from releasing.
+const EACH: Duration = Duration::from_millis(15);
 
 /// Locks in a table of leases.
 #[derive(Debug)]
@@ -206,9 +210,11 @@ impl Claim for LeaseClaim {
     }
 
     async fn wait(&mut self) -> Result<()> {
-        let back = u32::try_from(self.ahead).unwrap_or(1).clamp(1, 10);
-        let pause = self.pause + Duration::from_millis(1);
-        sleep((LOOKS.delay(self.looks) * back).min(pause)).await;
+        let delay = match u32::try_from(self.ahead) {
+            Ok(ahead @ 2..=1000) => Backoff::between(EACH * ahead, EACH * ahead).delay(0),
+            _ => LOOKS.delay(self.looks),
+        };
+        sleep(delay.min(self.pause + Duration::from_millis(1))).await;
         Ok(())
     }
 

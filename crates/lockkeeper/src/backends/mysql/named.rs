@@ -9,46 +9,26 @@ use async_trait::async_trait;
 use sqlx::Row;
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 
-use super::connect::{NAME, Settings, prepare_to_bind};
-use super::doctor;
-use crate::backend::{
-    Death, Entry, FenceSource, Finding, Guarantees, Mode, Order, Query, Reentrance, Scope, Support,
-    Survives, Wakeup,
-};
-use crate::backends::sql::{Ask, Bound, Hold, Seen, Sessions, Taken, fence};
-use crate::error::Result;
+use super::connect::NAME;
+use crate::backend::{Entry, Guarantees, Mode, Query, Support};
+use crate::backends::sql::{Ask, Hold, Seen, Taken, fence, promises};
 use crate::owner::whoami;
 
 /// Named locks of the server.
 #[derive(Debug)]
 pub(super) struct Named;
 
-impl Named {
-    pub(super) async fn open(settings: Settings) -> Result<Bound<Self>> {
-        prepare_to_bind(settings).await.map(Bound::new)
-    }
-}
-
 #[async_trait]
 impl Hold for Named {
     type Wire = MySqlConnection;
 
-    const GUARANTEES: Guarantees = Guarantees {
-        engine: NAME,
-        read_write: Support::No("a named lock has one holder; strategy=lease has readers"),
-        semaphore: Support::No("a named lock has one holder; strategy=lease has permits"),
-        order: Order::Server,
-        fence: FenceSource::Hybrid,
-        death: Death::Session,
-        wakeup: Wakeup::Server,
-        scope: Scope::Network,
-        survives: Survives::None,
-        reentrance: Reentrance::Client,
-    };
+    const GUARANTEES: Guarantees = promises(
+        NAME,
+        Support::No("a named lock has one holder; strategy=lease has readers"),
+        Support::No("a named lock has one holder; strategy=lease has permits"),
+    );
 
-    async fn number(wire: &mut MySqlConnection) -> sqlx::Result<i64> {
-        number(wire).await
-    }
+    const SEES_WAITERS: bool = false;
 
     async fn take(wire: &mut MySqlConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
         let rows = sqlx::query_scalar::<_, Option<i64>>("CALL lockkeeper_name(?, ?, ?, ?, ?)")
@@ -77,12 +57,6 @@ impl Hold for Named {
         Ok(held.first() == Some(&1))
     }
 
-    async fn end(wire: &mut MySqlConnection, number: i64) -> sqlx::Result<()> {
-        end(wire, number).await
-    }
-
-    const SEES_WAITERS: bool = false;
-
     async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
         macro_rules! locks {
             ($which:literal) => {
@@ -105,19 +79,6 @@ impl Hold for Named {
         let asking = sqlx::query(statement).bind(text.as_bytes()).bind(text.as_bytes());
         asking.fetch_all(wire).await?.iter().map(seen).collect()
     }
-
-    async fn doctor(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Finding>> {
-        doctor::look(sessions).await
-    }
-}
-
-pub(super) async fn number(wire: &mut MySqlConnection) -> sqlx::Result<i64> {
-    sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(wire).await
-}
-
-/// Ends another connection, and waits until it has let go of what it held.
-pub(super) async fn end(wire: &mut MySqlConnection, number: i64) -> sqlx::Result<()> {
-    sqlx::query("CALL lockkeeper_end(?)").bind(number).execute(wire).await.map(drop)
 }
 
 /// A row that says who holds. Somebody else's lock is shown without a name.

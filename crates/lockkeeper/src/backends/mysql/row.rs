@@ -7,47 +7,27 @@
 use async_trait::async_trait;
 use sqlx::mysql::MySqlConnection;
 
-use super::connect::{NAME, Settings, prepare_to_bind};
-use super::doctor;
-use super::named::{end, number, seconds, seen};
-use crate::backend::{
-    Death, FenceSource, Finding, Guarantees, Order, Query, Reentrance, Scope, Support, Survives,
-    Wakeup,
-};
-use crate::backends::sql::{Ask, Bound, Hold, Seen, Sessions, Taken};
-use crate::error::Result;
+use super::connect::NAME;
+use super::named::{seconds, seen};
+use crate::backend::{Guarantees, Query, Support};
+use crate::backends::sql::{Ask, Hold, Seen, Taken, promises};
 use crate::owner::whoami;
 
 /// Locks on rows.
 #[derive(Debug)]
 pub(super) struct Rows;
 
-impl Rows {
-    pub(super) async fn open(settings: Settings) -> Result<Bound<Self>> {
-        prepare_to_bind(settings).await.map(Bound::new)
-    }
-}
-
 #[async_trait]
 impl Hold for Rows {
     type Wire = MySqlConnection;
 
-    const GUARANTEES: Guarantees = Guarantees {
-        engine: NAME,
-        read_write: Support::No("a row has one holder; strategy=lease has readers"),
-        semaphore: Support::No("a row has one holder; strategy=lease has permits"),
-        order: Order::Server,
-        fence: FenceSource::Hybrid,
-        death: Death::Session,
-        wakeup: Wakeup::Server,
-        scope: Scope::Network,
-        survives: Survives::None,
-        reentrance: Reentrance::Client,
-    };
+    const GUARANTEES: Guarantees = promises(
+        NAME,
+        Support::No("a row has one holder; strategy=lease has readers"),
+        Support::No("a row has one holder; strategy=lease has permits"),
+    );
 
-    async fn number(wire: &mut MySqlConnection) -> sqlx::Result<i64> {
-        number(wire).await
-    }
+    const SEES_WAITERS: bool = false;
 
     async fn take(wire: &mut MySqlConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
         let taking = sqlx::query_scalar::<_, i64>("CALL lockkeeper_hold(?, ?, ?)")
@@ -83,12 +63,6 @@ impl Hold for Rows {
         Ok(held.first() == Some(&1))
     }
 
-    async fn end(wire: &mut MySqlConnection, number: i64) -> sqlx::Result<()> {
-        end(wire, number).await
-    }
-
-    const SEES_WAITERS: bool = false;
-
     async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
         macro_rules! rows {
             ($which:literal) => {
@@ -112,9 +86,5 @@ impl Hold for Rows {
         dirty.execute(&mut *wire).await?;
         let asking = sqlx::query(statement).bind(text.as_bytes()).bind(text.as_bytes());
         asking.fetch_all(wire).await?.iter().map(seen).collect()
-    }
-
-    async fn doctor(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Finding>> {
-        doctor::look(sessions).await
     }
 }

@@ -8,46 +8,26 @@ use sqlx::Row;
 use sqlx::postgres::{PgConnection, PgRow};
 use std::time::{Duration, SystemTime};
 
-use super::connect::{NAME, Settings, prepare_to_bind};
-use super::doctor;
-use crate::backend::{
-    Death, Entry, FenceSource, Finding, Guarantees, Mode, Order, Query, Reentrance, Scope, Support,
-    Survives, Wakeup,
-};
-use crate::backends::sql::{Ask, Bound, Hold, Seen, Sessions, Taken, fence};
-use crate::error::Result;
+use super::connect::NAME;
+use crate::backend::{Entry, Guarantees, Mode, Query, Support};
+use crate::backends::sql::{Ask, Hold, Seen, Taken, fence, promises};
 use crate::owner::whoami;
 
 /// Locks of the server's lock manager.
 #[derive(Debug)]
 pub(super) struct Advisory;
 
-impl Advisory {
-    pub(super) async fn open(settings: Settings) -> Result<Bound<Self>> {
-        prepare_to_bind(settings).await.map(Bound::new)
-    }
-}
-
 #[async_trait]
 impl Hold for Advisory {
     type Wire = PgConnection;
 
-    const GUARANTEES: Guarantees = Guarantees {
-        engine: NAME,
-        read_write: Support::Yes,
-        semaphore: Support::No("advisory locks do not count; strategy=lease does"),
-        order: Order::Server,
-        fence: FenceSource::Hybrid,
-        death: Death::Session,
-        wakeup: Wakeup::Server,
-        scope: Scope::Network,
-        survives: Survives::None,
-        reentrance: Reentrance::Client,
-    };
+    const GUARANTEES: Guarantees = promises(
+        NAME,
+        Support::Yes,
+        Support::No("advisory locks do not count; strategy=lease does"),
+    );
 
-    async fn number(wire: &mut PgConnection) -> sqlx::Result<i64> {
-        sqlx::query_scalar("SELECT pg_backend_pid()::bigint").fetch_one(wire).await
-    }
+    const SEES_WAITERS: bool = true;
 
     async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
         let fence: Option<i64> =
@@ -74,12 +54,6 @@ impl Hold for Advisory {
             .fetch_one(wire)
             .await
     }
-
-    async fn end(wire: &mut PgConnection, number: i64) -> sqlx::Result<()> {
-        end(wire, number).await
-    }
-
-    const SEES_WAITERS: bool = true;
 
     async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
         macro_rules! locks {
@@ -108,10 +82,6 @@ impl Hold for Advisory {
         let rows = sqlx::query(statement).bind(text).fetch_all(wire).await?;
         rows.iter().map(seen).collect()
     }
-
-    async fn doctor(sessions: &Sessions<PgConnection>) -> Result<Vec<Finding>> {
-        doctor::look(sessions).await
-    }
 }
 
 /// A row that says who holds or waits.
@@ -131,12 +101,6 @@ pub(super) fn seen(row: &PgRow) -> sqlx::Result<Seen> {
         slots: Vec::new(),
     };
     Ok(Seen { key: row.try_get("key")?, number, holds, last, entry })
-}
-
-/// Ends another connection, and waits until it has let go of what it held.
-pub(super) async fn end(wire: &mut PgConnection, number: i64) -> sqlx::Result<()> {
-    let ending = sqlx::query("SELECT pg_terminate_backend($1::integer, 5000)").bind(number);
-    ending.execute(wire).await.map(drop)
 }
 
 /// After how much silence the server ends a session.

@@ -6,6 +6,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Row};
 
 use super::doctor;
+use crate::backend::Finding;
 use crate::backends::sql::{self, Greet, Sessions};
 use crate::error::{Error, Result};
 use crate::owner::whoami;
@@ -105,6 +106,19 @@ impl Greet for PgConnection {
         .fetch_all(self)
         .await?;
         Ok(())
+    }
+
+    async fn number(&mut self) -> sqlx::Result<i64> {
+        sqlx::query_scalar("SELECT pg_backend_pid()::bigint").fetch_one(self).await
+    }
+
+    async fn end(&mut self, number: i64) -> sqlx::Result<()> {
+        let ending = sqlx::query("SELECT pg_terminate_backend($1::integer, 5000)").bind(number);
+        ending.execute(self).await.map(drop)
+    }
+
+    async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>> {
+        doctor::look(sessions).await
     }
 
     /// A statement that we prepared is not there, or somebody else's is.

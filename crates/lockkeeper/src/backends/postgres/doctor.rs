@@ -4,7 +4,7 @@ use sqlx::Row;
 use sqlx::postgres::PgConnection;
 
 use crate::backend::{Finding, Severity};
-use crate::backends::sql::{STATEMENT, Sessions, within};
+use crate::backends::sql::{STATEMENT, Sessions, finding, seconds_since_1970, within};
 use crate::error::Result;
 
 /// Looks at the server, its settings, and the way to it.
@@ -113,13 +113,4 @@ pub(super) async fn is_direct(sessions: &Sessions<PgConnection>, first: i32) -> 
     let answer = within(STATEMENT, asking).await;
     let pid: i32 = second.settle(answer, "look for a pooler")?;
     Ok(pid != first)
-}
-
-fn seconds_since_1970() -> f64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    now.unwrap_or_default().as_secs_f64()
-}
-
-fn finding(severity: Severity, what: &str, advice: &str) -> Finding {
-    Finding { severity, what: what.to_owned(), advice: advice.to_owned() }
 }

@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use self::advisory::Advisory;
 pub use self::connect::SCHEMA;
-use self::connect::{Settings, Strategy};
+use self::connect::{Settings, Strategy, prepare_to_bind};
 use self::row::Rows;
 use crate::backend::Backend;
 use crate::backends::Engine;
-use crate::backends::sql::Hold;
+use crate::backends::sql::{Bound, Hold};
 use crate::error::Result;
 use crate::url::Endpoint;
 
@@ -45,7 +45,7 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
     let settings = Settings::of(&endpoint)?.with_password()?;
     Ok(match settings.strategy {
         Strategy::Lease => Arc::new(lease::Leases::open(settings).await?),
-        Strategy::Advisory => Arc::new(Advisory::open(settings).await?),
-        Strategy::Row => Arc::new(Rows::open(settings).await?),
+        Strategy::Advisory => Arc::new(Bound::<Advisory>::new(prepare_to_bind(settings).await?)),
+        Strategy::Row => Arc::new(Bound::<Rows>::new(prepare_to_bind(settings).await?)),
     })
 }

@@ -6,47 +6,27 @@
 use async_trait::async_trait;
 use sqlx::postgres::PgConnection;
 
-use super::advisory::{end, milliseconds, seen};
-use super::connect::{NAME, Settings, prepare_to_bind};
-use super::doctor;
-use crate::backend::{
-    Death, FenceSource, Finding, Guarantees, Order, Query, Reentrance, Scope, Support, Survives,
-    Wakeup,
-};
-use crate::backends::sql::{Ask, Bound, Hold, Seen, Sessions, Taken};
-use crate::error::Result;
+use super::advisory::{milliseconds, seen};
+use super::connect::NAME;
+use crate::backend::{Guarantees, Query, Support};
+use crate::backends::sql::{Ask, Hold, Seen, Taken, promises};
 use crate::owner::whoami;
 
 /// Locks on rows.
 #[derive(Debug)]
 pub(super) struct Rows;
 
-impl Rows {
-    pub(super) async fn open(settings: Settings) -> Result<Bound<Self>> {
-        prepare_to_bind(settings).await.map(Bound::new)
-    }
-}
-
 #[async_trait]
 impl Hold for Rows {
     type Wire = PgConnection;
 
-    const GUARANTEES: Guarantees = Guarantees {
-        engine: NAME,
-        read_write: Support::No("a row has one holder; strategy=lease and advisory have readers"),
-        semaphore: Support::No("a row has one holder; strategy=lease has permits"),
-        order: Order::Server,
-        fence: FenceSource::Hybrid,
-        death: Death::Session,
-        wakeup: Wakeup::Server,
-        scope: Scope::Network,
-        survives: Survives::None,
-        reentrance: Reentrance::Client,
-    };
+    const GUARANTEES: Guarantees = promises(
+        NAME,
+        Support::No("a row has one holder; strategy=lease and advisory have readers"),
+        Support::No("a row has one holder; strategy=lease has permits"),
+    );
 
-    async fn number(wire: &mut PgConnection) -> sqlx::Result<i64> {
-        sqlx::query_scalar("SELECT pg_backend_pid()::bigint").fetch_one(wire).await
-    }
+    const SEES_WAITERS: bool = true;
 
     async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
         loop {
@@ -92,12 +72,6 @@ impl Hold for Rows {
         sqlx::query("ROLLBACK").execute(wire).await.map(|_| true)
     }
 
-    async fn end(wire: &mut PgConnection, number: i64) -> sqlx::Result<()> {
-        end(wire, number).await
-    }
-
-    const SEES_WAITERS: bool = true;
-
     /// The transaction that locked a row is named in the row's own header. One waiter waits for that
     /// transaction, and the others for its place in front.
     async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
@@ -131,9 +105,5 @@ impl Hold for Rows {
         };
         let rows = sqlx::query(statement).bind(text).fetch_all(wire).await?;
         rows.iter().map(seen).collect()
-    }
-
-    async fn doctor(sessions: &Sessions<PgConnection>) -> Result<Vec<Finding>> {
-        doctor::look(sessions).await
     }
 }

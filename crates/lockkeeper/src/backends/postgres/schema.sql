@@ -269,7 +269,6 @@ CREATE OR REPLACE FUNCTION lockkeeper_bind(
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   instant bigint := lockkeeper_micros();
-  ends bigint;
   result bigint;
 BEGIN
   IF a_read THEN
@@ -281,16 +280,18 @@ BEGIN
     END IF;
     RETURN result;
   END IF;
-  -- The latch of the key: of two who come here at once, the second goes on from the first.
-  SELECT l.fence INTO result FROM lockkeeper_last l WHERE l.key = a_key FOR UPDATE;
-  SELECT b.fence INTO ends FROM lockkeeper_bound b WHERE b.key = a_key;
-  result := CASE WHEN result IS NOT NULL THEN greatest(result + 1, instant) END;
-  IF coalesce(result <= ends, false) THEN
-    UPDATE lockkeeper_last l
-      SET fence = result, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp()
-      WHERE l.key = a_key;
+  UPDATE lockkeeper_last l
+    SET fence = greatest(l.fence + 1, instant), pid = a_pid, who = a_who, note = a_note,
+        since = clock_timestamp()
+    FROM lockkeeper_bound b
+    WHERE l.key = a_key AND b.key = a_key AND greatest(l.fence + 1, instant) <= b.fence
+    RETURNING l.fence INTO result;
+  IF FOUND THEN
     RETURN result;
   END IF;
+  -- Of two who come here at once, the second waits at the first row that the first has, and goes on
+  -- from the end of its stretch.
+  PERFORM FROM lockkeeper_last l WHERE l.key = a_key FOR UPDATE;
   INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, lockkeeper_id(a_key), instant + 1000000)
     ON CONFLICT (key) DO UPDATE SET fence = greatest(b.fence, instant) + 1000000, used = clock_timestamp()
     RETURNING b.fence - 999999 INTO result;

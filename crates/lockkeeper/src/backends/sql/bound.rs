@@ -20,8 +20,8 @@ use tokio::task::JoinSet;
 use super::sessions::{Greet, Sessions, failed, is_refusal, within};
 use super::{STATEMENT, fence, stripe};
 use crate::backend::{
-    Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Mode, Query, Released, Renewal,
-    Request, Snapshot,
+    Backend, Claim, Death, Entry, FenceSource, Finding, Grant, Guarantees, Lease, Mode, Order,
+    Query, Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -39,9 +39,6 @@ pub(crate) trait Hold: fmt::Debug + Send + Sync + 'static {
     /// What it promises.
     const GUARANTEES: Guarantees;
 
-    /// By which number the server knows this connection.
-    async fn number(wire: &mut Self::Wire) -> sqlx::Result<i64>;
-
     /// Takes the lock.
     async fn take(wire: &mut Self::Wire, ask: &Ask, wait: bool) -> sqlx::Result<Taken>;
 
@@ -57,17 +54,31 @@ pub(crate) trait Hold: fmt::Debug + Send + Sync + 'static {
     /// Gives the lock back. False if it was not held.
     async fn give_back(wire: &mut Self::Wire, ask: &Ask) -> sqlx::Result<bool>;
 
-    /// Ends another connection.
-    async fn end(wire: &mut Self::Wire, number: i64) -> sqlx::Result<()>;
-
     /// Whether [`look`](Hold::look) tells of those who wait.
     const SEES_WAITERS: bool;
 
     /// Who holds and who waits, in order.
     async fn look(wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Vec<Seen>>;
+}
 
-    /// What would hurt.
-    async fn doctor(sessions: &Sessions<Self::Wire>) -> Result<Vec<Finding>>;
+/// What such a lock promises, whatever it is.
+pub(crate) const fn promises(
+    engine: &'static str,
+    read_write: Support,
+    semaphore: Support,
+) -> Guarantees {
+    Guarantees {
+        engine,
+        read_write,
+        semaphore,
+        order: Order::Server,
+        fence: FenceSource::Hybrid,
+        death: Death::Session,
+        wakeup: Wakeup::Server,
+        scope: Scope::Network,
+        survives: Survives::None,
+        reentrance: Reentrance::Client,
+    }
 }
 
 /// What a connection is asked for.
@@ -198,7 +209,7 @@ impl<H: Hold> Backend for Bound<H> {
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
-        H::doctor(&self.shared.sessions).await
+        H::Wire::doctor(&self.shared.sessions).await
     }
 
     async fn close(&self) {
@@ -216,7 +227,7 @@ impl<H: Hold> Shared<H> {
 
     async fn end(&self, number: i64) -> Result<()> {
         let mut session = self.sessions.any().await?;
-        let answer = within(STATEMENT, H::end(session.wire(), number)).await;
+        let answer = within(STATEMENT, session.wire().end(number)).await;
         session.settle(answer, "end a connection")
     }
 
@@ -249,7 +260,7 @@ impl<H: Hold> Shared<H> {
 
     async fn connect(&self) -> Result<Dedicated<H::Wire>> {
         let mut wire = self.sessions.connect().await?;
-        let number = within(STATEMENT, H::number(&mut wire)).await;
+        let number = within(STATEMENT, wire.number()).await;
         let number = number.map_err(|error| failed::<H::Wire>(error, "connect"))?;
         Ok(Dedicated { wire, number })
     }

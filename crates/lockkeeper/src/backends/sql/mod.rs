@@ -7,10 +7,10 @@ mod sessions;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-pub(crate) use self::bound::{Ask, Bound, Hold, Seen, Taken};
+pub(crate) use self::bound::{Ask, Bound, Hold, Seen, Taken, promises};
 pub(crate) use self::line::{Row, fence, snapshots};
 pub(crate) use self::sessions::{Greet, Sessions, failed, within};
-use crate::backend::Mode;
+use crate::backend::{Finding, Mode, Severity};
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::url::Options;
@@ -87,4 +87,15 @@ pub(crate) fn connections(options: &mut Options) -> Result<usize> {
             "option connections cannot be {text:?}; it is a number from 1 to 64"
         ))),
     }
+}
+
+/// Our own clock, to compare the server's with.
+pub(crate) fn seconds_since_1970() -> f64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    now.unwrap_or_default().as_secs_f64()
+}
+
+/// A result of `doctor`.
+pub(crate) fn finding(severity: Severity, what: &str, advice: &str) -> Finding {
+    Finding { severity, what: what.to_owned(), advice: advice.to_owned() }
 }

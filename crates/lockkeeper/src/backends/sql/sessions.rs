@@ -15,6 +15,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 use super::{STATEMENT, stripe};
+use crate::backend::Finding;
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -29,6 +30,15 @@ pub(crate) trait Greet: Connection + Sized {
 
     /// Whether somebody else's transaction was in the way for too long. Nothing happened then.
     fn was_in_the_way(error: &dyn DatabaseError) -> bool;
+
+    /// By which number the server knows this connection.
+    async fn number(&mut self) -> sqlx::Result<i64>;
+
+    /// Ends another connection, and waits until it has let go of what it held.
+    async fn end(&mut self, number: i64) -> sqlx::Result<()>;
+
+    /// What would hurt in this deployment.
+    async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>>;
 
     /// What to do about an error that does not say it by itself.
     fn advice(error: &dyn DatabaseError) -> Option<&'static str>;

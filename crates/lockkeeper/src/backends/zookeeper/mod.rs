@@ -18,6 +18,8 @@ mod record;
 mod renew;
 mod session;
 mod settings;
+#[cfg(feature = "zookeeper-tls")]
+mod tls;
 mod watch;
 
 use std::collections::HashMap;
@@ -51,6 +53,10 @@ pub(crate) const ENGINE: Engine = Engine {
     ways: &["zookeeper://h1,h2,h3/locks"],
 };
 
+/// The same over TLS.
+#[cfg(feature = "zookeeper-tls")]
+pub(crate) const SECURE: Engine = Engine { ways: &[], ..ENGINE };
+
 /// What this engine promises.
 const GUARANTEES: Guarantees = Guarantees {
     engine: error::NAME,
@@ -71,7 +77,7 @@ pub struct ZooKeeper {
     shared: Arc<Shared>,
 }
 
-/// Opens `zookeeper://h1,h2,h3/root`.
+/// Opens `zookeeper://h1,h2,h3/root` or, with TLS, `zookeepers://`.
 async fn open(endpoint: Endpoint) -> Result<ZooKeeper> {
     let settings = Settings::parse(&endpoint)?;
     let sessions = Sessions::connect(settings.clone()).await?;

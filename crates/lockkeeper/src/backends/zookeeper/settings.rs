@@ -17,6 +17,9 @@ const DEFAULT_SESSION: Duration = Duration::from_secs(30);
 
 const DEFAULT_PORT: u16 = 2181;
 
+/// The port that ZooKeeper's own examples use for TLS.
+const SECURE_PORT: u16 = 2281;
+
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) hosts: Vec<(String, u16)>,
@@ -24,9 +27,29 @@ pub(super) struct Settings {
     pub(super) root: String,
     /// What is asked for. The servers may grant more or less.
     pub(super) session: Duration,
-    /// `user:password`.
-    digest: Option<String>,
+    login: Option<Login>,
     pub(super) open: bool,
+    /// Whether the servers are talked to over TLS.
+    pub(super) secure: bool,
+    #[cfg(feature = "zookeeper-tls")]
+    tls: Option<zk::TlsOptions>,
+}
+
+/// Who we are.
+#[derive(Clone)]
+struct Login {
+    user: String,
+    password: String,
+    way: Way,
+}
+
+/// How that is proved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The scheme `digest`: the servers take everyone's word, and nodes remember whose they are.
+    Digest,
+    /// The servers know the user, by SASL's DIGEST-MD5.
+    Sasl,
 }
 
 impl Settings {
@@ -34,6 +57,10 @@ impl Settings {
         let mut options = endpoint.options();
         let session = options.duration("session")?.unwrap_or(DEFAULT_SESSION);
         let open = options.choice("acl", &[("open", true), ("creator", false)])?;
+        let way = options.choice("auth", &[("digest", Way::Digest), ("sasl", Way::Sasl)])?;
+        let secure = endpoint.scheme() == "zookeepers";
+        #[cfg(feature = "zookeeper-tls")]
+        let tls = if secure { Some(super::tls::read(&mut options)?) } else { None };
         options.finish()?;
         if !(Duration::from_millis(100)..=Duration::from_secs(24 * 3600)).contains(&session) {
             return Err(Error::Config(format!(
@@ -43,7 +70,9 @@ impl Settings {
         let hosts: Vec<_> = endpoint
             .hosts()
             .into_iter()
-            .map(|(host, port)| (host, port.unwrap_or(DEFAULT_PORT)))
+            .map(|(host, port)| {
+                (host, port.unwrap_or(if secure { SECURE_PORT } else { DEFAULT_PORT }))
+            })
             .collect();
         if hosts.is_empty() {
             return Err(Error::Config(
@@ -64,7 +93,7 @@ impl Settings {
                 "{root:?} is not a path in ZooKeeper; it has no empty part, no . and no .."
             )));
         }
-        let digest = match (url.username(), url.password()) {
+        let login = match (url.username(), url.password()) {
             ("", None) => None,
             (_, None) | ("", _) => {
                 return Err(Error::Config(
@@ -72,15 +101,33 @@ impl Settings {
                         .to_owned(),
                 ));
             }
-            (user, Some(password)) => Some(format!("{}:{}", text(user)?, text(password)?)),
+            (user, Some(password)) => Some(Login {
+                user: text(user)?,
+                password: text(password)?,
+                way: way.unwrap_or(Way::Digest),
+            }),
         };
-        if open == Some(false) && digest.is_none() {
+        if way.is_some() && login.is_none() {
+            return Err(Error::Config(
+                "auth says how a user is proved: name a user and a password".to_owned(),
+            ));
+        }
+        if open == Some(false) && login.is_none() {
             return Err(Error::Config(
                 "acl=creator needs a creator: name a user and a password".to_owned(),
             ));
         }
-        let open = open.unwrap_or(digest.is_none());
-        Ok(Self { hosts, root, session, digest, open })
+        let open = open.unwrap_or(login.is_none());
+        Ok(Self {
+            hosts,
+            root,
+            session,
+            login,
+            open,
+            secure,
+            #[cfg(feature = "zookeeper-tls")]
+            tls,
+        })
     }
 
     /// Who may touch what we create.
@@ -95,19 +142,32 @@ impl Settings {
         let silence = (self.session / 8).max(Duration::from_millis(500));
         let connector = zk::Client::connector()
             .with_session_timeout(self.session)
-            .with_connection_timeout(silence)
-            .with_fail_eagerly();
-        match &self.digest {
-            Some(digest) => connector.with_auth("digest", digest.as_bytes()),
+            .with_connection_timeout(silence);
+        #[cfg(feature = "zookeeper-tls")]
+        let connector = match &self.tls {
+            Some(tls) => connector.with_tls(tls.clone()),
             None => connector,
+        };
+        match &self.login {
+            Some(Login { user, password, way: Way::Digest }) => {
+                let digest = format!("{user}:{password}");
+                connector.with_auth("digest", digest.as_bytes()).with_fail_eagerly()
+            }
+            // Not given up at the first failure: a server that speaks TLS may answer the login before
+            // the session that it is for, which the client takes for a connection that is broken.
+            Some(Login { user, password, way: Way::Sasl }) => {
+                connector.with_sasl(zk::SaslOptions::digest_md5(user.clone(), password.clone()))
+            }
+            None => connector.with_fail_eagerly(),
         }
     }
 
     /// The servers, as the client wants them.
     pub(super) fn servers(&self) -> String {
+        let way = if self.secure { "tcp+tls://" } else { "" };
         let show = |(host, port): &(String, u16)| match host.contains(':') {
-            true => format!("[{host}]:{port}"),
-            false => format!("{host}:{port}"),
+            true => format!("{way}[{host}]:{port}"),
+            false => format!("{way}{host}:{port}"),
         };
         self.hosts.iter().map(show).collect::<Vec<_>>().join(",")
     }
@@ -148,9 +208,11 @@ mod tests {
             ("zookeeper://one/a//b", "no empty part"),
             ("zookeeper://me@one", "user and a password"),
             ("zookeeper://one?acl=creator", "needs a creator"),
+            ("zookeeper://one?auth=sasl", "name a user"),
+            ("zookeeper://me:x@one?auth=trust", "digest, sasl"),
             ("zookeeper://one?acl=nobody", "open, creator"),
             ("zookeeper://one?session=1ms", "between 100ms and a day"),
-            ("zookeeper://one?colour=red", "it takes: session, acl"),
+            ("zookeeper://one?colour=red", "it takes: session, acl, auth"),
         ] {
             let message = parse(bad).unwrap_err().to_string();
             assert!(message.contains(hint), "{bad}: {message}");
@@ -160,7 +222,8 @@ mod tests {
     #[test]
     fn credentials_close_the_nodes_and_are_never_shown() {
         let settings = parse("zookeeper://me:c%61nary@one/locks").unwrap();
-        assert_eq!(settings.digest.as_deref(), Some("me:canary"));
+        let login = settings.login.as_ref().map(|login| (&*login.user, &*login.password));
+        assert_eq!(login, Some(("me", "canary")));
         assert!(!settings.open);
         assert!(!format!("{settings:?}").contains("canary"));
         assert!(parse("zookeeper://me:x@one?acl=open").unwrap().open);
