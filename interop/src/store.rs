@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use lockkeeper::Client;
-use lockkeeper_testkit::database::postgres::Postgres;
+use lockkeeper_testkit::database::Postgres;
 use lockkeeper_testkit::server::redis::{Cluster, Server};
 use lockkeeper_testkit::server::{etcd, zookeeper};
 use tokio::runtime::Runtime;
@@ -120,7 +120,7 @@ impl Store {
             Store::Inspected { servers: Servers::Postgres(server), .. } => {
                 let waiting =
                     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
-                server.psql("postgres", waiting).parse().unwrap_or(0)
+                server.sql("postgres", waiting).parse().unwrap_or(0)
             }
             Store::Inspected { runtime, client, .. } => {
                 let seen = runtime.block_on(client.inspect(name)).ok().flatten();
