@@ -25,7 +25,8 @@ impl Warden {
     /// When there is no shell.
     pub fn start(program: &str, arguments: &[String], log: &std::path::Path) -> Self {
         // The shell waits for what it killed: only then is its port free.
-        let script = r#"log=$1; shift; "$@" >"$log" 2>&1 & echo $!; read -r _; kill -9 $!; wait $!"#;
+        let script =
+            r#"log=$1; shift; "$@" >"$log" 2>&1 & echo $!; read -r _; kill -9 $!; wait $!"#;
         let mut shell = Command::new("sh")
             .args(["-c", script, "sh"])
             .arg(log)
