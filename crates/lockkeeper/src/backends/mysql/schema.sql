@@ -54,7 +54,7 @@ BEGIN
   DECLARE v_slots LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE v_clash VARCHAR(64) CHARACTER SET utf8mb4;
   DECLARE v_now, v_until DATETIME(6);
-  DECLARE v_in, v_inside BOOLEAN DEFAULT FALSE;
+  DECLARE v_in, v_inside, v_alone BOOLEAN DEFAULT FALSE;
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
 
@@ -73,10 +73,14 @@ BEGIN
     SIGNAL SQLSTATE '40001' SET MESSAGE_TEXT = 'the lock row was removed meanwhile';
   END IF;
   SET v_now = SYSDATE(6);
-  DELETE FROM lockkeeper_claim WHERE name = a_name AND until <= v_now;
-  SELECT place, fence, slots, until INTO v_place, v_fence, v_slots, v_until
-    FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
-  IF v_place IS NULL THEN
+  -- Mostly nobody is there, and then there is nothing to ask.
+  SELECT a_kind <> 'semaphore' AND COUNT(*) = 0 INTO v_alone FROM lockkeeper_claim WHERE name = a_name;
+  IF NOT v_alone THEN
+    DELETE FROM lockkeeper_claim WHERE name = a_name AND until <= v_now;
+    SELECT place, fence, slots, until INTO v_place, v_fence, v_slots, v_until
+      FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
+  END IF;
+  IF v_place IS NULL AND NOT v_alone THEN
     SELECT IF(kind = 'semaphore', CONCAT('semaphore(', take, ' of ', permits, ')'), kind) INTO v_clash
       FROM lockkeeper_claim
       WHERE name = a_name AND ((kind = 'semaphore') <> (a_kind = 'semaphore') OR permits <> a_permits)
@@ -84,7 +88,7 @@ BEGIN
   END IF;
 
   -- The same rule as the library's own queue.
-  IF v_fence IS NOT NULL THEN
+  IF v_alone OR v_fence IS NOT NULL THEN
     SET v_in = TRUE;
   ELSEIF a_kind = 'semaphore' THEN
     SELECT COALESCE(SUM(take), 0) + a_take <= a_permits, COUNT(*) INTO v_in, v_ahead
@@ -115,7 +119,7 @@ BEGIN
           END IF;
           SET v_slot = v_slot + 1;
         END WHILE;
-      ELSEIF a_kind <> 'read' THEN
+      ELSEIF a_kind <> 'read' AND NOT v_alone THEN
         -- An owner that enters again through another client has the fence that it has already.
         SELECT fence INTO v_fence FROM lockkeeper_claim
           WHERE name = a_name AND owner = a_owner AND fence IS NOT NULL AND kind <> 'read' LIMIT 1;

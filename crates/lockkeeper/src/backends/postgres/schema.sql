@@ -99,6 +99,7 @@ DECLARE
   mine lockkeeper_claim;
   last bigint;
   instant timestamptz;
+  alone boolean;
 BEGIN
   -- A transaction that the lock guards may be in the way; the caller asks again.
   PERFORM set_config('lock_timeout', '5000', true);
@@ -108,13 +109,16 @@ BEGIN
     INSERT INTO lockkeeper_lock (key, fence) VALUES (a_key, lockkeeper_micros()) ON CONFLICT DO NOTHING;
   END LOOP;
   instant := clock_timestamp();
-  DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
-  IF FOUND THEN
-    PERFORM lockkeeper_wake(a_key);
+  -- Mostly nobody is there, and then there is nothing to ask.
+  alone := a_kind <> 'semaphore' AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = a_key);
+  IF NOT alone THEN
+    DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
+    IF FOUND THEN
+      PERFORM lockkeeper_wake(a_key);
+    END IF;
+    SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
   END IF;
-
-  SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
-  IF mine.token IS NULL THEN
+  IF mine.token IS NULL AND NOT alone THEN
     SELECT c.kind || CASE c.kind WHEN 'semaphore' THEN '(' || c.take || ' of ' || c.permits || ')' ELSE '' END
       INTO clash FROM lockkeeper_claim c
       WHERE c.key = a_key AND ((c.kind = 'semaphore') <> (a_kind = 'semaphore') OR c.permits <> a_permits)
@@ -125,8 +129,11 @@ BEGIN
     END IF;
   END IF;
 
-  granted := mine.fence IS NOT NULL OR lockkeeper_turn(
-    a_key, a_token, coalesce(mine.place, 9223372036854775807), a_owner, a_kind, a_take, a_permits);
+  granted := alone OR mine.fence IS NOT NULL;
+  IF NOT granted THEN
+    granted := lockkeeper_turn(
+      a_key, a_token, coalesce(mine.place, 9223372036854775807), a_owner, a_kind, a_take, a_permits);
+  END IF;
   IF NOT granted THEN
     IF a_stay = 0 THEN
       DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
@@ -155,7 +162,7 @@ BEGIN
         SELECT s FROM generate_series(0, (SELECT count(*) FROM taken) + a_take - 1) s
         WHERE s NOT IN (SELECT slot FROM taken) ORDER BY s LIMIT a_take
       ) SELECT array_agg(s) INTO slots FROM free;
-    ELSIF a_kind <> 'read' THEN
+    ELSIF a_kind <> 'read' AND NOT alone THEN
       -- An owner that enters again through another client has the fence that it has already.
       SELECT c.fence INTO fence FROM lockkeeper_claim c
         WHERE c.key = a_key AND c.owner = a_owner AND c.fence IS NOT NULL AND c.kind <> 'read' LIMIT 1;
