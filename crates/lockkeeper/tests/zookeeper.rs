@@ -8,7 +8,7 @@ use lockkeeper_testkit::conformance::Store;
 use lockkeeper_testkit::server::zookeeper::Ensemble;
 
 /// Short, but long enough for a busy machine.
-const SESSION: Duration = Duration::from_secs(3);
+const SESSION: Duration = Duration::from_secs(6);
 
 /// A tree of its own in servers that all cases share: a JVM for each would take minutes.
 fn store(servers: &'static OnceLock<Ensemble>, start: fn() -> Ensemble) -> Store {

@@ -106,7 +106,7 @@ fn a_command_that_is_stopped_past_its_lease_never_goes_on() {
 #[test]
 fn a_lease_that_is_renewed_outlasts_many_of_its_lengths() {
     let place = Place::new();
-    place.run("run -q --url memory: --ttl 1500ms k -- sleep 4").exits(0);
+    place.run("run -q --url memory: --ttl 2s k -- sleep 7").exits(0);
 }
 
 #[test]

@@ -19,7 +19,7 @@ const PATIENT: [&str; 4] = ["--heartbeat-interval", "200", "--election-timeout",
 /// that a busy machine does not lose them.
 fn fresh(servers: &Servers) -> Store {
     let prefix = format!("?prefix=t{:x}/", fastrand::u64(..));
-    Store::at(servers.url(&prefix)).ttl(Duration::from_secs(3))
+    Store::at(servers.url(&prefix)).ttl(Duration::from_secs(4))
 }
 
 fn one() -> Store {

@@ -14,6 +14,9 @@ use super::settings::Settings;
 use crate::engine::CALL_LIMIT;
 use crate::error::{Error, Result};
 
+/// How often all servers are tried before there is said to be none.
+const PASSES: usize = 4;
+
 /// A session, alive or not.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -24,7 +27,16 @@ impl Session {
     async fn open(settings: &Settings) -> Result<Self> {
         let servers = settings.servers();
         let doing = || format!("open a session at {servers}");
-        let connecting = settings.connector().connect(&servers);
+        let connecting = async {
+            // All servers are tried once each; a busy one may need more than the time it is given.
+            for _ in 1..PASSES {
+                match settings.connector().connect(&servers).await {
+                    Err(zk::Error::NoHosts) => {}
+                    connected => return connected,
+                }
+            }
+            settings.connector().connect(&servers).await
+        };
         match timeout(CALL_LIMIT, connecting).await {
             Ok(connected) => Ok(Self { zk: connected.map_err(failed(doing()))? }),
             Err(_) => Err(Error::unreachable(NAME, doing(), "no answer")),
