@@ -55,7 +55,9 @@ pub(crate) const ENGINE: Engine = Engine {
 const fn promises(settings: Settings) -> Guarantees {
     Guarantees {
         engine: NAME,
-        read_write: Support::Yes,
+        read_write: Support::No(
+            "a server that answers late may have counted further than the last writer, so that two readers would not carry one fence; use a mutex",
+        ),
         semaphore: Support::No(
             "with two permits, each of three users can have one at two of three servers",
         ),
