@@ -21,7 +21,7 @@ pub(crate) struct Run {
 }
 
 /// Everyone whom our drivers meet, by the name that the command line knows.
-pub(crate) const MEETINGS: [(&str, fn(&mut Run) -> Outcome); 9] = [
+pub(crate) const MEETINGS: [(&str, fn(&mut Run) -> Outcome); 8] = [
     ("redisson", redisson),
     ("curator", curator),
     ("kazoo", kazoo),
@@ -30,7 +30,6 @@ pub(crate) const MEETINGS: [(&str, fn(&mut Run) -> Outcome); 9] = [
     ("etcd", etcd),
     ("psql", psql),
     ("cluster", cluster),
-    ("redlock", redlock),
 ];
 
 fn redisson(run: &mut Run) -> Outcome {
@@ -175,17 +174,6 @@ fn node_redlock(run: &mut Run) -> Outcome {
     let theirs = run.node(&store.hosts());
     Meeting::new(run, "Redis, `layout=string`", &store, &url, &theirs)?.hold(&Trial {
         with: "node-redlock over one server",
-        kinds: &[kind("mutex")],
-        woken: Woken::Not("both ask again"),
-        ..Trial::TOLD
-    })
-}
-
-fn redlock(run: &mut Run) -> Outcome {
-    let store = Store::redlock();
-    let theirs = run.node(&store.hosts());
-    Meeting::new(run, "Redlock, five servers", &store, &store.url(), &theirs)?.hold(&Trial {
-        with: "node-redlock over the same five",
         kinds: &[kind("mutex")],
         woken: Woken::Not("both ask again"),
         ..Trial::TOLD
