@@ -20,8 +20,11 @@ pub(crate) struct Run {
     pub(crate) rows: Vec<Row>,
 }
 
-/// Everyone whom our drivers meet, by the name that the command line knows.
-pub(crate) const MEETINGS: [(&str, fn(&mut Run) -> Outcome); 8] = [
+/// A meeting, by the name that the command line knows.
+type Named = (&'static str, fn(&mut Run) -> Outcome);
+
+/// Everyone whom our drivers meet.
+const MEETINGS: [Named; 8] = [
     ("redisson", redisson),
     ("curator", curator),
     ("kazoo", kazoo),
@@ -222,11 +225,10 @@ impl Run {
         }
         let mut failed = Vec::new();
         for (name, meeting) in MEETINGS {
-            if wanted.is_empty() || wanted.iter().any(|w| w == name) {
-                if let Err(problem) = meeting(self) {
-                    eprintln!("FAILED: {name}: {problem}");
-                    failed.push(name);
-                }
+            let is_wanted = wanted.is_empty() || wanted.iter().any(|w| w == name);
+            if is_wanted && let Err(problem) = meeting(self) {
+                eprintln!("FAILED: {name}: {problem}");
+                failed.push(name);
             }
         }
         match failed.is_empty() && self.rows.iter().all(Row::passed) {
