@@ -3,12 +3,15 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::{Backoff, Client, Error, Guard, Lock, Multi, MultiGuard, Owner, Result};
 use tokio::runtime::Runtime;
 
 use crate::arbiter::PERMITS;
+
+/// How long it may take to reach the servers, which run already.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Takes orders from the input until it ends.
 pub(crate) fn serve(url: &str, lease: Duration, broken: bool) -> std::result::Result<(), String> {
@@ -17,7 +20,7 @@ pub(crate) fn serve(url: &str, lease: Duration, broken: bool) -> std::result::Re
     let url = if url.starts_with("zookeeper:") { &session } else { url };
     // Renewals run beside the thread that reads orders.
     let runtime = Runtime::new().map_err(|error| error.to_string())?;
-    let client = runtime.block_on(Client::connect(url)).map_err(|error| error.to_string())?;
+    let client = runtime.block_on(connect(url)).map_err(|error| error.to_string())?;
     let mut ours =
         Ours { runtime, client, lease, broken, owner: Owner::new(), held: HashMap::new() };
     println!("ready");
@@ -29,6 +32,19 @@ pub(crate) fn serve(url: &str, lease: Duration, broken: bool) -> std::result::Re
         }
     }
     Ok(())
+}
+
+/// A very busy machine may need more than one try to open a session that is short.
+async fn connect(url: &str) -> Result<Client> {
+    let started = Instant::now();
+    loop {
+        match Client::connect(url).await {
+            Err(error) if error.is_retryable() && started.elapsed() < PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            connected => return connected,
+        }
+    }
 }
 
 struct Ours {

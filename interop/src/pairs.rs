@@ -20,8 +20,11 @@ pub(crate) struct Run {
     pub(crate) rows: Vec<Row>,
 }
 
-/// Everyone whom our drivers meet, by the name that the command line knows.
-pub(crate) const MEETINGS: [(&str, fn(&mut Run) -> Outcome); 9] = [
+/// A meeting, by the name that the command line knows.
+type Named = (&'static str, fn(&mut Run) -> Outcome);
+
+/// Everyone whom our drivers meet.
+const MEETINGS: [Named; 8] = [
     ("redisson", redisson),
     ("curator", curator),
     ("kazoo", kazoo),
@@ -30,7 +33,6 @@ pub(crate) const MEETINGS: [(&str, fn(&mut Run) -> Outcome); 9] = [
     ("etcd", etcd),
     ("psql", psql),
     ("cluster", cluster),
-    ("redlock", redlock),
 ];
 
 fn redisson(run: &mut Run) -> Outcome {
@@ -181,17 +183,6 @@ fn node_redlock(run: &mut Run) -> Outcome {
     })
 }
 
-fn redlock(run: &mut Run) -> Outcome {
-    let store = Store::redlock();
-    let theirs = run.node(&store.hosts());
-    Meeting::new(run, "Redlock, five servers", &store, &store.url(), &theirs)?.hold(&Trial {
-        with: "node-redlock over the same five",
-        kinds: &[kind("mutex")],
-        woken: Woken::Not("both ask again"),
-        ..Trial::TOLD
-    })
-}
-
 fn etcd(run: &mut Run) -> Outcome {
     let store = Store::etcd()?;
     let theirs = run.go(&store.hosts());
@@ -234,11 +225,10 @@ impl Run {
         }
         let mut failed = Vec::new();
         for (name, meeting) in MEETINGS {
-            if wanted.is_empty() || wanted.iter().any(|w| w == name) {
-                if let Err(problem) = meeting(self) {
-                    eprintln!("FAILED: {name}: {problem}");
-                    failed.push(name);
-                }
+            let is_wanted = wanted.is_empty() || wanted.iter().any(|w| w == name);
+            if is_wanted && let Err(problem) = meeting(self) {
+                eprintln!("FAILED: {name}: {problem}");
+                failed.push(name);
             }
         }
         match failed.is_empty() && self.rows.iter().all(Row::passed) {

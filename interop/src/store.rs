@@ -34,11 +34,6 @@ impl Store {
         Store::Redis { scheme: "redis", servers: vec![Server::start()] }
     }
 
-    /// Five servers that know nothing of each other.
-    pub(crate) fn redlock() -> Self {
-        Store::Redis { scheme: "redlock", servers: (0..5).map(|_| Server::start()).collect() }
-    }
-
     pub(crate) fn cluster() -> Self {
         Store::Redis { scheme: "redis+cluster", servers: Cluster::with_replicas(0).servers }
     }
