@@ -135,13 +135,16 @@ pub(super) fn number(error: &dyn DatabaseError) -> Option<u16> {
 pub(super) async fn prepare(sessions: &Sessions<MySqlConnection>, create: bool) -> Result<()> {
     if find(sessions).await?.is_none() {
         if !create {
-            return Err(missing("they are not there, and the option create is no"));
+            return Err(sql::missing(NAME, "they are not there, and the option create is no"));
         }
         make(sessions).await?;
     }
     match find(sessions).await? {
         Some(VERSION) => Ok(()),
-        found => Err(missing(&format!("they have version {found:?}, and this is for {VERSION}"))),
+        found => Err(sql::missing(
+            NAME,
+            &format!("they have version {found:?}, and this is for {VERSION}"),
+        )),
     }
 }
 
@@ -224,7 +227,7 @@ async fn make(sessions: &Sessions<MySqlConnection>) -> Result<()> {
     };
     let answer = making.await;
     session.settle(answer, "make the tables").inspect_err(|_| {
-        let hint = missing("they are not there, and could not be made");
+        let hint = sql::missing(NAME, "they are not there, and could not be made");
         tracing::error!(%hint);
     })
 }
@@ -235,14 +238,4 @@ fn statements() -> impl Iterator<Item = String> {
     let text: String = lines.map(|line| line.to_owned() + "\n").collect();
     let parts: Vec<_> = text.split("//\n").map(|part| part.trim().to_owned()).collect();
     parts.into_iter().filter(|part| !part.is_empty())
-}
-
-fn missing(why: &str) -> Error {
-    Error::broken(
-        NAME,
-        "find the tables of lockkeeper",
-        format!(
-            "{why}; `lockkeeper explain --schema mysql:` prints what an administrator has to run"
-        ),
-    )
 }

@@ -164,7 +164,7 @@ pub(super) async fn prepare(sessions: &Sessions<PgConnection>, create: bool) -> 
     }
     if row.get::<Option<String>, _>(1).is_none() {
         if !create {
-            return Err(missing("they are not there, and the option create is no"));
+            return Err(sql::missing(NAME, "they are not there, and the option create is no"));
         }
         make(sessions).await?;
     }
@@ -173,7 +173,10 @@ pub(super) async fn prepare(sessions: &Sessions<PgConnection>, create: bool) -> 
     let answer = answer.fetch_one(session.wire()).await;
     let version = session.settle(answer, "read the version of the tables")?;
     if version != VERSION {
-        return Err(missing(&format!("they have version {version}, and this is for {VERSION}")));
+        return Err(sql::missing(
+            NAME,
+            &format!("they have version {version}, and this is for {VERSION}"),
+        ));
     }
     Ok(row.get(2))
 }
@@ -199,17 +202,7 @@ async fn make(sessions: &Sessions<PgConnection>) -> Result<()> {
     let batch = format!("SELECT pg_advisory_xact_lock({MAKING}); {SCHEMA}");
     let answer = sqlx::raw_sql(sqlx::AssertSqlSafe(batch)).execute(session.wire()).await;
     session.settle(answer, "make the tables").map(drop).inspect_err(|_| {
-        let hint = missing("they are not there, and could not be made");
+        let hint = sql::missing(NAME, "they are not there, and could not be made");
         tracing::error!(%hint);
     })
-}
-
-fn missing(why: &str) -> Error {
-    Error::broken(
-        NAME,
-        "find the tables of lockkeeper",
-        format!(
-            "{why}; `lockkeeper explain --schema postgres:` prints what an administrator has to run"
-        ),
-    )
 }

@@ -71,6 +71,13 @@ pub(crate) fn clash(key: &Key, asked: Mode, found: &str) -> Error {
     }
 }
 
+/// The tables of this engine are not there, or not ours to use.
+pub(crate) fn missing(engine: &'static str, why: &str) -> Error {
+    let what_to_do =
+        format!("`lockkeeper explain --schema {engine}:` prints what an administrator has to run");
+    Error::broken(engine, "find the tables of lockkeeper", format!("{why}; {what_to_do}"))
+}
+
 /// The password that a file holds, without the line's end.
 pub(crate) fn password(path: &str) -> Result<String> {
     let text = std::fs::read_to_string(path)

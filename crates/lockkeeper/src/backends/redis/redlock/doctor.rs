@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::backend::{Finding, Mode, Severity};
+use crate::backend::{Finding, Severity};
 
 use super::super::doctor;
 use super::Quorum;
@@ -88,7 +88,7 @@ async fn examine(
             false => String::new(),
         },
     }];
-    match doctor::doctor(node.store(Mode::Mutex)).await {
+    match doctor::doctor(node.store()).await {
         Ok(more) => findings.extend(more),
         Err(error) => findings.push(Finding {
             severity: Severity::Problem,

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::backend::{Entry, Mode, Query, Snapshot};
+use crate::backend::{Entry, Query, Snapshot};
 use crate::error::Result;
 use crate::key::Key;
 
@@ -17,7 +17,7 @@ pub(super) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<S
     let query = Arc::new(query.clone());
     let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
         let (node, query) = (node.clone(), query.clone());
-        let asked = async move { inspect::inspect(node.store(Mode::Read), &query).await };
+        let asked = async move { inspect::inspect(node.store(), &query).await };
         (at, question(asked))
     });
     let answers = all(quorum, "inspect locks", questions.collect()).await?;
@@ -38,7 +38,7 @@ pub(super) async fn break_lock(quorum: &Arc<Quorum>, key: &Key) -> Result<Vec<En
     let held = inspect(quorum, &Query::Key(key.clone())).await?;
     let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
         let (node, key) = (node.clone(), key.clone());
-        let asked = async move { inspect::break_lock(node.store(Mode::Read), &key).await };
+        let asked = async move { inspect::break_lock(node.store(), &key).await };
         (at, question(asked))
     });
     all(quorum, &format!("break {key:?}"), questions.collect()).await?;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use redis::{FromRedisValue, Value};
 use tokio::time::{Instant, timeout};
 
-use crate::backend::{Claim, Lease, Mode, Released, Renewal, Request};
+use crate::backend::{Claim, Lease, Released, Renewal, Request};
 use crate::error::{Error, Result};
 
 use super::super::claim::{Ticket, entry, life, millis};
@@ -23,7 +23,7 @@ use super::super::error::{garbage, sort};
 use super::super::link::{Call, Link};
 use super::super::script::CONFIRM;
 use super::super::servers::Servers;
-use super::super::settings::{Layout, Settings as Own};
+use super::super::settings::Settings as Own;
 use super::super::{Store, renew};
 use super::NAME;
 use super::settings::Settings;
@@ -36,10 +36,7 @@ const RENEWED_AT_ONCE: usize = 2000;
 pub(super) struct Node {
     name: String,
     link: Arc<Link>,
-    /// Mutexes, in the layout that the URL asks for.
-    mutexes: Arc<Store>,
-    /// Read-write locks, which are hashes in either layout: a string has room for one holder.
-    shared: Arc<Store>,
+    store: Arc<Store>,
     settings: Settings,
     /// Until when it is left alone.
     resting: Mutex<Option<Instant>>,
@@ -90,16 +87,10 @@ impl Node {
         let Servers::One(link) = servers else {
             unreachable!("the URL of one server leads to one server")
         };
-        let store = |layout, own: &Own| {
-            let own =
-                Own { layout, prefix: own.prefix.clone(), redisson_fence: false, replicas: 0 };
-            let servers = Servers::One(link.clone());
-            Arc::new(Store { servers, settings: own, sharded: false })
-        };
+        let servers = Servers::One(link.clone());
         Self {
             name,
-            mutexes: store(own.layout, &own),
-            shared: store(Layout::Hash, &own),
+            store: Arc::new(Store { servers, settings: own, sharded: false }),
             link,
             settings,
             resting: Mutex::default(),
@@ -112,22 +103,16 @@ impl Node {
         &self.name
     }
 
-    /// Where locks of this kind are kept.
-    pub(super) fn store(&self, mode: Mode) -> &Arc<Store> {
-        if mode == Mode::Mutex { &self.mutexes } else { &self.shared }
+    /// Where its locks are kept.
+    pub(super) fn store(&self) -> &Arc<Store> {
+        &self.store
     }
 
     /// A claim's part here.
     pub(super) fn seat(&self, request: &Request) -> Arc<Seat> {
-        let request = Request {
-            fair: false,
-            // A mutex here belongs to one claim, whoever its owner is.
-            owner: request.owner.clone().filter(|_| request.mode != Mode::Mutex),
-            // Readers let waiting writers go first, but have no place in line themselves.
-            queue: request.queue && request.mode == Mode::Write,
-            ..request.clone()
-        };
-        let ticket = Ticket::new(self.store(request.mode).clone(), request.clone());
+        // A lock here belongs to one claim, whoever its owner is, and there is no line to stand in.
+        let request = Request { fair: false, owner: None, queue: false, ..request.clone() };
+        let ticket = Ticket::new(self.store.clone(), request.clone());
         let state = State { ticket, clean: true, held: false, closed: false };
         Arc::new(Seat {
             request,
@@ -188,12 +173,9 @@ impl Node {
         if !state.held {
             return Ok(None);
         }
-        let store = self.store(lease.mode);
-        let names = store.names(&lease.key);
+        let names = self.store.names(&lease.key);
         let (token, fence) = (lease.token.to_string(), fence.to_string());
-        let owner = lease.owner.as_ref().filter(|_| lease.mode != Mode::Mutex);
-        let identity = owner.map_or(token.as_str(), |owner| owner.id());
-        let field = entry(identity, &token, lease.mode);
+        let field = entry(&token, &token, lease.mode);
         let (keys, life) = ([names.lock().to_owned(), names.state()], millis(life(lease.ttl)));
         let args = [field.as_str(), &fence, &life];
         let call = Call { script: &CONFIRM, keys: &keys, args: &args, hinted: false, replicas: 0 };
@@ -225,8 +207,7 @@ impl Node {
             Err(_) => {
                 // An answer is still awaited. The release does not wait for it: it goes the same way
                 // and arrives after the question, and before whatever is asked next.
-                let store = self.store(seat.request.mode).clone();
-                let mut unsure = Ticket::unsure(store, seat.request.clone());
+                let mut unsure = Ticket::unsure(self.store.clone(), seat.request.clone());
                 is_told = self.within(unsure.release()).await.is_ok();
                 seat.state.lock().await
             }
@@ -252,22 +233,16 @@ impl Node {
         }
     }
 
-    /// Extends leases. Those of mutexes come first, then the others.
-    pub(super) async fn renew(
-        self: Arc<Self>,
-        mutexes: Arc<[Lease]>,
-        others: Arc<[Lease]>,
-    ) -> Result<Vec<Renewal>> {
-        let mut renewals = Vec::with_capacity(mutexes.len() + others.len());
-        for (store, leases) in [(&self.mutexes, mutexes), (&self.shared, others)] {
-            for some in leases.chunks(RENEWED_AT_ONCE) {
-                let renewed = self.within(async {
-                    let renewed = renew::renew(store, some).await?;
-                    self.check_age().await?;
-                    Ok(renewed)
-                });
-                renewals.extend(renewed.await?);
-            }
+    /// Extends leases.
+    pub(super) async fn renew(self: Arc<Self>, leases: Arc<[Lease]>) -> Result<Vec<Renewal>> {
+        let mut renewals = Vec::with_capacity(leases.len());
+        for some in leases.chunks(RENEWED_AT_ONCE) {
+            let renewed = self.within(async {
+                let renewed = renew::renew(&self.store, some).await?;
+                self.check_age().await?;
+                Ok(renewed)
+            });
+            renewals.extend(renewed.await?);
         }
         Ok(renewals)
     }

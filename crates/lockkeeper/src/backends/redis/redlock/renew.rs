@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::{Lease, Mode, Renewal};
+use crate::backend::{Lease, Renewal};
 use crate::error::Result;
 use crate::owner::Token;
 
@@ -24,27 +24,21 @@ struct Survey {
 
 /// Renews leases.
 pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<Renewal>> {
-    let (mutexes, others): (Vec<_>, Vec<_>) =
-        (0..leases.len()).partition(|at| leases[*at].mode == Mode::Mutex);
-    let asked = [mutexes.as_slice(), &others].concat();
-    // The owner of a mutex is not in the store.
-    let mutexes: Arc<[_]> =
-        mutexes.iter().map(|at| Lease { owner: None, ..leases[*at].clone() }).collect();
-    let others: Arc<[_]> = others.iter().map(|at| leases[*at].clone()).collect();
-    let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
-        let asked = node.clone().renew(mutexes.clone(), others.clone());
-        (at, question(asked))
-    });
+    // The owner is not in the store.
+    let asked: Arc<[_]> =
+        leases.iter().map(|lease| Lease { owner: None, ..lease.clone() }).collect();
+    let questions = quorum.nodes.iter().enumerate();
+    let questions = questions.map(|(at, node)| (at, question(node.clone().renew(asked.clone()))));
     let mut round = Round::new(questions.collect());
 
     let mut survey = Survey {
         quorum: quorum.clone(),
-        tokens: asked.iter().map(|at| leases[*at].token).collect(),
-        renewed: vec![0; asked.len()],
-        missing: vec![Vec::new(); asked.len()],
+        tokens: leases.iter().map(|lease| lease.token).collect(),
+        renewed: vec![0; leases.len()],
+        missing: vec![Vec::new(); leases.len()],
     };
     let mut silent = Vec::new();
-    while !(0..asked.len()).all(|at| survey.verdict(at) != Renewal::Unknown) {
+    while !(0..leases.len()).all(|at| survey.verdict(at) != Renewal::Unknown) {
         match round.next().await {
             Some((server, Ok(renewals))) => survey.add(server, &renewals),
             Some((server, Err(error))) => silent.push((server, error)),
@@ -55,10 +49,7 @@ pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<
         round.leave();
         return Err(quorum.too_few(format!("renew {} locks", leases.len()), silent));
     }
-    let mut renewals = vec![Renewal::Unknown; leases.len()];
-    for (at, place) in asked.into_iter().enumerate() {
-        renewals[place] = survey.verdict(at);
-    }
+    let renewals = (0..leases.len()).map(|at| survey.verdict(at)).collect();
     // Nobody has to wait for those who are slower than the majority.
     tokio::spawn(async move {
         while let Some((server, answer)) = round.next().await {
