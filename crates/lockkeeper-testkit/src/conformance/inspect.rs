@@ -6,6 +6,9 @@ use lockkeeper::whoami;
 use super::Store;
 use super::check::{nothing_left, queued, take};
 
+/// How often a lock changes hands under the eyes of those who look.
+const HAND_OFFS: usize = 50;
+
 pub(super) async fn holders_and_waiters_are_seen(store: Store) {
     let observer = store.client().await;
     assert!(observer.inspect("key").await.unwrap().is_none(), "nobody was there yet");
@@ -35,6 +38,32 @@ pub(super) async fn holders_and_waiters_are_seen(store: Store) {
     guard.release().await.unwrap();
     for waiter in waiters {
         waiter.await.unwrap();
+    }
+    nothing_left(&observer, "key").await;
+}
+
+pub(super) async fn a_lock_that_changes_hands_can_be_looked_at(store: Store) {
+    let observer = store.client().await;
+    let mut working = tokio::task::JoinSet::new();
+    for _ in 0..2 {
+        let client = store.client().await;
+        working.spawn(async move {
+            for _ in 0..HAND_OFFS {
+                client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    while !working.is_empty() {
+        let seen = observer.inspect("key").await.expect("it can be inspected");
+        let listed = observer.list("key").await.expect("it can be listed");
+        for snapshot in seen.iter().chain(&listed) {
+            assert_eq!(snapshot.key.as_str(), "key");
+            assert!(snapshot.holders.len() <= 1, "more than one holder: {snapshot:?}");
+        }
+        while let Some(ended) = working.try_join_next() {
+            ended.unwrap();
+        }
+        tokio::task::yield_now().await;
     }
     nothing_left(&observer, "key").await;
 }

@@ -127,6 +127,7 @@ macro_rules! __cases {
             faults::an_acquire_given_up_on_without_a_reply_leaves_nothing
 
             inspect::holders_and_waiters_are_seen
+            inspect::a_lock_that_changes_hands_can_be_looked_at
             inspect::a_list_is_in_order_and_by_prefix
 
             names::different_names_never_share_a_lock

@@ -61,30 +61,34 @@ impl Hold for Named {
         macro_rules! locks {
             ($which:literal) => {
                 concat!(
-                    "SELECT CONVERT(b.name USING utf8mb4) AS name, l.holder, b.fence, b.who, b.note,
-                       b.pid = l.holder AS known, CAST(UNIX_TIMESTAMP(b.since) * 1000000 AS SIGNED) AS since_us
-                     FROM lockkeeper_bound b JOIN (
-                       SELECT name, CAST(IS_USED_LOCK(CONCAT('lockkeeper:',
-                         LEFT(SHA2(CONCAT(DATABASE(), x'00', name), 256), 48))) AS SIGNED) AS holder
-                       FROM lockkeeper_bound WHERE ",
+                    "SELECT CONVERT(b.name USING utf8mb4) AS name, b.fence, b.who, b.note, b.pid,
+                       CAST(IS_USED_LOCK(CONCAT('lockkeeper:',
+                         LEFT(SHA2(CONCAT(DATABASE(), x'00', b.name), 256), 48))) AS SIGNED) AS holder,
+                       CAST(UNIX_TIMESTAMP(b.since) * 1000000 AS SIGNED) AS since_us
+                     FROM lockkeeper_bound b WHERE ",
                     $which,
-                    ") l ON l.name = b.name WHERE l.holder IS NOT NULL ORDER BY b.name"
+                    " ORDER BY b.name"
                 )
             };
         }
         let (statement, text) = match query {
-            Query::Key(key) => (locks!("name = ? AND ? IS NOT NULL"), key.as_str()),
-            Query::Prefix(prefix) => (locks!("LEFT(name, LENGTH(?)) = ?"), prefix.as_str()),
+            Query::Key(key) => (locks!("b.name = ? AND ? IS NOT NULL"), key.as_str()),
+            Query::Prefix(prefix) => (locks!("LEFT(b.name, LENGTH(?)) = ?"), prefix.as_str()),
         };
         let asking = sqlx::query(statement).bind(text.as_bytes()).bind(text.as_bytes());
-        asking.fetch_all(wire).await?.iter().map(seen).collect()
+        let rows = asking.fetch_all(wire).await?;
+        rows.iter().filter_map(|row| seen(row).transpose()).collect()
     }
 }
 
-/// A row that says who holds. Somebody else's lock is shown without a name.
-pub(super) fn seen(row: &MySqlRow) -> sqlx::Result<Seen> {
-    let (number, last): (i64, i64) = (row.try_get("holder")?, row.try_get("fence")?);
-    let known = row.try_get::<Option<i64>, _>("known")? == Some(1);
+/// A row that says who holds, if anyone does. Somebody else's lock is shown without a name.
+///
+/// Free locks are left out here and not by the statement: `IS_USED_LOCK` tells the moment it is asked, so
+/// a statement that names it twice, in a condition and in a column, can be told two things.
+pub(super) fn seen(row: &MySqlRow) -> sqlx::Result<Option<Seen>> {
+    let Some(number) = row.try_get::<Option<i64>, _>("holder")? else { return Ok(None) };
+    let last: i64 = row.try_get("fence")?;
+    let known = row.try_get::<Option<i64>, _>("pid")? == Some(number);
     let since = u64::try_from(row.try_get::<i64, _>("since_us")?).ok();
     let since = since.map(|us| SystemTime::UNIX_EPOCH + Duration::from_micros(us));
     let entry = Entry {
@@ -97,7 +101,7 @@ pub(super) fn seen(row: &MySqlRow) -> sqlx::Result<Seen> {
         fence: known.then(|| fence(last)),
         slots: Vec::new(),
     };
-    Ok(Seen { key: row.try_get("name")?, number, holds: true, last, entry })
+    Ok(Some(Seen { key: row.try_get("name")?, number, holds: true, last, entry }))
 }
 
 /// After how much silence the server ends a session: whole seconds, never less than the lease.

@@ -68,7 +68,7 @@ impl Hold for Rows {
             ($which:literal) => {
                 concat!(
                     "SELECT CONVERT(r.name USING utf8mb4) AS name, r.pid AS holder,
-                       COALESCE(b.fence, 0) AS fence, b.who, b.note, b.pid = r.pid AS known,
+                       COALESCE(b.fence, 0) AS fence, b.who, b.note, b.pid,
                        COALESCE(CAST(UNIX_TIMESTAMP(b.since) * 1000000 AS SIGNED), 0) AS since_us
                      FROM lockkeeper_row r LEFT JOIN lockkeeper_bound b ON b.name = r.name
                      WHERE r.pid IS NOT NULL AND ",
@@ -85,6 +85,7 @@ impl Hold for Rows {
         let dirty = sqlx::query("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED");
         dirty.execute(&mut *wire).await?;
         let asking = sqlx::query(statement).bind(text.as_bytes()).bind(text.as_bytes());
-        asking.fetch_all(wire).await?.iter().map(seen).collect()
+        let rows = asking.fetch_all(wire).await?;
+        rows.iter().filter_map(|row| seen(row).transpose()).collect()
     }
 }
