@@ -118,8 +118,8 @@ pub(crate) async fn pursue(
     let mut tries = 0;
     loop {
         let error = match pursuit.attempt().await {
-            Ok(Some((grant, asked))) => {
-                if grant.bound || inner.clock.since(&asked) < terms.signal_after(grant.lease.ttl) {
+            Ok(Some((grant, asked, took))) => {
+                if grant.bound || took < terms.signal_after(grant.lease.ttl) {
                     return Ok(Some(pursuit.admit(terms, grant, asked)));
                 }
                 // The holder would have to stop before it began. The next answer may be faster.
@@ -179,15 +179,14 @@ impl Pursuit {
         Self { inner: inner.clone(), step, place: Some(place), ttl: terms.ttl }
     }
 
-    /// One attempt, and the moment before it left.
-    async fn attempt(&mut self) -> Result<Option<(Grant, Moment)>> {
+    /// One attempt, the moment before it left, and how long it took.
+    async fn attempt(&mut self) -> Result<Option<(Grant, Moment, Duration)>> {
         let engine = self.inner.engine();
         let asked = self.inner.clock.now();
         if let Step::Idle(mut claim) = std::mem::replace(&mut self.step, Step::Done) {
             // The claim moves into the future, so that the two can be left to the background as one.
-            let meters = self.inner.meters.clone();
             self.step = Step::Asking(Box::pin(async move {
-                let answer = meters.call(Call::Attempt, claim.attempt()).await;
+                let answer = claim.attempt().await;
                 (claim, answer)
             }));
         }
@@ -204,7 +203,9 @@ impl Pursuit {
             return Err(Error::unreachable(engine, "acquire a lock", silence));
         };
         self.step = Step::Idle(claim);
-        answer.map(|grant| grant.map(|grant| (grant, asked)))
+        let took = self.inner.clock.since(&asked);
+        self.inner.meters.called(Call::Attempt, took, answer.is_ok());
+        answer.map(|grant| grant.map(|grant| (grant, asked, took)))
     }
 
     /// Whether a call is still under way. It is undone when it ends, and only another claim can be tried.
@@ -388,6 +389,6 @@ async fn release_until_confirmed(
 }
 
 /// Polls a future once: its request leaves, or its answer is there at once.
-async fn first_poll<F: Future + Unpin>(work: &mut F) -> Poll<F::Output> {
+pub(crate) async fn first_poll<F: Future + Unpin>(work: &mut F) -> Poll<F::Output> {
     poll_fn(|cx| Poll::Ready(Pin::new(&mut *work).poll(cx))).await
 }

@@ -205,7 +205,7 @@ pub(crate) struct Hold {
     /// The end of a fixed lease, whoever keeps the lock alive until then.
     limit: Option<Validity>,
     margin: Duration,
-    since: Moment,
+    since: Instant,
     /// How many guards there are. Changed under the lock of `local` only.
     guards: AtomicUsize,
     state: Mutex<State>,
@@ -262,7 +262,7 @@ impl Hold {
             fixed,
             limit,
             margin,
-            since: asked,
+            since: asked.runtime(),
             guards: AtomicUsize::new(1),
             state: Mutex::new(State {
                 validity: limited.then(|| Validity::new(asked, ttl, margin)),
@@ -415,8 +415,7 @@ impl Hold {
                 listener.abort();
             }
         }
-        let held = self.inner.clock.since(&self.since);
-        self.inner.meters.ended(self.mode, &loss, held);
+        self.inner.meters.ended(self.mode, &loss, self.since.elapsed());
         self.inner.keeper.forget(self);
         if loss != Loss::Released {
             tracing::warn!(parent: &self.span, key = %self.key, reason = %loss, "lock lost");

@@ -19,7 +19,7 @@ use crate::guard::Hold;
 use crate::telemetry::{Call, Meters};
 
 /// How many leases go into one call.
-const BATCH: usize = 500;
+const BATCH: usize = 600;
 
 /// How many leases are looked at in one go.
 const PASS: usize = 8 * BATCH;

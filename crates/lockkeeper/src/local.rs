@@ -126,7 +126,8 @@ impl Local {
 
     /// Gives up one guard's share of a hold. True when it was the last, and the hold is to be released.
     pub(crate) fn drop_guard(&self, hold: &Arc<Hold>) -> bool {
-        let _slots = self.lock();
+        // Without an owner nobody can have entered again: this guard is the only one.
+        let _slots = hold.owner().map(|_| self.lock());
         hold.remove_guard() == 0
     }
 
@@ -166,10 +167,16 @@ impl Place {
     pub(crate) fn admit(mut self, hold: &Arc<Hold>) {
         let id = self.id.take();
         let mut slots = self.inner.local.lock();
-        // A single try beside the gate may find that the slot went with the last one in it.
-        slots.entry(self.key.clone()).or_default().holders.push(hold.clone());
+        let slot = match slots.get_mut(&self.key) {
+            Some(slot) => slot,
+            // A single try beside the gate may find that the slot went with the last one in it.
+            None => slots.entry(self.key.clone()).or_default(),
+        };
+        slot.holders.push(hold.clone());
+        slot.step_away(id);
+        let unwanted = slot.advance();
         drop(slots);
-        self.inner.local.change(&self.key, |slot| slot.step_away(id));
+        drop(unwanted);
     }
 }
 

@@ -77,17 +77,24 @@ impl Token {
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // By hand, because every acquire and release needs it, and numbers of this size format slowly.
-        let mut uuid = [b'-'; 36];
+        // By hand and in one piece, because every acquire and release needs it.
+        let mut text = [b'-'; 36 + 1 + 20];
         let mut at = 0;
         for (n, byte) in self.source.to_be_bytes().into_iter().enumerate() {
             at += usize::from(matches!(n, 4 | 6 | 8 | 10));
-            uuid[at] = b"0123456789abcdef"[usize::from(byte >> 4)];
-            uuid[at + 1] = b"0123456789abcdef"[usize::from(byte & 15)];
+            text[at] = b"0123456789abcdef"[usize::from(byte >> 4)];
+            text[at + 1] = b"0123456789abcdef"[usize::from(byte & 15)];
             at += 2;
         }
-        f.write_str(std::str::from_utf8(&uuid).expect("hexadecimal digits are ASCII"))?;
-        write!(f, ":{}", self.n)
+        text[at] = b':';
+        let digits = self.n.checked_ilog10().unwrap_or(0) as usize + 1;
+        let mut rest = self.n;
+        for digit in text[at + 1..][..digits].iter_mut().rev() {
+            *digit = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        let text = &text[..at + 1 + digits];
+        f.write_str(std::str::from_utf8(text).expect("digits, a colon and dashes are ASCII"))
     }
 }
 
@@ -154,6 +161,10 @@ mod tests {
     fn a_token_looks_like_a_uuid_and_a_number() {
         let token = Token { source: 0x0d1c_89ab_cdef_4000_8000_0123_4567_89af, n: 57 };
         assert_eq!(token.to_string(), "0d1c89ab-cdef-4000-8000-0123456789af:57");
+        for n in [0, 9, 10, u64::MAX] {
+            let token = Token { source: 0, n };
+            assert_eq!(token.to_string(), format!("00000000-0000-0000-0000-000000000000:{n}"));
+        }
     }
 
     #[test]

@@ -118,6 +118,12 @@ impl Meters {
     ) -> Result<T> {
         let started = Instant::now();
         let result = work.await;
+        self.called(call, started.elapsed(), result.is_ok());
+        result
+    }
+
+    /// A call to an engine was answered.
+    pub(crate) fn called(&self, call: Call, took: Duration, ok: bool) {
         let calls = self.calls.get_or_init(|| {
             ["attempt", "renew", "release"].map(|call| {
                 ["ok", "error"].map(|outcome| {
@@ -125,8 +131,7 @@ impl Meters {
                 })
             })
         });
-        calls[call as usize][usize::from(result.is_err())].record(started.elapsed());
-        result
+        calls[call as usize][usize::from(!ok)].record(took);
     }
 
     fn kind(&self, mode: Mode) -> &Kind {

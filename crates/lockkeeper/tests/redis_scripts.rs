@@ -209,6 +209,39 @@ async fn one_call_renews_five_hundred_locks() {
     server.kill();
 }
 
+/// A number from the server's statistics.
+fn statistic(server: &Server, name: &str) -> u64 {
+    let told = server.ask(&["INFO", "stats"]);
+    let line = told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {name} in {told}")).trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn many_tasks_share_a_write() {
+    let server = Server::start();
+    let client = Client::connect(server.url()).await.unwrap();
+    let count = || {
+        let commands = calls(&server, is_script);
+        (commands, statistic(&server, "total_reads_processed"))
+    };
+    let (commands, reads) = count();
+    let mut tasks = JoinSet::new();
+    for n in 0..64 {
+        let client = client.clone();
+        tasks.spawn(async move {
+            for _ in 0..50 {
+                let guard = client.mutex(n.to_string()).acquire().await.unwrap();
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    let (commands, reads) = (count().0 - commands, count().1 - reads);
+    println!("{commands} commands came in {reads} reads");
+    assert!(commands >= 64 * 50 * 2, "every lock was taken and given back: {commands}");
+    assert!(reads * 3 < commands, "{commands} commands came in {reads} reads");
+}
+
 /// Commands that the server runs per hand-off in a line of so many clients.
 async fn commands_per_hand_off(server: &Server, waiters: usize, mode: Mode) -> f64 {
     let key = format!("{mode} {waiters}");

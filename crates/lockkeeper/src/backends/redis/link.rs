@@ -1,22 +1,20 @@
 //! One server: a connection for commands that all tasks share, made again when it breaks.
 //!
-//! Easy to get wrong: a call must be on the wire after its first poll whenever there is a connection,
-//! because a release goes before the next acquire only by being sent first. So the current
+//! Easy to get wrong: a call must have its place in the order after its first poll whenever there is a
+//! connection, because a release goes before the next acquire only by being sent first. So the current
 //! connection is behind a plain mutex, and nothing is awaited before the command is handed over.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, RedisError, RedisResult, Value,
-};
+use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, RedisResult, Value};
 use tokio::time::Instant;
 
 use super::dial::Dial;
 use super::ear::Ear;
 use super::error::is_fatal;
+use super::pipe::{Pipe, silent};
 use super::script::Script;
 
 /// A fence counter that is this far behind the server's clock is set by the clock.
@@ -62,11 +60,10 @@ pub(super) struct Link {
     ear: Arc<Ear>,
 }
 
-/// One connection.
+/// One connection, and what is known of the server behind it.
 #[derive(Debug)]
 pub(super) struct Line {
-    connection: MultiplexedConnection,
-    timeout: Duration,
+    pipe: Arc<Pipe>,
     /// The first fence that was given over this connection, and when it came.
     ///
     /// A server that took over, or came back, is only reached by a new connection. So a counter that
@@ -94,7 +91,7 @@ impl Link {
             // Boxed, as is all that is rare: whatever a call might do, every call has to carry.
             None => Box::pin(self.connect()).await?,
         };
-        let answer = line.call(call).await;
+        let answer = line.call(&call).await;
         self.judge(&line, &answer);
         answer.map(|(value, replicas)| Reply { value, replicas, line })
     }
@@ -102,13 +99,13 @@ impl Link {
     /// Calls a script on a server that is about to own its slot.
     pub(super) async fn call_asking(&self, call: Call<'_>) -> RedisResult<Reply> {
         let line = self.connect().await?;
-        let mut pipeline = redis::pipe();
-        pipeline.add_command(redis::cmd("ASKING")).add_command(line.command(call, false));
-        let answer = line.pipeline(&pipeline).await.and_then(|mut answers| match answers.pop() {
-            Some(Value::ServerError(error)) => Err(error.into()),
-            Some(value) => Ok(value),
-            None => Err(silent()),
-        });
+        let commands = vec![redis::cmd("ASKING"), line.command(&call, false)];
+        let answer =
+            line.pipe.send_all(commands).await.and_then(|mut answers| match answers.pop() {
+                Some(Value::ServerError(error)) => Err(error.into()),
+                Some(value) => Ok(value),
+                None => Err(silent()),
+            });
         self.judge(&line, &answer);
         answer.map(|value| Reply { value, replicas: 0, line })
     }
@@ -116,7 +113,7 @@ impl Link {
     /// Sends any other command.
     pub(super) async fn command(&self, command: &Cmd) -> RedisResult<Value> {
         let line = self.connect().await?;
-        let answer = line.send(command).await;
+        let answer = line.pipe.send(command.clone()).await;
         self.judge(&line, &answer);
         answer
     }
@@ -125,7 +122,7 @@ impl Link {
     pub(super) fn doubt(&self) {
         let mut current = self.lock();
         if let Some(line) = current.as_ref() {
-            *current = Some(Arc::new(Line::new(line.connection.clone(), line.timeout)));
+            *current = Some(Arc::new(Line::new(line.pipe.clone())));
         }
     }
 
@@ -152,7 +149,7 @@ impl Link {
         let connecting = self.dial.connect(config, ProtocolVersion::RESP2);
         let connection =
             tokio::time::timeout(timeout * 2, connecting).await.map_err(|_| silent())??;
-        let line = Arc::new(Line::new(connection, timeout));
+        let line = Arc::new(Line::new(Arc::new(Pipe::new(connection, timeout))));
         *self.lock() = Some(line.clone());
         Ok(line)
     }
@@ -176,42 +173,41 @@ impl Link {
 }
 
 impl Line {
-    fn new(connection: MultiplexedConnection, timeout: Duration) -> Self {
-        Self { connection, timeout, stamp: OnceLock::new(), known: AtomicU32::new(0) }
+    fn new(pipe: Arc<Pipe>) -> Self {
+        Self { pipe, stamp: OnceLock::new(), known: AtomicU32::new(0) }
     }
 
-    async fn call(&self, call: Call<'_>) -> RedisResult<(Value, u32)> {
+    async fn call(&self, call: &Call<'_>) -> RedisResult<(Value, u32)> {
         // The first call of a script brings its text, so that the next one, which may already be on
         // the wire before the answer to this one comes, cannot overtake it.
         let known = self.known.load(Ordering::Relaxed) & call.script.bit != 0;
-        let answer = match self.call_once(call, known).await {
+        let answer = match self.ask(self.command(call, known), call.replicas).await {
             // The server was told to forget its scripts.
             Err(error) if error.code() == Some("NOSCRIPT") => {
                 self.known.store(0, Ordering::Relaxed);
-                Box::pin(self.call_once(call, false)).await
+                Box::pin(self.ask(self.command(call, false), call.replicas)).await
             }
             answer => answer,
         };
-        if answer.is_ok() {
+        if answer.is_ok() && !known {
             self.known.fetch_or(call.script.bit, Ordering::Relaxed);
         }
         answer
     }
 
-    async fn call_once(&self, call: Call<'_>, by_sha: bool) -> RedisResult<(Value, u32)> {
-        let command = self.command(call, by_sha);
-        match call.replicas {
-            0 => Ok((self.send(&command).await?, 0)),
-            replicas => Box::pin(self.send_and_wait(command, replicas)).await,
+    async fn ask(&self, command: Cmd, replicas: u32) -> RedisResult<(Value, u32)> {
+        match replicas {
+            0 => Ok((self.pipe.send(command).await?, 0)),
+            replicas => Box::pin(self.ask_and_wait(command, replicas)).await,
         }
     }
 
     /// Sends a command, and gives the replicas time to have its effect.
-    async fn send_and_wait(&self, command: Cmd, replicas: u32) -> RedisResult<(Value, u32)> {
-        let mut pipeline = redis::pipe();
-        let patience = (self.timeout / 2).as_millis();
-        pipeline.add_command(command).cmd("WAIT").arg(replicas).arg(patience as u64);
-        match self.pipeline(&pipeline).await?.as_slice() {
+    async fn ask_and_wait(&self, command: Cmd, replicas: u32) -> RedisResult<(Value, u32)> {
+        let patience = (self.pipe.timeout() / 2).as_millis();
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(replicas).arg(patience as u64);
+        match self.pipe.send_all(vec![command, wait]).await?.as_slice() {
             [Value::ServerError(error), _] => Err(error.clone().into()),
             [value, Value::Int(replicas)] => {
                 Ok((value.clone(), u32::try_from(*replicas).unwrap_or(0)))
@@ -221,7 +217,7 @@ impl Line {
         }
     }
 
-    fn command(&self, call: Call<'_>, by_sha: bool) -> Cmd {
+    fn command(&self, call: &Call<'_>, by_sha: bool) -> Cmd {
         let script = if by_sha { call.script.sha.as_str() } else { call.script.text };
         let size = call.keys.iter().map(String::len).chain(call.args.iter().map(|arg| arg.len()));
         let size: usize = size.sum();
@@ -253,25 +249,4 @@ impl Line {
             }
         }
     }
-
-    async fn send(&self, command: &Cmd) -> RedisResult<Value> {
-        let mut connection = self.connection.clone();
-        let answer = connection.send_packed_command(command);
-        match tokio::time::timeout(self.timeout, answer).await {
-            Ok(Ok(Value::ServerError(error))) => Err(error.into()),
-            Ok(answer) => answer,
-            Err(_) => Err(silent()),
-        }
-    }
-
-    async fn pipeline(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
-        let mut connection = self.connection.clone();
-        let count = pipeline.len();
-        let answers = connection.send_packed_commands(pipeline, 0, count);
-        tokio::time::timeout(self.timeout, answers).await.unwrap_or_else(|_| Err(silent()))
-    }
-}
-
-fn silent() -> RedisError {
-    std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer in time").into()
 }

@@ -28,6 +28,7 @@ mod error;
 mod inspect;
 mod link;
 mod names;
+mod pipe;
 pub mod redlock;
 mod renew;
 mod script;

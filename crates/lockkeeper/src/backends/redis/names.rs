@@ -125,7 +125,11 @@ impl Names {
     }
 
     fn shared(&self, kind: &str) -> String {
-        [kind, ":", &self.stem()].concat()
+        match (&self.tag, self.lock.contains('{')) {
+            // As below, in one piece, because every release needs it.
+            (None, false) => [kind, ":{", &self.lock, "}"].concat(),
+            _ => [kind, ":", &self.stem()].concat(),
+        }
     }
 
     fn own(&self, kind: &str) -> String {

@@ -18,7 +18,7 @@ use super::script::RENEW;
 use super::settings::Layout;
 
 /// How many leases go into one call.
-const BATCH: usize = 500;
+const BATCH: usize = 600;
 
 /// Leases that one call renews.
 #[derive(Default)]
