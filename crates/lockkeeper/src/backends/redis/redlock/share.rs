@@ -31,9 +31,11 @@ impl Bid {
             }
             tried = fence;
             let known = tally.fences.clone();
+            // Not those whose vote came too late to be counted: they might have lost a counter, and
+            // their clocks are not in this fence.
             let mut round = self.ask(|at, node, seat| {
-                (known[at] != Some(fence))
-                    .then(|| question(node.confirm(seat, lease.clone(), fence)))
+                let is_apart = known[at].is_some_and(|there| there != fence);
+                is_apart.then(|| question(node.confirm(seat, lease.clone(), fence)))
             });
             let mut is_silent = false;
             while tally.count(fence) < tally.majority {

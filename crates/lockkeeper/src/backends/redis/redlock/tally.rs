@@ -2,6 +2,7 @@
 //!
 //! Whoever wants to be alone needs a majority. A reader needs a majority that has one and the same
 //! counter, because it will carry that counter as its fence, and so will whoever reads beside it.
+//! So a writer that finds the counters apart hears all servers, and leaves them in step.
 
 use crate::backend::Mode;
 use crate::error::Error;
@@ -51,7 +52,11 @@ impl Tally {
 
     /// Whether more votes would change nothing.
     pub(super) fn is_over(&self, mode: Mode) -> bool {
-        let is_decided = mode != Mode::Read || self.most() + self.open() < self.majority;
+        let is_decided = match mode {
+            Mode::Read => self.most() + self.open() < self.majority,
+            Mode::Write => self.open() == 0,
+            _ => true,
+        };
         self.is_lost() || self.is_won() && (is_decided || self.agreed().is_some())
     }
 
@@ -134,8 +139,17 @@ mod tests {
             let tally = tally(counters);
             let found = (tally.agreed(), tally.is_over(Mode::Read));
             assert_eq!(found, (agreed, is_over), "{counters:?}");
-            assert_eq!(tally.is_over(Mode::Write), counters.len() >= 3, "{counters:?}");
+            assert_eq!(tally.is_over(Mode::Mutex), counters.len() >= 3, "{counters:?}");
+            assert_eq!(tally.is_over(Mode::Write), agreed.is_some(), "{counters:?}");
         }
+    }
+
+    #[test]
+    fn a_writer_hears_everybody_when_the_counters_are_apart() {
+        let mut tally = tally(&[7, 9, 8, 7]);
+        assert!(!tally.is_over(Mode::Write));
+        tally.add(4, Vote::Silent(Error::Config("it is silent".to_owned())));
+        assert!(tally.is_over(Mode::Write));
     }
 
     #[test]
