@@ -159,10 +159,7 @@ impl Claim for Bid {
         if tally.is_unknown() {
             return Err(self.quorum.too_few(self.doing("acquire"), tally.silent));
         }
-        match tally.refused {
-            Some(error) if tally.others.len() > self.seats.len() - tally.majority => Err(error),
-            _ => Ok(None),
-        }
+        tally.refusal().map_or(Ok(None), Err)
     }
 
     async fn wait(&mut self) -> Result<()> {

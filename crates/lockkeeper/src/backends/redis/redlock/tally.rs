@@ -19,7 +19,8 @@ pub(super) struct Tally {
     clock: u64,
     /// Those who certainly did not give it.
     pub(super) others: Vec<usize>,
-    pub(super) refused: Option<Error>,
+    /// What some of those found instead.
+    refused: Vec<Error>,
     pub(super) silent: Vec<(usize, Error)>,
 }
 
@@ -30,7 +31,7 @@ impl Tally {
             fences: vec![None; servers],
             clock: 0,
             others: Vec::new(),
-            refused: None,
+            refused: Vec::new(),
             silent: Vec::new(),
         }
     }
@@ -44,7 +45,7 @@ impl Tally {
             Vote::Busy => self.others.push(server),
             Vote::Refused(error) => {
                 self.others.push(server);
-                self.refused = Some(error);
+                self.refused.push(error);
             }
             Vote::Silent(error) => self.silent.push((server, error)),
         }
@@ -71,6 +72,13 @@ impl Tally {
     /// Whether so few answered that nobody can tell.
     pub(super) fn is_unknown(&self) -> bool {
         self.fences.len() - self.silent.len() < self.majority
+    }
+
+    /// Why no majority can give the lock, whoever leaves. What a few found may be what a release that
+    /// is under way has not reached yet: then the lock is busy.
+    pub(super) fn refusal(&mut self) -> Option<Error> {
+        let is_final = self.refused.len() > self.fences.len() - self.majority;
+        self.refused.pop().filter(|_| is_final)
     }
 
     /// The counter that a majority has.
@@ -150,6 +158,19 @@ mod tests {
         assert!(!tally.is_over(Mode::Write));
         tally.add(4, Vote::Silent(Error::Config("it is silent".to_owned())));
         assert!(tally.is_over(Mode::Write));
+    }
+
+    #[test]
+    fn what_a_few_found_instead_is_no_conflict() {
+        let foreign = || Vote::Refused(Error::Config("something else is there".to_owned()));
+        for (refusals, is_refused) in [(1, false), (2, false), (3, true)] {
+            let mut tally = Tally::new(5, 3);
+            for server in 0..3 {
+                tally.add(server, if server < refusals { foreign() } else { Vote::Busy });
+            }
+            assert!(tally.is_over(Mode::Read) && !tally.is_unknown());
+            assert_eq!(tally.refusal().is_some(), is_refused, "{refusals} of five");
+        }
     }
 
     #[test]
