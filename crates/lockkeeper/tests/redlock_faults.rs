@@ -11,7 +11,7 @@ mod servers;
 use std::time::{Duration, Instant};
 
 use clock::Clocked;
-use load::{Load, TTL};
+use load::{Load, TTL, Unfenced};
 use lockkeeper::backend::Severity;
 use lockkeeper::{Client, Error, Guard, Release};
 use lockkeeper_testkit::history::Resource;
@@ -204,6 +204,82 @@ async fn the_string_is_that_of_other_redlocks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_read_lock_is_nobody_elses_mutex() {
+    let servers = Servers::start(3);
+    let (client, other) = (connect(&servers.url()).await, connect(&servers.url()).await);
+    for lock in [client.read("key"), client.write("key")] {
+        let guard = lock.lease(LONG).acquire_within(SOON).await.unwrap();
+        for server in servers.iter() {
+            eventually("it is there", || {
+                let kind = server.ask(&["TYPE", "key"]);
+                (kind == "hash").then_some(()).ok_or(kind)
+            });
+            assert_eq!(server.ask(&["SET", "key", "theirs", "NX", "PX", "60000"]), "");
+        }
+        let mutex = other.mutex("key").try_acquire().await;
+        assert!(matches!(mutex, Err(Error::Conflict { .. })), "{mutex:?}");
+        assert_eq!(guard.release().await.unwrap(), Release::Released);
+    }
+    for server in servers.iter() {
+        eventually("it is theirs", || {
+            let set = server.ask(&["SET", "key", "theirs", "NX", "PX", "60000"]);
+            (set == "OK").then_some(()).ok_or(set)
+        });
+    }
+    for lock in [client.read("key"), client.write("key")] {
+        let refused = lock.try_acquire().await;
+        assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_carry_one_fence_although_a_server_has_counted_further() {
+    let servers = Servers::start(3);
+    let clients = [connect(&servers.url()).await, connect(&servers.url()).await];
+    let counter = |at: usize| servers[at].ask(&["HGET", "lockkeeper:{key}", "fence"]);
+    // As a writer leaves them whom one server has given a late grant.
+    let (written, further) = (1000, "1005");
+    for (at, fence) in ["1000", "1000", further].into_iter().enumerate() {
+        servers[at].ask(&["HSET", "lockkeeper:{key}", "fence", fence]);
+    }
+    let mut readers = Vec::new();
+    for client in &clients {
+        readers.push(client.read("key").lease(LONG).acquire_within(SOON).await.unwrap());
+    }
+    let fences: Vec<_> = readers.iter().map(|reader| reader.fence().get()).collect();
+    assert_eq!(fences, [written; 2], "two of three agree");
+    // Now those who are left differ, and the lower counter is being read by.
+    servers[0].kill();
+    assert!(clients[1].read("key").try_acquire().await.unwrap().is_none());
+    for reader in readers {
+        reader.release().await.unwrap();
+    }
+    let reader = clients[1].read("key").lease(LONG).acquire_within(SOON).await.unwrap();
+    assert_eq!(reader.fence().get(), written + 5, "alone, a reader raises the lower one");
+    assert_eq!(counter(1), further);
+    reader.release().await.unwrap();
+    let writer = clients[0].write("key").lease(LONG).acquire_within(SOON).await.unwrap();
+    assert!(writer.fence().get() > written + 5, "{} after {further}", writer.fence());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_forgot_is_given_its_readers_and_their_fence_by_a_renewal() {
+    let servers = Servers::start(3);
+    let client = connect(&servers.url()).await;
+    servers[2].kill();
+    let guard = client.read("key").ttl(Duration::from_secs(6)).acquire().await.unwrap();
+    servers[2].restart();
+    eventually("the third server has the reader and the fence", || {
+        let mode = servers[2].ask(&["HGET", "key", "mode"]);
+        let fence = servers[2].ask(&["HGET", "lockkeeper:{key}", "fence"]);
+        let is_so = mode == "read" && fence == guard.fence().to_string();
+        is_so.then_some(()).ok_or(format!("{mode:?} {fence:?} {}", guard.fence()))
+    });
+    guard.check().expect("it was held all the time");
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_sees_every_server_and_who_is_the_same() {
     let servers = Servers::start(3);
     let client = connect(&servers.url()).await;
@@ -298,4 +374,31 @@ async fn clocks_of_a_minority_that_jump_do_not_hurt_what_is_fenced() {
         load.cycles(150).await;
     }
     load.judge("clocks that jump").await;
+}
+
+/// Servers that forget nothing and have good clocks: not even without fences may anything happen.
+#[tokio::test(flavor = "multi_thread")]
+async fn minorities_that_stop_and_slow_down_keep_writers_alone_and_readers_under_one_fence() {
+    let servers = Servers::start(5);
+    let proxy = Proxy::start(address(servers[0].port())).await;
+    let ports = servers.iter().map(|server| address(server.port()));
+    let url = url(ports.enumerate().map(|(at, own)| if at == 0 { proxy.address() } else { own }));
+    let load = Load::start(&url, 4, 8, 12).await;
+    for round in 0.. {
+        if load.done() > 3_000 {
+            break;
+        }
+        let one = 1 + round % 4;
+        servers[one].freeze();
+        match round % 2 {
+            0 => proxy.latency(Duration::from_millis(200)),
+            _ => proxy.reset(),
+        }
+        load.cycles(150).await;
+        servers[one].thaw();
+        proxy.heal().await;
+        load.cycles(50).await;
+    }
+    let unfenced = load.judge("stopped, slow").await;
+    assert_eq!(unfenced, Unfenced { overlaps: 0, apart: 0 });
 }

@@ -1,11 +1,14 @@
 //! Clients at work on many locks and what they protect, recorded and judged.
+//!
+//! Every other lock is a mutex, the rest are read-write locks with three readers for a writer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper::Client;
-use lockkeeper_testkit::history::{Recorder, Resource, Violation, check};
+use lockkeeper::backend::Mode;
+use lockkeeper_testkit::history::{Acquisition, Recorder, Resource, Violation, check};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -18,6 +21,15 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) struct Load {
     shared: Arc<Shared>,
     workers: JoinSet<()>,
+}
+
+/// What no fence can prevent, and what it is for.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Unfenced {
+    /// How often two believed to hold what one must hold alone.
+    pub(crate) overlaps: usize,
+    /// How often two read together under different fences.
+    pub(crate) apart: usize,
 }
 
 struct Shared {
@@ -42,7 +54,7 @@ impl Load {
                 let (client, shared) = (client.clone(), shared.clone());
                 workers.spawn(async move {
                     while !shared.stop.load(Ordering::Relaxed) {
-                        let key = format!("load {}", fastrand::usize(..keys));
+                        let key = fastrand::usize(..keys);
                         shared.cycle(&client, &format!("{n}/{task}"), key).await;
                     }
                 });
@@ -65,9 +77,9 @@ impl Load {
         }
     }
 
-    /// Ends the work and judges it. The only thing that may have happened is that two believed to
-    /// hold a lock at the same time; how often is printed and returned.
-    pub(crate) async fn judge(mut self, what: &str) -> usize {
+    /// Ends the work and judges it. What is left is what no fence can prevent; how often is printed
+    /// and returned.
+    pub(crate) async fn judge(mut self, what: &str) -> Unfenced {
         self.shared.stop.store(true, Ordering::Relaxed);
         while let Some(worker) = self.workers.join_next().await {
             worker.expect("no worker panics");
@@ -75,36 +87,68 @@ impl Load {
         let history = self.shared.recorder.history(&self.shared.resource, Vec::new());
         let (overlaps, others): (Vec<_>, Vec<_>) =
             check(&history).into_iter().partition(|v| matches!(v, Violation::Overlap(_)));
-        let count = history.acquisitions.len();
+        let grants = &history.acquisitions;
+        let reads = grants.iter().filter(|grant| grant.mode == Mode::Read).count();
         let refused = history.accesses.iter().filter(|access| !access.accepted).count();
+        let unfenced = Unfenced { overlaps: overlaps.len(), apart: apart(grants) };
         println!(
-            "{what}: {count} grants, {} unfenced overlaps, {refused} accesses refused by their fence",
-            overlaps.len()
+            "{what}: {} grants ({reads} to readers), {} unfenced overlaps, {} pairs of readers with different fences, {refused} accesses refused by their fence",
+            grants.len(),
+            unfenced.overlaps,
+            unfenced.apart,
         );
         let others: Vec<_> = others.iter().map(|violation| violation.to_string()).collect();
-        assert!(others.is_empty(), "{} of {count}: {others:#?}", others.len());
-        overlaps.len()
+        assert!(others.is_empty(), "{} of {}: {others:#?}", others.len(), grants.len());
+        unfenced
     }
 }
 
+/// How many pairs of readers were in together under different fences.
+fn apart(grants: &[Acquisition]) -> usize {
+    let mut readers: Vec<_> = grants.iter().filter(|grant| grant.mode == Mode::Read).collect();
+    readers.sort_by_key(|reader| reader.returned);
+    let pairs = readers.iter().enumerate().flat_map(|(at, first)| {
+        let later = readers[at + 1..].iter();
+        later.take_while(|second| second.returned < first.claimed().end).filter(|second| {
+            second.key == first.key && second.fence != first.fence && !second.claimed().is_empty()
+        })
+    });
+    pairs.count()
+}
+
 impl Shared {
-    async fn cycle(&self, client: &Client, name: &str, key: String) {
+    async fn cycle(&self, client: &Client, name: &str, number: usize) {
         let called = self.recorder.now();
-        let lock = client.mutex(&key).ttl(TTL);
+        let key = format!("load {number}");
+        let lock = match (number % 2, fastrand::u8(..4)) {
+            (0, _) => client.mutex(&key),
+            (_, 0) => client.write(&key),
+            _ => client.read(&key),
+        };
         // Trouble is what these tests are about; only what was granted is judged.
-        let Ok(guard) = lock.acquire_within(TTL).await else { return };
-        // A fence has one holder: every grant is somebody else's.
-        let owner = format!("{name} {}", guard.fence());
+        let Ok(guard) = lock.ttl(TTL).acquire_within(TTL).await else { return };
+        // Every grant is somebody else's.
+        let owner = format!("{name} {called:?}");
         let mark = self.recorder.granted(&guard, &owner, TTL, called, None);
+        mark.vouched();
         let (object, fence) = ((key, 0), guard.fence().get());
-        let saw = self.resource.read(&object, fence, &owner, false);
+        let is_shared = guard.mode() == Mode::Read;
+        let saw = self.resource.read(&object, fence, &owner, is_shared);
         let lost = timeout(Duration::from_millis(fastrand::u64(0..3)), guard.lost()).await;
-        if let Some(saw) = saw {
-            self.resource.write(&object, fence, &owner, saw);
-            mark.used();
+        match saw {
+            Some(_) if is_shared => drop(self.resource.read(&object, fence, &owner, true)),
+            Some(saw) => {
+                self.resource.write(&object, fence, &owner, saw);
+                mark.used();
+            }
+            None => {}
         }
         if lost.is_ok() {
             mark.lost();
+        }
+        // On a busy machine a lock may run out before anybody has the time to say so.
+        if guard.remaining() > TTL / 4 {
+            mark.vouched();
         }
         mark.releasing();
         let _ = guard.release().await;

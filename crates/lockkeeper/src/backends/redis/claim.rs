@@ -343,7 +343,7 @@ pub(super) fn entry(identity: &str, token: &str, mode: Mode) -> String {
 }
 
 /// Who holds or waits, and why: for people, beside the lock.
-fn record(request: &Request, entry: &str) -> String {
+pub(super) fn record(request: &Request, entry: &str) -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
     let permits;
     let mode = match request.mode {
@@ -412,7 +412,7 @@ fn read_answer(value: &Value) -> Option<Answer> {
 }
 
 /// What is there instead, in words.
-fn describe(found: &[String], wanted: Mode) -> String {
+pub(super) fn describe(found: &[String], wanted: Mode) -> String {
     let there = match found {
         [kind, limit] => format!("it is used as a {kind} of {limit}"),
         [kind] => match kind.as_str() {

@@ -89,6 +89,11 @@ impl Names {
         self.own("lockkeeper_slots")
     }
 
+    /// What a writer leaves at a server of a quorum, so that new readers let it go first.
+    pub(super) fn wish(&self) -> String {
+        self.own("lockkeeper_wish")
+    }
+
     /// The channel on which every waiter hears of a release; semaphores have none.
     pub(super) fn base_channel(&self, mode: Mode) -> String {
         match mode {

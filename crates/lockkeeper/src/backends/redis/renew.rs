@@ -70,7 +70,7 @@ fn sort_out(store: &Store, leases: &[Lease]) -> Vec<(u16, Batch)> {
         let slot = names.slot();
         let owned = lease.owner.is_some();
         let kind = match (store.settings.layout, lease.mode) {
-            (Layout::String, _) => "string",
+            (Layout::String, Mode::Mutex) => "string",
             (_, Mode::Mutex | Mode::Write) if owned => "owned",
             (_, Mode::Mutex | Mode::Write) => "mutex",
             (_, Mode::Read) => "read",

@@ -40,4 +40,7 @@ scripts! {
     INSPECT = "inspect";
     BREAK = "break";
     CONFIRM = "confirm";
+    SHARED_READ = "shared" "shared_read";
+    SHARED_WRITE = "shared" "shared_write";
+    SHARED_RELEASE = "shared" "shared_release";
 }

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::backend::{Claim, Fence, Grant, Lease, Released, Request};
+use crate::backend::{Claim, Fence, Grant, Lease, Mode, Released, Request};
 use crate::error::{Error, Result};
 
-use super::node::{Node, Seat, Vote};
+use super::node::{Node, Seat};
 use super::round::{Question, Round, question};
+use super::tally::Tally;
 use super::{NAME, Quorum};
 
 /// How long a contender waits before it asks again, in milliseconds: long compared with a round, and
@@ -26,62 +27,25 @@ const DELAY: std::ops::Range<u64> = 20..120;
 #[derive(Debug)]
 pub(super) struct Bid {
     quorum: Arc<Quorum>,
-    request: Request,
+    pub(super) request: Request,
     /// Our part at each server.
     seats: Arc<[Arc<Seat>]>,
     granted: bool,
+    /// The highest fence that a server may still be raised to by us.
+    pub(super) floor: u64,
     /// What the servers said to a release so far, one bit for each.
     heard: u64,
     kept: u64,
 }
 
-/// The votes of one round.
-#[derive(Debug)]
-struct Tally {
-    majority: usize,
-    /// Of those who gave us the lock.
-    fences: Vec<Option<u64>>,
-    /// Those who certainly did not.
-    others: Vec<usize>,
-    refused: Option<Error>,
-    silent: Vec<(usize, Error)>,
-}
-
-impl Tally {
-    fn add(&mut self, server: usize, vote: Vote) {
-        match vote {
-            Vote::Granted(fence) => self.fences[server] = Some(fence),
-            Vote::Busy => self.others.push(server),
-            Vote::Refused(error) => {
-                self.others.push(server);
-                self.refused = Some(error);
-            }
-            Vote::Silent(error) => self.silent.push((server, error)),
-        }
-    }
-
-    fn is_won(&self) -> bool {
-        self.fences.iter().flatten().count() >= self.majority
-    }
-
-    fn is_lost(&self) -> bool {
-        self.fences.len() - self.others.len() - self.silent.len() < self.majority
-    }
-
-    /// Whether so few answered that nobody can tell.
-    fn is_unknown(&self) -> bool {
-        self.fences.len() - self.silent.len() < self.majority
-    }
-}
-
 impl Bid {
     pub(super) fn new(quorum: Arc<Quorum>, request: Request) -> Self {
         let seats = quorum.nodes.iter().map(|node| node.seat(&request)).collect();
-        Self { quorum, request, seats, granted: false, heard: 0, kept: 0 }
+        Self { quorum, request, seats, granted: false, floor: 0, heard: 0, kept: 0 }
     }
 
     /// Asks those servers for which there is a question.
-    fn ask<T: Send + 'static>(
+    pub(super) fn ask<T: Send + 'static>(
         &self,
         about: impl Fn(usize, Arc<Node>, Arc<Seat>) -> Option<Question<T>>,
     ) -> Round<T> {
@@ -92,15 +56,9 @@ impl Bid {
     }
 
     async fn vote(&self) -> Tally {
-        let mut tally = Tally {
-            majority: self.quorum.majority(),
-            fences: vec![None; self.seats.len()],
-            others: Vec::new(),
-            refused: None,
-            silent: Vec::new(),
-        };
-        let mut round = self.ask(|_, node, seat| Some(question(node.vote(seat))));
-        while !tally.is_won() && !tally.is_lost() {
+        let mut tally = Tally::new(self.seats.len(), self.quorum.majority());
+        let mut round = self.ask(|_, node, seat| Some(question(node.vote(seat, None))));
+        while !tally.is_over(self.request.mode) {
             let Some((server, vote)) = round.next().await else { break };
             tally.add(server, vote);
         }
@@ -154,7 +112,7 @@ impl Bid {
             let left_nothing = tally.others.contains(&at);
             (!left_nothing).then(|| question(node.let_go(seat, ttl, false)))
         });
-        let mut awaited = tally.fences.iter().flatten().count();
+        let mut awaited = tally.given();
         while awaited > 0 {
             let Some((server, _)) = round.next().await else { break };
             awaited -= usize::from(tally.fences[server].is_some());
@@ -172,9 +130,14 @@ impl Claim for Bid {
     async fn attempt(&mut self) -> Result<Option<Grant>> {
         let mut tally = self.vote().await;
         if tally.is_won() {
-            if let Some(fence) = self.agree(&mut tally.fences).await {
+            let is_shared = self.request.mode == Mode::Read;
+            let agreed = match is_shared {
+                true => self.share(&mut tally).await,
+                false => self.agree(&mut tally.fences).await,
+            };
+            if let Some(fence) = agreed {
                 self.granted = true;
-                self.quorum.hold(&self.request, &self.seats);
+                self.quorum.hold(&self.request, &self.seats, fence);
                 let (fence, lease) = (Fence::new(fence), Lease::of(&self.request));
                 return Ok(Some(Grant {
                     fence,
@@ -185,6 +148,10 @@ impl Claim for Bid {
                 }));
             }
             self.undo(&tally).await;
+            if is_shared && tally.is_won() {
+                // A majority let us in, but others read there by different counters.
+                return Ok(None);
+            }
             let doing = self.doing("acquire");
             return Err(Error::unreachable(NAME, doing, "no majority agreed on a fence in time"));
         }
@@ -192,10 +159,7 @@ impl Claim for Bid {
         if tally.is_unknown() {
             return Err(self.quorum.too_few(self.doing("acquire"), tally.silent));
         }
-        match tally.refused {
-            Some(error) if tally.others.len() > self.seats.len() - tally.majority => Err(error),
-            _ => Ok(None),
-        }
+        tally.refusal().map_or(Ok(None), Err)
     }
 
     async fn wait(&mut self) -> Result<()> {

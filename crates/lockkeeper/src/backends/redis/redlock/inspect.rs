@@ -95,6 +95,8 @@ fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
         views.sort_by_key(|entry| entry.fence);
         Entry { left, ..views.swap_remove(middle) }
     });
+    // Those who wait for a quorum are in no line; one that is there has others in it.
+    let waiters = waiters.filter(|line| !line.is_empty());
     Snapshot { key, holders: holders.collect(), waiters, fence }
 }
 

@@ -29,6 +29,9 @@ mod node;
 mod renew;
 mod round;
 mod settings;
+mod share;
+mod stake;
+mod tally;
 
 use claim::Bid;
 use node::{Node, Seat};
@@ -55,9 +58,7 @@ pub(crate) const ENGINE: Engine = Engine {
 const fn promises(settings: Settings) -> Guarantees {
     Guarantees {
         engine: NAME,
-        read_write: Support::No(
-            "a server that answers late may have counted further than the last writer, so that two readers would not carry one fence; use a mutex",
-        ),
+        read_write: Support::Yes,
         semaphore: Support::No(
             "with two permits, each of three users can have one at two of three servers",
         ),
@@ -87,8 +88,16 @@ pub struct Redlock {
 struct Quorum {
     nodes: Vec<Arc<Node>>,
     settings: Settings,
-    /// The parts of those who hold, by which renewals fill in servers that were missed.
-    holds: Mutex<HashMap<Token, Arc<[Arc<Seat>]>>>,
+    /// Those who hold, by which renewals fill in servers that were missed.
+    holds: Mutex<HashMap<Token, Held>>,
+}
+
+/// What a claim of ours holds.
+#[derive(Debug, Clone)]
+struct Held {
+    /// Its part at each server.
+    seats: Arc<[Arc<Seat>]>,
+    fence: u64,
 }
 
 impl Quorum {
@@ -101,11 +110,11 @@ impl Quorum {
         self.nodes.len() - self.majority()
     }
 
-    fn hold(&self, request: &Request, seats: &Arc<[Arc<Seat>]>) {
-        self.holds().insert(request.token, seats.clone());
+    fn hold(&self, request: &Request, seats: &Arc<[Arc<Seat>]>, fence: u64) {
+        self.holds().insert(request.token, Held { seats: seats.clone(), fence });
     }
 
-    fn seats(&self, token: &Token) -> Option<Arc<[Arc<Seat>]>> {
+    fn held(&self, token: &Token) -> Option<Held> {
         self.holds().get(token).cloned()
     }
 
@@ -113,7 +122,7 @@ impl Quorum {
         self.holds().remove(token);
     }
 
-    fn holds(&self) -> MutexGuard<'_, HashMap<Token, Arc<[Arc<Seat>]>>> {
+    fn holds(&self) -> MutexGuard<'_, HashMap<Token, Held>> {
         self.holds.lock().expect("nothing panics under this lock")
     }
 

@@ -8,14 +8,14 @@
 //! only a release is sent ahead, because nothing that comes later may overtake it.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
 use tokio::time::{Instant, timeout};
 
-use crate::backend::{Claim, Lease, Released, Renewal, Request};
+use crate::backend::{Claim, Lease, Mode, Released, Renewal, Request};
 use crate::error::{Error, Result};
 
 use super::super::claim::{Ticket, entry, life, millis};
@@ -27,9 +27,13 @@ use super::super::settings::Settings as Own;
 use super::super::{Store, renew};
 use super::NAME;
 use super::settings::Settings;
+use super::stake::{Stake, Told};
 
 /// How many leases are renewed within one time limit.
 const RENEWED_AT_ONCE: usize = 2000;
+
+/// How long a writer's wish lasts beyond one answer: some tries of the writer, which each renew it.
+const WISH: Duration = Duration::from_millis(500);
 
 /// One server.
 #[derive(Debug)]
@@ -57,11 +61,13 @@ pub(super) struct Seat {
     state: tokio::sync::Mutex<State>,
     /// Whether a renewal takes the lock here just now.
     filling: AtomicBool,
+    /// The counter that the server had when we last heard of it. It stays as long as we read there.
+    counter: AtomicU64,
 }
 
 #[derive(Debug)]
 struct State {
-    ticket: Ticket,
+    part: Part,
     /// Whether nothing was asked since the last time that all was given back.
     clean: bool,
     held: bool,
@@ -69,11 +75,18 @@ struct State {
     closed: bool,
 }
 
+/// What a claim does at a server: mutexes are the Redis engine's own.
+#[derive(Debug)]
+enum Part {
+    Alone(Ticket),
+    Shared(Stake),
+}
+
 /// What a server says to a claim.
 #[derive(Debug)]
 pub(super) enum Vote {
-    /// It is ours there, with this fence.
-    Granted(u64),
+    /// It is ours there, with this counter.
+    Granted(Told),
     /// Somebody else has it.
     Busy,
     /// Nobody can have it: something else is there, or the request makes no sense.
@@ -111,13 +124,21 @@ impl Node {
     /// A claim's part here.
     pub(super) fn seat(&self, request: &Request) -> Arc<Seat> {
         // A lock here belongs to one claim, whoever its owner is, and there is no line to stand in.
-        let request = Request { fair: false, owner: None, queue: false, ..request.clone() };
-        let ticket = Ticket::new(self.store.clone(), request.clone());
-        let state = State { ticket, clean: true, held: false, closed: false };
+        let queue = request.queue && request.mode == Mode::Write;
+        let request = Request { fair: false, owner: None, queue, ..request.clone() };
+        let (store, wanted) = (self.store.clone(), request.clone());
+        let part = match request.mode {
+            Mode::Read | Mode::Write => {
+                Part::Shared(Stake::new(store, wanted, WISH + self.settings.node_timeout))
+            }
+            _ => Part::Alone(Ticket::new(store, wanted)),
+        };
+        let state = State { part, clean: true, held: false, closed: false };
         Arc::new(Seat {
             request,
             state: tokio::sync::Mutex::new(state),
             filling: AtomicBool::new(false),
+            counter: AtomicU64::new(0),
         })
     }
 
@@ -129,8 +150,8 @@ impl Node {
         self.within(ping).await.map(drop)
     }
 
-    /// Takes the lock here.
-    pub(super) async fn vote(self: Arc<Self>, seat: Arc<Seat>) -> Vote {
+    /// Takes the lock here; with a fence, for a claim that a majority has let in with it.
+    pub(super) async fn vote(self: Arc<Self>, seat: Arc<Seat>, fence: Option<u64>) -> Vote {
         let mut state = seat.state.lock().await;
         let state = &mut *state;
         if state.closed {
@@ -138,8 +159,9 @@ impl Node {
         }
         let voted = self.within(async {
             state.clean = false;
-            let granted = state.ticket.attempt().await?;
-            state.held |= granted.is_some();
+            let granted = state.part.attempt(fence).await?;
+            state.held = granted.is_some();
+            seat.counter.store(granted.map_or(0, |told| told.fence), Ordering::SeqCst);
             // Asked after the grant: a server that restarted in between shows it.
             if granted.is_some() {
                 self.check_age().await?;
@@ -147,7 +169,7 @@ impl Node {
             Ok(granted)
         });
         match voted.await {
-            Ok(Some(grant)) => Vote::Granted(grant.fence.get()),
+            Ok(Some(told)) => Vote::Granted(told),
             Ok(None) => Vote::Busy,
             Err(error @ (Error::Conflict { .. } | Error::Config(_))) => Vote::Refused(error),
             Err(error) => Vote::Silent(error),
@@ -155,13 +177,13 @@ impl Node {
     }
 
     /// Takes the lock here for a claim that holds it elsewhere, unless it is over.
-    pub(super) async fn fill(self: Arc<Self>, seat: Arc<Seat>) {
+    pub(super) async fn fill(self: Arc<Self>, seat: Arc<Seat>, fence: u64) {
         seat.filling.store(true, Ordering::SeqCst);
-        self.vote(seat.clone()).await;
+        self.vote(seat.clone(), Some(fence)).await;
         seat.filling.store(false, Ordering::SeqCst);
     }
 
-    /// Raises the fence of a lock that is ours here. Answers the fence that is there then;
+    /// Raises the counter under a lock that is ours here. Answers the counter that is there then;
     /// `None` where the lock is not ours.
     pub(super) async fn confirm(
         self: Arc<Self>,
@@ -177,7 +199,7 @@ impl Node {
         let (token, fence) = (lease.token.to_string(), fence.to_string());
         let field = entry(&token, &token, lease.mode);
         let (keys, life) = ([names.lock().to_owned(), names.state()], millis(life(lease.ttl)));
-        let args = [field.as_str(), &fence, &life];
+        let args = [field.as_str(), &fence, &life, &names.stem()];
         let call = Call { script: &CONFIRM, keys: &keys, args: &args, hinted: false, replicas: 0 };
         let doing = "agree on a fence";
         let answer = self.within(async {
@@ -187,7 +209,9 @@ impl Node {
                 other => Err(garbage(doing, &other)),
             }
         });
-        answer.await
+        let there = answer.await?;
+        seat.counter.store(there.unwrap_or(0), Ordering::SeqCst);
+        Ok(there)
     }
 
     /// Gives back whatever the claim has or may have here. True if it had the lock until now.
@@ -207,7 +231,7 @@ impl Node {
             Err(_) => {
                 // An answer is still awaited. The release does not wait for it: it goes the same way
                 // and arrives after the question, and before whatever is asked next.
-                let mut unsure = Ticket::unsure(self.store.clone(), seat.request.clone());
+                let mut unsure = Part::unsure(self.store.clone(), seat.request.clone());
                 is_told = self.within(unsure.release()).await.is_ok();
                 seat.state.lock().await
             }
@@ -220,7 +244,7 @@ impl Node {
         if is_told && state.held {
             return Ok(state.cleared());
         }
-        let released = self.within(state.ticket.release()).await;
+        let released = self.within(state.part.release()).await;
         match released {
             Ok(released) => Ok(state.cleared() && released == Released::Yes),
             Err(error) => {
@@ -321,7 +345,7 @@ impl Node {
                 if state.clean || debt.until <= Instant::now() {
                     continue;
                 }
-                match timeout(node.settings.node_timeout, state.ticket.release()).await {
+                match timeout(node.settings.node_timeout, state.part.release()).await {
                     Ok(Ok(_)) => drop(state.cleared()),
                     _ => {
                         drop(state);
@@ -338,6 +362,40 @@ impl Node {
 
     fn debts(&self) -> MutexGuard<'_, Vec<Debt>> {
         self.debts.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl Seat {
+    /// Whether the server has this counter, which stays while we hold there.
+    pub(super) fn agrees(&self, fence: u64) -> bool {
+        self.counter.load(Ordering::SeqCst) == fence
+    }
+}
+
+impl Part {
+    /// One of which it is not known what it left.
+    fn unsure(store: Arc<Store>, request: Request) -> Self {
+        match request.mode {
+            Mode::Read | Mode::Write => Part::Shared(Stake::unsure(store, request)),
+            _ => Part::Alone(Ticket::unsure(store, request)),
+        }
+    }
+
+    async fn attempt(&mut self, fence: Option<u64>) -> Result<Option<Told>> {
+        match self {
+            Part::Alone(ticket) => {
+                let granted = ticket.attempt().await?;
+                Ok(granted.map(|grant| Told { fence: grant.fence.get(), clock: 0 }))
+            }
+            Part::Shared(stake) => stake.attempt(fence).await,
+        }
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        match self {
+            Part::Alone(ticket) => ticket.release().await,
+            Part::Shared(stake) => stake.release().await,
+        }
     }
 }
 

@@ -2,20 +2,24 @@
 //!
 //! A lease is renewed when a majority extended it, and gone when so many do not have it that no
 //! majority can. Filling in needs a lock that was just renewed: it never brings back one that is lost.
+//!
+//! Easy to get wrong: a server whose counter is not a reader's fence does not count, although the reader
+//! is let in there as well. Two readers could otherwise meet only where neither has its fence from.
 
 use std::sync::Arc;
 
-use crate::backend::{Lease, Renewal};
+use crate::backend::{Lease, Mode, Renewal};
 use crate::error::Result;
-use crate::owner::Token;
 
-use super::Quorum;
 use super::round::{Round, question};
+use super::{Held, Quorum};
 
 /// What the servers said of some leases so far.
 struct Survey {
     quorum: Arc<Quorum>,
-    tokens: Vec<Token>,
+    /// What we know of each lease, unless it was given back meanwhile.
+    held: Vec<Option<Held>>,
+    shared: Vec<bool>,
     /// How many servers extended each lease.
     renewed: Vec<usize>,
     /// Which servers do not have it.
@@ -33,7 +37,8 @@ pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<
 
     let mut survey = Survey {
         quorum: quorum.clone(),
-        tokens: leases.iter().map(|lease| lease.token).collect(),
+        held: leases.iter().map(|lease| quorum.held(&lease.token)).collect(),
+        shared: leases.iter().map(|lease| lease.mode == Mode::Read).collect(),
         renewed: vec![0; leases.len()],
         missing: vec![Vec::new(); leases.len()],
     };
@@ -64,11 +69,17 @@ impl Survey {
     fn add(&mut self, server: usize, renewals: &[Renewal]) {
         for (at, renewal) in renewals.iter().enumerate() {
             match renewal {
-                Renewal::Renewed => self.renewed[at] += 1,
-                Renewal::Gone => self.missing[at].push(server),
+                Renewal::Renewed if self.counts(at, server) => self.renewed[at] += 1,
+                Renewal::Renewed | Renewal::Gone => self.missing[at].push(server),
                 Renewal::Unknown => {}
             }
         }
+    }
+
+    /// Whether a hold at this server is part of a majority.
+    fn counts(&self, at: usize, server: usize) -> bool {
+        let held = self.held[at].as_ref().filter(|_| self.shared[at]);
+        held.is_none_or(|held| held.seats[server].agrees(held.fence))
     }
 
     fn verdict(&self, at: usize) -> Renewal {
@@ -85,10 +96,11 @@ impl Survey {
             if self.verdict(at) != Renewal::Renewed {
                 continue;
             }
-            let Some(seats) = self.quorum.seats(&self.tokens[at]) else { continue };
+            let Some(held) = &self.held[at] else { continue };
             let questions = servers.iter().map(|server| {
-                let asked = self.quorum.nodes[*server].clone().fill(seats[*server].clone());
-                (*server, question(asked))
+                let (node, seat) =
+                    (self.quorum.nodes[*server].clone(), held.seats[*server].clone());
+                (*server, question(node.fill(seat, held.fence)))
             });
             Round::new(questions.collect()).leave();
         }
