@@ -40,7 +40,11 @@ struct Rules {
     latency: Duration,
     held: [bool; 2],
     cut_after: [Option<u64>; 2],
+    /// How many requests pass before the first whose reply is swallowed.
+    spared: usize,
     swallow: usize,
+    /// Whether a reply was swallowed since the last heal.
+    swallowed: bool,
     refuse: bool,
     resets: u64,
     heals: u64,
@@ -98,7 +102,22 @@ impl Proxy {
     ///
     /// A request is what arrives from a client at once.
     pub fn swallow_replies(&self, n: usize) {
-        self.rules.send_modify(|rules| rules.swallow = n);
+        self.rules.send_modify(|rules| (rules.spared, rules.swallow) = (0, n));
+    }
+
+    /// The same for one request, after so many others that are answered.
+    pub fn swallow_reply_after(&self, others: usize) {
+        self.rules.send_modify(|rules| (rules.spared, rules.swallow) = (others, 1));
+    }
+
+    /// Until a reply came from the server and was swallowed: the effect did happen.
+    pub async fn swallowed(&self) {
+        let _ = self.rules.subscribe().wait_for(|rules| rules.swallowed).await;
+    }
+
+    /// How many requests are still to come whose replies will be swallowed.
+    pub fn still_to_swallow(&self) -> usize {
+        self.rules.borrow().swallow
     }
 
     /// Puts everything right. Connections that lost a reply are reset: they cannot be right again.
@@ -229,11 +248,18 @@ impl Connection {
                 sleep(rules.latency).await;
             }
             match way {
-                Way::ToServer if rules.swallow > 0 => {
-                    self.swallowed.store(rules.heals + 1, Ordering::Relaxed);
-                    self.rules.send_modify(|rules| rules.swallow = rules.swallow.saturating_sub(1));
+                Way::ToServer if rules.swallow > 0 => self.rules.send_modify(|rules| {
+                    if rules.spared > 0 {
+                        rules.spared -= 1;
+                    } else if rules.swallow > 0 {
+                        rules.swallow -= 1;
+                        self.swallowed.store(rules.heals + 1, Ordering::Relaxed);
+                    }
+                }),
+                Way::ToClient if self.swallowed.load(Ordering::Relaxed) > 0 => {
+                    self.rules.send_modify(|rules| rules.swallowed = true);
+                    continue;
                 }
-                Way::ToClient if self.swallowed.load(Ordering::Relaxed) > 0 => continue,
                 _ => {}
             }
             let left = rules.cut_after[way as usize].map(|bytes| bytes.saturating_sub(sent));

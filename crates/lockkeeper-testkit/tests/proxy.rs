@@ -107,6 +107,22 @@ async fn a_swallowed_reply_never_comes_and_ends_its_connection_when_healed() {
 }
 
 #[tokio::test]
+async fn one_reply_is_swallowed_after_others_and_then_it_is_known_to_be() {
+    let (proxy, mut stream, seen) = start().await;
+    proxy.swallow_reply_after(2);
+    assert_eq!(ask(&mut stream, "one").await.unwrap(), "one");
+    assert_eq!(ask(&mut stream, "two").await.unwrap(), "two");
+    assert_eq!(proxy.still_to_swallow(), 1);
+    stream.write_all(b"three").await.unwrap();
+    proxy.swallowed().await;
+    assert_eq!((proxy.still_to_swallow(), seen.load(Ordering::SeqCst)), (0, 11));
+    let mut other = TcpStream::connect(proxy.address()).await.unwrap();
+    assert_eq!(ask(&mut other, "fine").await.unwrap(), "fine");
+    proxy.heal().await;
+    assert_eq!(hear(&mut stream, 1).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
 async fn a_reset_is_a_reset_and_new_connections_work() {
     let (proxy, mut stream, _) = start().await;
     proxy.reset();

@@ -12,7 +12,7 @@ const ROUNDS: usize = 400;
 
 /// Everything by turns, so that a busy machine hurts all alike.
 macro_rules! measure {
-    ($raw:ident, $url:ident, $bound:literal, $lock:literal, $unlock:literal) => {{
+    ($raw:ident, $url:ident, $bound:literal, $lock:literal, $unlock:literal, $statements:expr) => {{
         let strategy =
             async |name: &str| Client::connect(format!("{}?strategy={name}", $url)).await.unwrap();
         let lease = strategy("lease").await;
@@ -22,8 +22,8 @@ macro_rules! measure {
             .execute(&mut $raw)
             .await
             .unwrap();
-        let [mut trip, mut write, mut leased, mut calls, mut held, mut rows, mut handed] =
-            [const { Vec::new() }; 7];
+        let [mut trip, mut write, mut leased, mut bare, mut calls, mut held, mut rows, mut handed] =
+            [const { Vec::new() }; 8];
         for _ in 0..ROUNDS {
             trip.push(
                 timed(async { sqlx::query("SELECT 1").execute(&mut $raw).await.unwrap() }).await,
@@ -36,6 +36,14 @@ macro_rules! measure {
                 .await,
             );
             leased.push(timed(cycle(&lease)).await);
+            bare.push(
+                timed(async {
+                    for statement in $statements {
+                        sqlx::query(statement).fetch_all(&mut $raw).await.unwrap();
+                    }
+                })
+                .await,
+            );
             calls.push(
                 timed(async {
                     sqlx::query($lock).execute(&mut $raw).await.unwrap();
@@ -62,11 +70,12 @@ macro_rules! measure {
             handed.push(got.saturating_duration_since(released));
             guard.release().await.unwrap();
         }
-        let [trip, write, leased, calls, held, rows, handed] =
-            [trip, write, leased, calls, held, rows, handed].map(fast);
+        let [trip, write, leased, bare, calls, held, rows, handed] =
+            [trip, write, leased, bare, calls, held, rows, handed].map(fast);
         say("one round trip", trip, None);
         say("one durable write and one round trip", write, None);
         say("lease: acquire and release", leased, Some((write, "")));
+        say("  its statements without the library", bare, Some((write, "")));
         say(concat!("two calls of ", $bound, " locks"), calls, None);
         say(concat!($bound, ": acquire and release"), held, Some((calls, "")));
         say("row: acquire and release", rows, Some((write, " of the durable write")));
@@ -88,13 +97,30 @@ async fn main() {
         url,
         "advisory",
         "SELECT pg_try_advisory_lock(1)",
-        "SELECT pg_advisory_unlock(1)"
+        "SELECT pg_advisory_unlock(1)",
+        [
+            "SELECT clash, granted, fence, slots, pause FROM lockkeeper_attempt(
+               'bare', 'token', 'token', 'mutex', 1, 0, 30000000, 5000000, 'channel', 'who', NULL)",
+            "SELECT lockkeeper_release('bare', 'token')",
+        ]
     );
     println!("MariaDB");
     let server = Mariadb::with(&["innodb-flush-log-at-trx-commit=1"]);
     let url = server.url();
     let mut raw = MySqlConnection::connect(&url).await.unwrap();
-    measure!(raw, url, "named", "SELECT GET_LOCK('one', 0)", "SELECT RELEASE_LOCK('one')");
+    measure!(
+        raw,
+        url,
+        "named",
+        "SELECT GET_LOCK('one', 0)",
+        "SELECT RELEASE_LOCK('one')",
+        [
+            "CALL lockkeeper_attempt(
+               'bare', 'token', 'token', 'mutex', 1, 0, 30000000, 5000000, 'who', NULL)",
+            "DELETE FROM lockkeeper_claim WHERE name = 'bare' AND token = 'token'
+               AND fence IS NOT NULL AND until > SYSDATE(6)",
+        ]
+    );
 }
 
 async fn timed<T>(work: impl Future<Output = T>) -> Duration {

@@ -13,6 +13,9 @@ use lockkeeper_testkit::proxy::Proxy;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+#[path = "databases/replies.rs"]
+mod replies;
+
 /// Long enough that a busy machine does not end a lease by accident.
 const LEASE: Duration = Duration::from_secs(3);
 
@@ -76,6 +79,13 @@ macro_rules! databases {
             #[tokio::test(flavor = "multi_thread")]
             async fn replies_that_are_lost_cost_time_and_nothing_else() {
                 lost_replies(server(), BOUND).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread")]
+            async fn every_reply_may_be_lost_once() {
+                for way in ["lease", BOUND[0], BOUND[1]] {
+                    replies::every_reply_is_lost_once(server(), way).await;
+                }
             }
 
             #[tokio::test]

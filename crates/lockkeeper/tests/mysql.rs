@@ -108,6 +108,24 @@ fn deadlocks() -> u64 {
 }
 
 #[tokio::test]
+async fn what_nobody_needs_is_swept_away() {
+    let url = server().url();
+    let client = Client::connect(&url).await.unwrap();
+    let _held = client.mutex("held").acquire().await.unwrap();
+    let sql = |statement: &str| server().sql(database(&url), statement);
+    sql("INSERT INTO lockkeeper_lock (name, fence, used)
+           VALUES ('idle', 1, NOW() - INTERVAL 31 DAY), ('used', 1, UTC_TIMESTAMP());
+         UPDATE lockkeeper_lock SET used = NOW() - INTERVAL 31 DAY WHERE name = 'held';
+         INSERT INTO lockkeeper_claim
+             (name, token, place, owner, kind, take, permits, slots, since, until, who)
+           VALUES ('gone', 't', 1, 't', 'mutex', 1, 0, '', NOW(), NOW() - INTERVAL 2 DAY, '');
+         CALL lockkeeper_sweep()");
+    let left = "SELECT GROUP_CONCAT(name ORDER BY name) FROM lockkeeper_lock";
+    assert_eq!(sql(left), "held,used");
+    assert_eq!(sql("SELECT GROUP_CONCAT(name) FROM lockkeeper_claim"), "held");
+}
+
+#[tokio::test]
 async fn a_read_only_server_and_a_cluster_are_refused_with_what_to_do() {
     let server = Mariadb::with(&[
         "wsrep-on=ON",

@@ -12,6 +12,7 @@ use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
 use lockkeeper_testkit::database::{Pgbouncer, Postgres};
+use tokio::task::JoinSet;
 
 /// One server for all tests here; each has a database of its own.
 fn server() -> &'static Postgres {
@@ -140,7 +141,7 @@ async fn a_pooler_that_lends_by_transaction_and_a_standby_are_refused() {
     let url = server.url();
     Client::connect(&url).await.unwrap();
     let pooler = Pgbouncer::start(&server);
-    for way in ["advisory", "row"] {
+    for way in ["lease", "advisory", "row"] {
         let through = strategy(&pooler.through(&server, &url), way);
         let error = Client::connect(&through).await.unwrap_err().to_string();
         assert!(error.contains("pooler") && error.contains("connect past"), "{error}");
@@ -247,6 +248,40 @@ async fn what_nobody_needs_is_swept_away() {
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_claim"), "held");
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_row"), "used");
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_bound"), "used");
+}
+
+/// Whoever believes the row of a lock about who is in line does not look: so it must never be wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lock_says_of_its_line_is_true_at_any_time() {
+    let url = server().url();
+    let sql = |statement: &str| server().sql(database(&url), statement);
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let client = Client::connect(&url).await.unwrap();
+        tasks.spawn(async move {
+            for _ in 0..25 {
+                let key = if fastrand::bool() { "one" } else { "other" };
+                let lock = if fastrand::bool() { client.read(key) } else { client.write(key) };
+                match fastrand::u8(..8) {
+                    0 => drop(client.break_lock(key).await.unwrap()),
+                    1..4 => drop(lock.try_acquire().await.unwrap()),
+                    _ => drop(lock.acquire().await.unwrap()),
+                }
+            }
+            for key in ["one", "other"] {
+                client.write(key).acquire().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    let wrong = "SELECT count(*) FROM lockkeeper_lock l JOIN lockkeeper_claim c USING (key)
+                 WHERE l.sole <> c.token";
+    while !tasks.is_empty() {
+        assert_eq!(sql(wrong), "0");
+        while let Some(task) = tasks.try_join_next() {
+            task.unwrap();
+        }
+    }
+    assert_eq!(sql("SELECT count(*) FROM lockkeeper_lock WHERE sole = ''"), "2");
 }
 
 /// Random lines, each under a key of its own, of which the database and the library must say the same.

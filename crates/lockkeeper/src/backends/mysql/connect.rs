@@ -1,9 +1,9 @@
 //! From a URL to a database that is fit to keep locks: settings, first words, tables.
 
 use async_trait::async_trait;
+use sqlx::Row;
 use sqlx::error::DatabaseError;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError};
-use sqlx::{ConnectOptions, Row};
 
 use super::doctor;
 use crate::backend::Finding;
@@ -22,13 +22,7 @@ const VERSION: i32 = 1;
 pub(super) const NAME: &str = "mysql";
 
 /// What a URL says.
-pub(super) struct Settings {
-    pub(super) strategy: Strategy,
-    pub(super) options: MySqlConnectOptions,
-    pub(super) password_file: Option<String>,
-    pub(super) connections: usize,
-    pub(super) create: bool,
-}
+pub(super) type Settings = sql::Settings<Strategy, MySqlConnectOptions>;
 
 /// How locks are kept.
 #[derive(Debug, Clone, Copy)]
@@ -38,46 +32,24 @@ pub(super) enum Strategy {
     Row,
 }
 
-impl Settings {
-    pub(super) fn of(endpoint: &Endpoint) -> Result<Self> {
-        let mut options = endpoint.options();
-        let strategies =
-            [("lease", Strategy::Lease), ("named", Strategy::Named), ("row", Strategy::Row)];
-        let strategy = options.choice("strategy", &strategies)?.unwrap_or(Strategy::Lease);
-        let create = options.choice("create", &[("yes", true), ("no", false)])?.unwrap_or(true);
-        let connections = sql::connections(&mut options)?;
-        let password_file = options.take("password_file")?;
-        // These are the client crate's own; it reads them from the URL.
-        let mut url = endpoint.expose().clone();
-        url.set_query(None);
-        for name in ["socket", "ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"] {
-            if let Some(value) = options.take(name)? {
-                url.query_pairs_mut().append_pair(name, &value);
-            }
-        }
-        options.finish()?;
-        if url.path().trim_matches('/').is_empty() {
-            return Err(Error::Config(
-                "mysql: the URL names no database; write mysql://user@host/database".to_owned(),
-            ));
-        }
-        let has_password = url.password().is_some();
-        let mut options = MySqlConnectOptions::from_url(&url)
-            .map_err(|error| Error::Config(format!("mysql: {error}")))?
-            .disable_statement_logging();
-        if !has_password && let Ok(password) = std::env::var("MYSQL_PWD") {
-            options = options.password(&password);
-        }
-        Ok(Self { strategy, options, password_file, connections, create })
+/// Reads a URL.
+pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
+    let strategies =
+        [("lease", Strategy::Lease), ("named", Strategy::Named), ("row", Strategy::Row)];
+    let native = ["socket", "ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"];
+    let mut settings = Settings::of(endpoint, endpoint.options(), &strategies, &native)?;
+    let url = endpoint.expose();
+    if url.path().trim_matches('/').is_empty() {
+        return Err(Error::Config(
+            "mysql: the URL names no database; write mysql://user@host/database".to_owned(),
+        ));
     }
-
-    /// Reads the password that is in a file, if there is one.
-    pub(super) fn with_password(mut self) -> Result<Self> {
-        if let Some(path) = &self.password_file {
-            self.options = self.options.password(&sql::password(path)?);
-        }
-        Ok(self)
+    if url.password().is_none()
+        && let Ok(password) = std::env::var("MYSQL_PWD")
+    {
+        settings.options = settings.options.password(&password);
     }
+    Ok(settings)
 }
 
 #[async_trait]
@@ -131,16 +103,17 @@ pub(super) fn number(error: &dyn DatabaseError) -> Option<u16> {
     error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
 }
 
-/// Makes sure that the database is there, may be written, and has our tables.
-pub(super) async fn prepare(sessions: &Sessions<MySqlConnection>, create: bool) -> Result<()> {
-    if find(sessions).await?.is_none() {
-        if !create {
+/// Connects, and makes sure that the database may be written and has our tables.
+pub(super) async fn prepare(settings: Settings) -> Result<Sessions<MySqlConnection>> {
+    let sessions = Sessions::new(settings.options, settings.connections);
+    if find(&sessions).await?.is_none() {
+        if !settings.create {
             return Err(sql::missing(NAME, "they are not there, and the option create is no"));
         }
-        make(sessions).await?;
+        make(&sessions).await?;
     }
-    match find(sessions).await? {
-        Some(VERSION) => Ok(()),
+    match find(&sessions).await? {
+        Some(VERSION) => Ok(sessions),
         found => Err(sql::missing(
             NAME,
             &format!("they have version {found:?}, and this is for {VERSION}"),
@@ -150,8 +123,7 @@ pub(super) async fn prepare(sessions: &Sessions<MySqlConnection>, create: bool) 
 
 /// The same for locks that are bound to a connection, which are known to one member of a cluster only.
 pub(super) async fn prepare_to_bind(settings: Settings) -> Result<Sessions<MySqlConnection>> {
-    let sessions = Sessions::new(settings.options, settings.connections);
-    prepare(&sessions, settings.create).await?;
+    let sessions = prepare(settings).await?;
     let mut session = sessions.any().await?;
     let galera = is_galera(session.wire()).await;
     if session.settle(galera, "look for a cluster")? {

@@ -14,8 +14,8 @@ use tokio::time::sleep;
 use super::connect::{NAME, Settings, prepare};
 use super::doctor;
 use crate::backend::{
-    Backend, Claim, Death, Entry, FenceSource, Finding, Grant, Guarantees, Lease, Order, Query,
-    Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
+    Snapshot, Wakeup,
 };
 use crate::backends::sql::{
     self, LOOK_AGAIN, Row, STATEMENT, Sessions, WAITER_LEASE, micros, permits, within,
@@ -25,18 +25,7 @@ use crate::error::Result;
 use crate::key::Key;
 use crate::owner::whoami;
 
-pub(super) const GUARANTEES: Guarantees = Guarantees {
-    engine: NAME,
-    read_write: Support::Yes,
-    semaphore: Support::Yes,
-    order: Order::Fifo,
-    fence: FenceSource::Hybrid,
-    death: Death::Lease,
-    wakeup: Wakeup::BackOff,
-    scope: Scope::Network,
-    survives: Survives::Restart,
-    reentrance: Reentrance::Store,
-};
+pub(super) const GUARANTEES: Guarantees = sql::leases(NAME, Wakeup::BackOff);
 
 /// How often the next in line looks.
 const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(100));
@@ -44,6 +33,9 @@ const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from
 /// How long one who is further back lets pass for each that is before it. Every look takes the latch of
 /// the key: two hundred who look as often as the next in line would keep the holder from releasing.
 const EACH: Duration = Duration::from_millis(15);
+
+/// One of so many releases also removes what nobody needs any more.
+const SWEEPS: u32 = 500;
 
 /// Locks in a table of leases.
 #[derive(Debug)]
@@ -53,9 +45,7 @@ pub(super) struct Leases {
 
 impl Leases {
     pub(super) async fn open(settings: Settings) -> Result<Self> {
-        let sessions = Sessions::new(settings.options, settings.connections);
-        prepare(&sessions, settings.create).await?;
-        Ok(Self { sessions: Arc::new(sessions) })
+        Ok(Self { sessions: Arc::new(prepare(settings).await?) })
     }
 
     async fn rows(&self, query: &Query) -> Result<Vec<Row>> {
@@ -108,23 +98,15 @@ impl Backend for Leases {
     }
 
     async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        let tokens: Vec<_> = leases.iter().map(|lease| lease.token.to_string()).collect();
-        // Tokens are hexadecimal digits, dashes and a colon: nothing that JSON would mind.
-        let all: Vec<_> = std::iter::zip(&tokens, leases)
-            .map(|(token, lease)| format!(r#"{{"t":"{token}","u":{}}}"#, micros(lease.ttl)))
-            .collect();
-        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
-        let mut session = self.sessions.for_renewals().await?;
-        let renewing = sqlx::query_scalar::<_, String>("CALL lockkeeper_renew(?)")
-            .bind(format!("[{}]", all.join(",")))
-            .fetch_all(session.wire());
-        let answer = within(sql::renewal_limit(shortest), renewing).await;
-        let renewed = session.settle(answer, "renew leases")?;
-        let renewal = |token| match renewed.contains(token) {
-            true => Renewal::Renewed,
-            false => Renewal::Gone,
-        };
-        Ok(tokens.iter().map(renewal).collect())
+        sql::renewals(&self.sessions, leases, async |wire, tokens| {
+            // Tokens are hexadecimal digits, dashes and a colon: nothing that JSON would mind.
+            let all: Vec<_> = std::iter::zip(tokens, leases)
+                .map(|(token, lease)| format!(r#"{{"t":"{token}","u":{}}}"#, micros(lease.ttl)))
+                .collect();
+            let renewing = sqlx::query_scalar("CALL lockkeeper_renew(?)");
+            renewing.bind(format!("[{}]", all.join(","))).fetch_all(wire).await
+        })
+        .await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
@@ -193,20 +175,13 @@ impl Claim for LeaseClaim {
             return Err(sql::clash(&request.key, request.mode, found));
         }
         let Some(fence) = row.get::<Option<i64>, _>("fence") else {
-            let pause = row.get::<Option<i64>, _>("pause").and_then(|us| u64::try_from(us).ok());
             let ahead = row.get("ahead");
             self.looks = if ahead < self.ahead { 0 } else { self.looks.saturating_add(1) };
-            self.pause = pause.map_or(LOOK_AGAIN, Duration::from_micros).min(LOOK_AGAIN);
+            self.pause = sql::pause(row.get("pause"));
             self.ahead = ahead;
             return Ok(None);
         };
-        Ok(Some(Grant {
-            fence: sql::fence(fence),
-            slots: slots(row)?,
-            lease: Lease::of(request),
-            bound: false,
-            gone: None,
-        }))
+        Ok(Some(sql::grant(request, fence, slots(row)?)))
     }
 
     async fn wait(&mut self) -> Result<()> {
@@ -220,15 +195,33 @@ impl Claim for LeaseClaim {
 
     async fn release(&mut self) -> Result<Released> {
         let mut session = self.sessions.of(&self.request.key).await?;
-        let releasing = sqlx::query_scalar::<_, i64>("CALL lockkeeper_release(?, ?)")
-            .bind(self.request.key.as_str().as_bytes())
-            .bind(self.token.as_bytes())
-            .fetch_all(session.wire());
-        let answer = within(STATEMENT, releasing).await;
-        match session.settle(answer, "release a lock")?.first() {
-            Some(1) => Ok(Released::Yes),
-            _ => Ok(Released::AlreadyGone),
+        let answer = within(STATEMENT, self.leave(session.wire())).await;
+        match session.settle(answer, "release a lock")? {
+            true => Ok(Released::Yes),
+            false => Ok(Released::AlreadyGone),
         }
+    }
+}
+
+impl LeaseClaim {
+    /// Whether it held. Nobody is told of a release, so one who holds needs no procedure, which costs
+    /// the server more than the statement itself.
+    async fn leave(&self, wire: &mut MySqlConnection) -> sqlx::Result<bool> {
+        let (key, token) = (self.request.key.as_str().as_bytes(), self.token.as_bytes());
+        let leaving = sqlx::query(
+            "DELETE FROM lockkeeper_claim
+             WHERE name = ? AND token = ? AND fence IS NOT NULL AND until > SYSDATE(6)",
+        );
+        let left = leaving.bind(key).bind(token).execute(&mut *wire).await?;
+        if left.rows_affected() == 0 {
+            let leaving = sqlx::query_scalar::<_, i64>("CALL lockkeeper_release(?, ?)");
+            let held = leaving.bind(key).bind(token).fetch_all(wire).await?;
+            return Ok(held.first() == Some(&1));
+        }
+        if fastrand::u32(..SWEEPS) == 0 {
+            sqlx::query("CALL lockkeeper_sweep()").execute(wire).await?;
+        }
+        Ok(true)
     }
 }
 

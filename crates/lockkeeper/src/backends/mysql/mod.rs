@@ -14,7 +14,7 @@ mod row;
 use std::sync::Arc;
 
 pub use self::connect::SCHEMA;
-use self::connect::{Settings, Strategy, prepare_to_bind};
+use self::connect::{Strategy, prepare_to_bind, settings};
 use self::named::Named;
 use self::row::Rows;
 use crate::backend::Backend;
@@ -27,7 +27,7 @@ use crate::url::Endpoint;
 pub(crate) const ENGINE: Engine = Engine {
     open: |endpoint| Box::pin(open(endpoint)),
     guarantees: |endpoint| {
-        Ok(match Settings::of(endpoint)?.strategy {
+        Ok(match settings(endpoint)?.strategy {
             Strategy::Lease => lease::GUARANTEES,
             Strategy::Named => Named::GUARANTEES,
             Strategy::Row => Rows::GUARANTEES,
@@ -42,7 +42,7 @@ pub(crate) const ENGINE: Engine = Engine {
 
 /// Opens `mysql://user@host/database?strategy=…`.
 async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
-    let settings = Settings::of(&endpoint)?.with_password()?;
+    let settings = settings(&endpoint)?.with_password(|options, word| options.password(word))?;
     Ok(match settings.strategy {
         Strategy::Lease => Arc::new(lease::Leases::open(settings).await?),
         Strategy::Named => Arc::new(Bound::<Named>::new(prepare_to_bind(settings).await?)),

@@ -178,7 +178,7 @@ BEGIN
     WHERE c.fence IS NOT NULL AND c.until > SYSDATE(6);
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_release //
--- Takes a claim out of the line. Answers 1 if it held, and its lease had not run out.
+-- Takes a claim out of the line, whatever became of it. Answers 1 if it held, and its lease had not run out.
 CREATE PROCEDURE lockkeeper_release(a_name VARBINARY(512), a_token VARBINARY(64)) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_held BOOLEAN DEFAULT FALSE;
@@ -187,13 +187,15 @@ BEGIN
   SELECT fence IS NOT NULL AND until > SYSDATE(6) INTO v_held
     FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
   DELETE FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
-  -- Removes what nobody needs any more, a little at a time. The clock carries a forgotten fence on.
-  IF RAND() < 0.002 THEN
-    DELETE FROM lockkeeper_claim WHERE until < SYSDATE(6) - INTERVAL 1 MINUTE LIMIT 100;
-    DELETE FROM lockkeeper_lock WHERE used < SYSDATE(6) - INTERVAL 30 DAY
-      AND NOT EXISTS (SELECT 1 FROM lockkeeper_claim c WHERE c.name = lockkeeper_lock.name) LIMIT 100;
-  END IF;
   SELECT CAST(v_held AS SIGNED) AS held;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_sweep //
+-- Removes what nobody needs any more, a little at a time. The clock carries a forgotten fence on.
+CREATE PROCEDURE lockkeeper_sweep() SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DELETE FROM lockkeeper_claim WHERE until < SYSDATE(6) - INTERVAL 1 MINUTE LIMIT 100;
+  DELETE FROM lockkeeper_lock WHERE used < SYSDATE(6) - INTERVAL 30 DAY
+    AND NOT EXISTS (SELECT 1 FROM lockkeeper_claim c WHERE c.name = lockkeeper_lock.name) LIMIT 100;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_break //
 -- Takes a lock away from all who hold it, for operators.

@@ -1,9 +1,9 @@
 //! From a URL to a database that is fit to keep locks: settings, first words, tables.
 
 use async_trait::async_trait;
+use sqlx::Row;
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
-use sqlx::{ConnectOptions, Row};
 
 use super::doctor;
 use crate::backend::Finding;
@@ -26,13 +26,7 @@ const MAKING: i64 = 0x6c6f_636b_6b65_6570;
 pub(super) const NAME: &str = "postgres";
 
 /// What a URL says.
-pub(super) struct Settings {
-    pub(super) strategy: Strategy,
-    pub(super) options: PgConnectOptions,
-    pub(super) password_file: Option<String>,
-    pub(super) connections: usize,
-    pub(super) create: bool,
-}
+pub(super) type Settings = sql::Settings<Strategy, PgConnectOptions>;
 
 /// How locks are kept.
 #[derive(Debug, Clone, Copy)]
@@ -42,48 +36,25 @@ pub(super) enum Strategy {
     Row,
 }
 
-impl Settings {
-    pub(super) fn of(endpoint: &Endpoint) -> Result<Self> {
-        let mut options = endpoint.options();
-        let strategies =
-            [("lease", Strategy::Lease), ("advisory", Strategy::Advisory), ("row", Strategy::Row)];
-        let strategy = options.choice("strategy", &strategies)?.unwrap_or(Strategy::Lease);
-        let create = options.choice("create", &[("yes", true), ("no", false)])?.unwrap_or(true);
-        let connections = sql::connections(&mut options)?;
-        let schema = options.take("schema")?;
-        let password_file = options.take("password_file")?;
-        // These are the client crate's own; it reads them from the URL.
-        let mut url = endpoint.expose().clone();
-        url.set_query(None);
-        for name in ["host", "sslmode", "sslrootcert", "sslcert", "sslkey"] {
-            if let Some(value) = options.take(name)? {
-                url.query_pairs_mut().append_pair(name, &value);
-            }
+/// Reads a URL.
+pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
+    let mut options = endpoint.options();
+    let schema = options.take("schema")?;
+    let strategies =
+        [("lease", Strategy::Lease), ("advisory", Strategy::Advisory), ("row", Strategy::Row)];
+    let native = ["host", "sslmode", "sslrootcert", "sslcert", "sslkey"];
+    let mut settings = Settings::of(endpoint, options, &strategies, &native)?;
+    settings.options = settings.options.application_name(&format!("lockkeeper {}", whoami()));
+    if let Some(schema) = schema {
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        if schema.is_empty() || !schema.chars().all(plain) {
+            return Err(Error::Config(format!(
+                "option schema cannot be {schema:?}; it is lower-case letters, digits and _"
+            )));
         }
-        options.finish()?;
-        let mut options = PgConnectOptions::from_url(&url)
-            .map_err(|error| Error::Config(format!("postgres: {error}")))?
-            .disable_statement_logging()
-            .application_name(&format!("lockkeeper {}", whoami()));
-        if let Some(schema) = schema {
-            let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-            if schema.is_empty() || !schema.chars().all(plain) {
-                return Err(Error::Config(format!(
-                    "option schema cannot be {schema:?}; it is lower-case letters, digits and _"
-                )));
-            }
-            options = options.options([("search_path", schema)]);
-        }
-        Ok(Self { strategy, options, password_file, connections, create })
+        settings.options = settings.options.options([("search_path", schema)]);
     }
-
-    /// Reads the password that is in a file, if there is one.
-    pub(super) fn with_password(mut self) -> Result<Self> {
-        if let Some(path) = &self.password_file {
-            self.options = self.options.password(&sql::password(path)?);
-        }
-        Ok(self)
-    }
+    Ok(settings)
 }
 
 #[async_trait]
@@ -91,7 +62,8 @@ impl Greet for PgConnection {
     const ENGINE: &'static str = NAME;
 
     /// Sets what this server has of: an isolation in which a statement sees what it waited for; grants
-    /// that are on disk before they count; and dead hosts noticed in half a minute, not in two hours.
+    /// that are on disk before they count; dead hosts noticed in half a minute, not in two hours; and
+    /// plans that are made once and use the index, also of a table that was empty then.
     async fn greet(&mut self) -> sqlx::Result<()> {
         sqlx::query(
             "SELECT set_config(s.name, coalesce(v.value, CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END), false)
@@ -100,6 +72,7 @@ impl Greet for PgConnection {
                ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'),
                ('tcp_keepalives_count', '3'), ('tcp_user_timeout', '25000'),
                ('client_connection_check_interval', '1000'), ('idle_session_timeout', '0'),
+               ('enable_seqscan', 'off'), ('plan_cache_mode', 'force_generic_plan'), ('jit', 'off'),
                ('lock_timeout', '0'), ('statement_timeout', '0'), ('transaction_timeout', '0')
              ) AS v (name, value) ON s.name = v.name",
         )
@@ -141,12 +114,14 @@ impl Greet for PgConnection {
     }
 }
 
-/// Makes sure that the database is there, is not a standby, and has our tables.
-/// Says which process of the server we talk to.
-pub(super) async fn prepare(sessions: &Sessions<PgConnection>, create: bool) -> Result<i32> {
+/// Connects, and makes sure that the database is not a standby, that it has our tables, and that
+/// nobody stands between us and it who lends connections by transaction: such a one would lose our
+/// settings, our messages and our statements, and what a connection holds.
+pub(super) async fn prepare(settings: Settings) -> Result<Sessions<PgConnection>> {
+    let sessions: Sessions<PgConnection> = Sessions::new(settings.options, settings.connections);
     let mut session = sessions.any().await?;
     let answer = sqlx::query(
-        "SELECT pg_is_in_recovery(), to_regproc('lockkeeper_version')::text, pg_backend_pid(),
+        "SELECT pg_is_in_recovery(), to_regproc('lockkeeper_version')::text,
            current_setting('server_version_num')::integer",
     )
     .fetch_one(session.wire())
@@ -159,14 +134,14 @@ pub(super) async fn prepare(sessions: &Sessions<PgConnection>, create: bool) -> 
             "this server is a standby, which only follows another; name the primary",
         ));
     }
-    if row.get::<i32, _>(3) < 14_00_00 {
+    if row.get::<i32, _>(2) < 14_00_00 {
         return Err(Error::broken(NAME, "keep locks here", "it needs PostgreSQL 14 or newer"));
     }
     if row.get::<Option<String>, _>(1).is_none() {
-        if !create {
+        if !settings.create {
             return Err(sql::missing(NAME, "they are not there, and the option create is no"));
         }
-        make(sessions).await?;
+        make(&sessions).await?;
     }
     let mut session = sessions.any().await?;
     let answer = sqlx::query_scalar::<_, i32>("SELECT lockkeeper_version()");
@@ -178,19 +153,12 @@ pub(super) async fn prepare(sessions: &Sessions<PgConnection>, create: bool) -> 
             &format!("they have version {version}, and this is for {VERSION}"),
         ));
     }
-    Ok(row.get(2))
-}
-
-/// The same for locks that are bound to a connection, which must be one to the server itself.
-pub(super) async fn prepare_to_bind(settings: Settings) -> Result<Sessions<PgConnection>> {
-    let sessions = Sessions::new(settings.options, settings.connections);
-    let pid = prepare(&sessions, settings.create).await?;
-    if !doctor::is_direct(&sessions, pid).await? {
+    if !doctor::is_direct(&sessions).await? {
         return Err(Error::broken(
             NAME,
-            "hold locks by connections",
-            "two connections have one server process: a pooler lends it by transaction; \
-             connect past the pooler, or use strategy=lease",
+            "keep locks here",
+            "connections have no server process of their own: a pooler lends them by transaction; \
+             connect past the pooler, to the server itself",
         ));
     }
     Ok(sessions)

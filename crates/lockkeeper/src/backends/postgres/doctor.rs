@@ -4,14 +4,14 @@ use sqlx::Row;
 use sqlx::postgres::PgConnection;
 
 use crate::backend::{Finding, Severity};
-use crate::backends::sql::{STATEMENT, Sessions, finding, seconds_since_1970, within};
+use crate::backends::sql::{Borrowed, STATEMENT, Sessions, finding, seconds_since_1970, within};
 use crate::error::Result;
 
 /// Looks at the server, its settings, and the way to it.
 pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Finding>> {
     let mut session = sessions.any().await?;
     let asking = sqlx::query(
-        "SELECT version() AS version, pg_is_in_recovery() AS standby, pg_backend_pid() AS pid,
+        "SELECT version() AS version, pg_is_in_recovery() AS standby,
            current_setting('default_transaction_isolation') AS isolation,
            (SELECT coalesce(reset_val, '') FROM pg_settings WHERE name = 'synchronous_commit') AS commit,
            current_setting('fsync') AS fsync, current_setting('full_page_writes') AS pages,
@@ -95,7 +95,7 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
         format!("the server's clock and ours differ by {skew:.1} s"),
         "leases are counted by the server's clock alone; but keep clocks in step for fences",
     );
-    let direct = is_direct(sessions, row.get("pid")).await?;
+    let direct = is_direct(sessions).await?;
     judge(
         direct,
         Severity::Problem,
@@ -105,12 +105,16 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
     Ok(findings)
 }
 
-/// Whether a second connection has a server process of its own. Behind a pooler that lends
-/// processes by transaction, it gets the one that the first just gave back.
-pub(super) async fn is_direct(sessions: &Sessions<PgConnection>, first: i32) -> Result<bool> {
-    let mut second = sessions.for_renewals().await?;
-    let asking = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(second.wire());
+/// Whether two connections have a server process each, and keep it. Behind a pooler that lends
+/// processes by transaction, the second gets the one that the first just gave back.
+pub(super) async fn is_direct(sessions: &Sessions<PgConnection>) -> Result<bool> {
+    let first = process(sessions.any().await?).await?;
+    let second = process(sessions.for_renewals().await?).await?;
+    Ok(first != second && first == process(sessions.any().await?).await?)
+}
+
+async fn process(mut session: Borrowed<'_, PgConnection>) -> Result<i32> {
+    let asking = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(session.wire());
     let answer = within(STATEMENT, asking).await;
-    let pid: i32 = second.settle(answer, "look for a pooler")?;
-    Ok(pid != first)
+    session.settle(answer, "look for a pooler")
 }

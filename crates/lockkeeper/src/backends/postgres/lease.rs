@@ -17,8 +17,8 @@ use super::connect::{NAME, Settings, prepare};
 use super::doctor;
 use super::listener::Listener;
 use crate::backend::{
-    Backend, Claim, Death, Entry, FenceSource, Finding, Grant, Guarantees, Lease, Order, Query,
-    Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
+    Snapshot, Wakeup,
 };
 use crate::backends::sql::{
     self, LOOK_AGAIN, Row, STATEMENT, Sessions, WAITER_LEASE, micros, permits, within,
@@ -27,18 +27,7 @@ use crate::error::Result;
 use crate::key::Key;
 use crate::owner::whoami;
 
-pub(super) const GUARANTEES: Guarantees = Guarantees {
-    engine: NAME,
-    read_write: Support::Yes,
-    semaphore: Support::Yes,
-    order: Order::Fifo,
-    fence: FenceSource::Hybrid,
-    death: Death::Lease,
-    wakeup: Wakeup::Push,
-    scope: Scope::Network,
-    survives: Survives::Restart,
-    reentrance: Reentrance::Store,
-};
+pub(super) const GUARANTEES: Guarantees = sql::leases(NAME, Wakeup::Push);
 
 /// Locks in a table of leases.
 #[derive(Debug)]
@@ -55,8 +44,7 @@ struct Shared {
 impl Leases {
     pub(super) async fn open(settings: Settings) -> Result<Self> {
         let listener = Listener::new(settings.options.clone());
-        let sessions = Sessions::new(settings.options, settings.connections);
-        prepare(&sessions, settings.create).await?;
+        let sessions = prepare(settings).await?;
         Ok(Self { shared: Arc::new(Shared { sessions, listener }) })
     }
 }
@@ -81,22 +69,12 @@ impl Backend for Leases {
 
     async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
         let keys: Vec<_> = leases.iter().map(|lease| lease.key.as_str()).collect();
-        let tokens: Vec<_> = leases.iter().map(|lease| lease.token.to_string()).collect();
         let ttls: Vec<_> = leases.iter().map(|lease| micros(lease.ttl)).collect();
-        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
-        let mut session = self.shared.sessions.for_renewals().await?;
-        let renewing = sqlx::query_scalar::<_, String>("SELECT lockkeeper_renew($1, $2, $3)")
-            .bind(keys)
-            .bind(&tokens)
-            .bind(ttls)
-            .fetch_all(session.wire());
-        let answer = within(sql::renewal_limit(shortest), renewing).await;
-        let renewed = session.settle(answer, "renew leases")?;
-        let renewal = |token| match renewed.contains(token) {
-            true => Renewal::Renewed,
-            false => Renewal::Gone,
-        };
-        Ok(tokens.iter().map(renewal).collect())
+        sql::renewals(&self.shared.sessions, leases, async |wire, tokens| {
+            let renewing = sqlx::query_scalar("SELECT lockkeeper_renew($1, $2, $3)");
+            renewing.bind(keys).bind(tokens).bind(ttls).fetch_all(wire).await
+        })
+        .await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
@@ -190,17 +168,10 @@ impl Claim for LeaseClaim {
             return Err(sql::clash(&request.key, request.mode, found));
         }
         if !row.get::<bool, _>("granted") {
-            let pause = row.get::<Option<i64>, _>("pause").and_then(|us| u64::try_from(us).ok());
-            self.pause = pause.map_or(LOOK_AGAIN, Duration::from_micros).min(LOOK_AGAIN);
+            self.pause = sql::pause(row.get("pause"));
             return Ok(None);
         }
-        Ok(Some(Grant {
-            fence: sql::fence(row.get("fence")),
-            slots: slots(&row),
-            lease: Lease::of(request),
-            bound: false,
-            gone: None,
-        }))
+        Ok(Some(sql::grant(request, row.get("fence"), slots(&row))))
     }
 
     async fn wait(&mut self) -> Result<()> {

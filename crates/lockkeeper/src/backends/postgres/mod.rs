@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use self::advisory::Advisory;
 pub use self::connect::SCHEMA;
-use self::connect::{Settings, Strategy, prepare_to_bind};
+use self::connect::{Strategy, prepare, settings};
 use self::row::Rows;
 use crate::backend::Backend;
 use crate::backends::Engine;
@@ -27,7 +27,7 @@ use crate::url::Endpoint;
 pub(crate) const ENGINE: Engine = Engine {
     open: |endpoint| Box::pin(open(endpoint)),
     guarantees: |endpoint| {
-        Ok(match Settings::of(endpoint)?.strategy {
+        Ok(match settings(endpoint)?.strategy {
             Strategy::Lease => lease::GUARANTEES,
             Strategy::Advisory => Advisory::GUARANTEES,
             Strategy::Row => Rows::GUARANTEES,
@@ -42,10 +42,10 @@ pub(crate) const ENGINE: Engine = Engine {
 
 /// Opens `postgres://user@host/database?strategy=…`.
 async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
-    let settings = Settings::of(&endpoint)?.with_password()?;
+    let settings = settings(&endpoint)?.with_password(|options, word| options.password(word))?;
     Ok(match settings.strategy {
         Strategy::Lease => Arc::new(lease::Leases::open(settings).await?),
-        Strategy::Advisory => Arc::new(Bound::<Advisory>::new(prepare_to_bind(settings).await?)),
-        Strategy::Row => Arc::new(Bound::<Rows>::new(prepare_to_bind(settings).await?)),
+        Strategy::Advisory => Arc::new(Bound::<Advisory>::new(prepare(settings).await?)),
+        Strategy::Row => Arc::new(Bound::<Rows>::new(prepare(settings).await?)),
     })
 }

@@ -2,12 +2,15 @@
 --
 -- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
 -- it also carries the key's fence. lockkeeper_claim is the line: whoever holds or waits, in order.
+-- Nothing is put into the line without a word in that row, lockkeeper_lock.sole: so one who finds there
+-- that nobody is in line, or nobody else, need not look.
 -- Time is clock_timestamp() read after the latch is held: now() would be older than the wait for it.
 
 CREATE TABLE IF NOT EXISTS lockkeeper_lock (
   key   text COLLATE "C" PRIMARY KEY,
   fence bigint NOT NULL,
-  used  timestamptz NOT NULL DEFAULT clock_timestamp()
+  used  timestamptz NOT NULL DEFAULT clock_timestamp(),
+  sole  text COLLATE "C"    -- the only token in line, or '' if there is none, or null if one has to look
 ) WITH (fillfactor = 70);
 
 CREATE TABLE IF NOT EXISTS lockkeeper_claim (
@@ -100,16 +103,33 @@ DECLARE
   last bigint;
   instant timestamptz;
   alone boolean;
-BEGIN
   -- A transaction that the lock guards may be in the way; the caller asks again.
-  PERFORM set_config('lock_timeout', '5000', true);
+  patience text := set_config('lock_timeout', '5000', true);
+BEGIN
+  -- Mostly nobody is there, and then this is all. Whoever waits here for the row reads it again after the
+  -- wait, but would not see what the one before put in line: therefore only the row is asked.
+  IF a_kind <> 'semaphore' THEN
+    WITH latch AS (
+      UPDATE lockkeeper_lock l SET sole = a_token, used = clock_timestamp(),
+          fence = CASE a_kind WHEN 'read' THEN l.fence ELSE greatest(l.fence + 1, lockkeeper_micros()) END
+        WHERE l.key = a_key AND l.sole = '' RETURNING l.fence
+    ) INSERT INTO lockkeeper_claim AS c
+          (key, token, owner, kind, take, permits, fence, since, until, wake, who, note)
+        SELECT a_key, a_token, a_owner, a_kind, a_take, a_permits, latch.fence, clock_timestamp(),
+               clock_timestamp() + a_ttl * interval '1 microsecond', a_wake, a_who, a_note
+        FROM latch
+      RETURNING c.fence INTO fence;
+    IF FOUND THEN
+      granted := true;
+      RETURN;
+    END IF;
+  END IF;
   LOOP
     SELECT l.fence INTO last FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
     EXIT WHEN FOUND;
     INSERT INTO lockkeeper_lock (key, fence) VALUES (a_key, lockkeeper_micros()) ON CONFLICT DO NOTHING;
   END LOOP;
   instant := clock_timestamp();
-  -- Mostly nobody is there, and then there is nothing to ask.
   alone := a_kind <> 'semaphore' AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = a_key);
   IF NOT alone THEN
     DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
@@ -141,6 +161,7 @@ BEGIN
       INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, since, until, wake, who, note)
         VALUES (a_key, a_token, a_owner, a_kind, a_take, a_permits,
                 instant, instant + a_stay * interval '1 microsecond', a_wake, a_who, a_note);
+      UPDATE lockkeeper_lock l SET sole = NULL WHERE l.key = a_key;
     ELSE
       UPDATE lockkeeper_claim c SET until = instant + a_stay * interval '1 microsecond'
         WHERE c.key = a_key AND c.token = a_token;
@@ -171,8 +192,11 @@ BEGIN
       fence := last;
     ELSIF fence IS NULL THEN
       fence := greatest(last + 1, lockkeeper_micros());
-      UPDATE lockkeeper_lock l SET fence = lockkeeper_attempt.fence, used = instant WHERE l.key = a_key;
     END IF;
+    UPDATE lockkeeper_lock l
+      SET fence = greatest(l.fence, lockkeeper_attempt.fence), used = instant,
+          sole = CASE WHEN alone THEN a_token END
+      WHERE l.key = a_key;
   END IF;
   instant := clock_timestamp();
   IF mine.token IS NULL THEN
@@ -227,14 +251,24 @@ $$;
 CREATE OR REPLACE FUNCTION lockkeeper_release(a_key text, a_token text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   held boolean;
-BEGIN
   -- A release that a crash forgets costs the rest of the lease, and so need not be on disk.
-  PERFORM set_config('synchronous_commit', 'off', true);
-  PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
-  DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token
-    RETURNING c.fence IS NOT NULL AND c.until > clock_timestamp() INTO held;
-  IF FOUND THEN
-    PERFORM lockkeeper_wake(a_key);
+  haste text := set_config('synchronous_commit', 'off', true);
+BEGIN
+  -- Who is alone in line holds, and has nobody to tell.
+  WITH latch AS (
+    UPDATE lockkeeper_lock l SET sole = '' WHERE l.key = a_key AND l.sole = a_token RETURNING l.key
+  ) DELETE FROM lockkeeper_claim c
+      WHERE c.key = a_key AND c.token = a_token AND EXISTS (SELECT FROM latch)
+    RETURNING c.until > clock_timestamp() INTO held;
+  IF NOT FOUND THEN
+    PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
+    DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token
+      RETURNING c.fence IS NOT NULL AND c.until > clock_timestamp() INTO held;
+    IF FOUND THEN
+      PERFORM lockkeeper_wake(a_key);
+    END IF;
+    UPDATE lockkeeper_lock l SET sole = '' WHERE l.key = a_key
+      AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = a_key);
   END IF;
   IF random() < 0.002 THEN
     PERFORM lockkeeper_sweep();

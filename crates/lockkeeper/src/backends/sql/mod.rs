@@ -1,19 +1,25 @@
 //! What the engines over SQL databases share: connections of their own, words for modes, and times.
 
 mod bound;
+mod bound_claim;
+mod hold;
+mod lease;
 mod line;
 mod sessions;
+mod settings;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-pub(crate) use self::bound::{Ask, Bound, Hold, Seen, Taken, promises};
+pub(crate) use self::bound::Bound;
+pub(crate) use self::hold::{Ask, Hold, Seen, Taken, promises};
+pub(crate) use self::lease::{grant, leases, pause, renewals};
 pub(crate) use self::line::{Row, fence, snapshots};
-pub(crate) use self::sessions::{Greet, Sessions, failed, within};
+pub(crate) use self::sessions::{Borrowed, Greet, Sessions, failed, within};
+pub(crate) use self::settings::Settings;
 use crate::backend::{Finding, Mode, Severity};
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::key::Key;
-use crate::url::Options;
 
 /// How long a waiter that is not heard of keeps its place in line.
 pub(crate) const WAITER_LEASE: Duration = Duration::from_secs(5);
@@ -23,12 +29,6 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(1_500);
 
 /// How long one statement may take.
 pub(crate) const STATEMENT: Duration = Duration::from_secs(10);
-
-/// How long the statement that extends leases may take, so that a connection that went silent is
-/// replaced before the lease runs out. Very short leases must do with one try.
-pub(crate) fn renewal_limit(shortest: Duration) -> Duration {
-    (shortest / 6).clamp(Duration::from_secs(1), STATEMENT)
-}
 
 /// Whole microseconds, as both databases count.
 pub(crate) fn micros(duration: Duration) -> i64 {
@@ -76,24 +76,6 @@ pub(crate) fn missing(engine: &'static str, why: &str) -> Error {
     let what_to_do =
         format!("`lockkeeper explain --schema {engine}:` prints what an administrator has to run");
     Error::broken(engine, "find the tables of lockkeeper", format!("{why}; {what_to_do}"))
-}
-
-/// The password that a file holds, without the line's end.
-pub(crate) fn password(path: &str) -> Result<String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Error::Config(format!("option password_file: cannot read {path:?}: {e}")))?;
-    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
-}
-
-/// How many connections a client keeps for its requests, by the option `connections`.
-pub(crate) fn connections(options: &mut Options) -> Result<usize> {
-    let Some(text) = options.take("connections")? else { return Ok(4) };
-    match text.parse() {
-        Ok(n @ 1..=64) => Ok(n),
-        _ => Err(Error::Config(format!(
-            "option connections cannot be {text:?}; it is a number from 1 to 64"
-        ))),
-    }
 }
 
 /// Our own clock, to compare the server's with.

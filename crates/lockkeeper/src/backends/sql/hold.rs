@@ -1,0 +1,94 @@
+//! A kind of lock that the server itself holds for a connection: what each of them has to say.
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::sessions::Greet;
+use crate::backend::{
+    Death, Entry, FenceSource, Guarantees, Order, Query, Reentrance, Scope, Support, Survives,
+    Wakeup,
+};
+use crate::key::Key;
+
+/// A kind of lock that a server holds for a connection.
+#[async_trait]
+pub(crate) trait Hold: fmt::Debug + Send + Sync + 'static {
+    /// The connection.
+    type Wire: Greet + 'static;
+
+    /// What it promises.
+    const GUARANTEES: Guarantees;
+
+    /// Takes the lock.
+    async fn take(wire: &mut Self::Wire, ask: &Ask, wait: bool) -> sqlx::Result<Taken>;
+
+    /// Commits a fence for a lock that connection `number` was [given](Taken::Unfenced), on a
+    /// connection apart; `None` if that one does not hold it any more.
+    async fn mark(_: &mut Self::Wire, _: &Ask, _: i64) -> sqlx::Result<Option<i64>> {
+        Ok(None)
+    }
+
+    /// Whether the connection is still the one that holds the lock.
+    async fn beat(wire: &mut Self::Wire, ask: &Ask) -> sqlx::Result<bool>;
+
+    /// Gives the lock back. False if it was not held.
+    async fn give_back(wire: &mut Self::Wire, ask: &Ask) -> sqlx::Result<bool>;
+
+    /// Whether [`look`](Hold::look) tells of those who wait.
+    const SEES_WAITERS: bool;
+
+    /// Who holds and who waits, in order.
+    async fn look(wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Vec<Seen>>;
+}
+
+/// What such a lock promises, whatever it is.
+pub(crate) const fn promises(
+    engine: &'static str,
+    read_write: Support,
+    semaphore: Support,
+) -> Guarantees {
+    Guarantees {
+        engine,
+        read_write,
+        semaphore,
+        order: Order::Server,
+        fence: FenceSource::Hybrid,
+        death: Death::Session,
+        wakeup: Wakeup::Server,
+        scope: Scope::Network,
+        survives: Survives::None,
+        reentrance: Reentrance::Client,
+    }
+}
+
+/// What a connection is asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    pub(crate) key: Key,
+    pub(crate) read: bool,
+    /// After this silence the server ends the session.
+    pub(crate) ttl: Duration,
+    pub(crate) note: Option<String>,
+}
+
+/// A server's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Busy,
+    /// Ours, under this fence, which is committed.
+    Fenced(i64),
+    /// Ours, on a connection that cannot commit a fence without giving the lock back.
+    Unfenced,
+}
+
+/// A connection that holds or waits.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) key: String,
+    pub(crate) number: i64,
+    pub(crate) holds: bool,
+    pub(crate) last: i64,
+    pub(crate) entry: Entry,
+}
