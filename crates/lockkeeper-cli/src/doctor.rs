@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::exit;
 
 pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
-    let place = Where { url: args.url, password_file: args.password_file };
+    let place = Where { url: args.url, secret: args.secret };
     let client = Config::load()?.connect(&place).await?;
     let findings = client.doctor().await?;
     let word = |severity| match severity {
