@@ -25,21 +25,26 @@ lockkeeper holds a lock while a command runs. Three examples that work right her
 More: lockkeeper --help, lockkeeper run --help.
 ";
 
+/// The exit codes in short, for two pages of help.
+macro_rules! exit_codes {
+    () => {
+        "\
+Exit codes: the command's own; 128+n if signal n ended it; 64 bad usage; 69 engine unreachable;
+75 busy or timed out; 79 lock lost; 124 --max-hold reached; 125 own failure;
+126 command not executable; 127 command not found."
+    };
+}
+
 /// Mutual exclusion between processes and machines.
 ///
 /// Locks live in an engine that a URL names. Without one they are files of this machine, which needs
 /// nothing installed.
 #[derive(Debug, Parser)]
-#[command(name = "lockkeeper", version, disable_help_subcommand = true, after_help = EXIT_CODES)]
+#[command(name = "lockkeeper", version, disable_help_subcommand = true, after_help = exit_codes!())]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) verb: Verb,
 }
-
-const EXIT_CODES: &str = "\
-Exit codes: the command's own; 128+n if signal n ended it; 64 bad usage; 69 engine unreachable;
-75 busy or timed out; 79 lock lost; 124 --max-hold reached; 125 own failure;
-126 command not executable; 127 command not found.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
@@ -51,9 +56,14 @@ pub(crate) enum Verb {
         override_usage = "\
 lockkeeper run [OPTIONS] <KEY> -- <CMD> [ARG]...
        lockkeeper run [OPTIONS] -c <STRING> <KEY>",
-        after_help = "\
+        after_help = concat!(
+            "\
 Example: one nightly backup, however often cron starts it:
-  lockkeeper run -n --skip-ok backup -- /usr/local/bin/backup --full"
+  lockkeeper run -n --skip-ok backup -- /usr/local/bin/backup --full
+
+",
+            exit_codes!()
+        )
     )]
     Run(Box<Run>),
 
@@ -86,7 +96,7 @@ Example:
 
     /// List the locks in use
     ///
-    /// One line per holder and waiter. \"unknown\" means that the engine cannot tell.
+    /// One line per holder and waiter. "unknown" means that the engine cannot tell.
     #[command(after_help = "\
 Example:
   lockkeeper ls deploy/ --json | jq '.[].key'")]

@@ -26,7 +26,7 @@ pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
         });
         println!("{}", json!({"url": client.place(), "findings": Value::from_iter(findings)}));
     } else {
-        println!("{}: reachable", client.place());
+        println!("{} is reachable", client.place());
         for finding in &findings {
             println!("{}: {}", word(finding.severity), finding.what);
             if !finding.advice.is_empty() {

@@ -28,13 +28,20 @@ pub(crate) fn password(place: &str) -> Result<String, Failure> {
 }
 
 /// Reads keys; `None` if it was Ctrl-C.
-fn line(keys: impl Read) -> io::Result<Option<String>> {
-    let mut typed = Vec::new();
-    for key in keys.bytes() {
-        match key? {
+fn line(mut keys: impl Read) -> io::Result<Option<String>> {
+    let (mut typed, mut key) = (Vec::new(), [0]);
+    loop {
+        match keys.read(&mut key) {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        }
+        match key[0] {
             b'\n' | b'\r' | 0x04 => break,
             0x03 => return Ok(None),
-            0x08 | 0x7f => drop(typed.pop()),
+            // A letter may be several bytes.
+            0x08 | 0x7f => while typed.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {},
             0x15 => typed.clear(),
             key => typed.push(key),
         }
@@ -73,7 +80,7 @@ mod tests {
     fn keys_become_a_line_or_an_interruption() {
         let typed = |keys: &str| line(keys.as_bytes()).unwrap();
         assert_eq!(typed("secret\nrest").as_deref(), Some("secret"));
-        assert_eq!(typed("wrong\x15secrex\x7ft\r").as_deref(), Some("secret"));
+        assert_eq!(typed("wrong\x15secré\x7fet\r").as_deref(), Some("secret"));
         assert_eq!(typed("no\x03\n"), None);
     }
 }

@@ -94,7 +94,7 @@ pub(crate) struct Ls {
     #[arg(long)]
     pub(crate) json: bool,
     /// Only locks whose key starts so
-    #[arg(value_name = "PREFIX", default_value = "")]
+    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
 
@@ -121,7 +121,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "1s")]
     pub(crate) interval: Duration,
     /// Only locks whose key starts so
-    #[arg(value_name = "PREFIX", default_value = "")]
+    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
 

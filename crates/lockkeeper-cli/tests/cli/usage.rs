@@ -46,12 +46,15 @@ fn every_verb_has_a_short_help_a_long_one_and_an_example() {
             );
         }
         assert!(long.len() >= short.len(), "{verb}");
+        assert!(!long.contains(r#"\""#), "{long}");
     }
     let all = place.run("--help").exits(0).stdout;
     for verb in VERBS {
         assert!(all.contains(&format!("  {verb} ")), "{verb}: {all}");
     }
-    assert!(all.contains("75 busy or timed out"), "{all}");
+    for help in [&all, &place.run("run --help").exits(0).stdout] {
+        assert!(help.contains("75 busy or timed out"), "{help}");
+    }
     assert!(place.run("--version").exits(0).stdout.starts_with("lockkeeper 0."));
 }
 
