@@ -79,13 +79,14 @@ impl Config {
 
     /// Flag before environment before file before default.
     pub(crate) fn endpoint(&self, place: &Where) -> Result<Endpoint, Failure> {
-        let url = place
-            .url
-            .clone()
-            .or_else(|| variable("LOCKKEEPER_URL"))
-            .or_else(|| self.file.url.clone())
-            .unwrap_or_else(|| DEFAULT_URL.to_owned());
-        let endpoint = Endpoint::parse(&url)?;
+        let (url, from) = match (&place.url, variable("LOCKKEEPER_URL"), &self.file.url) {
+            (Some(url), ..) => (url.clone(), String::new()),
+            (None, Some(url), _) => (url, "LOCKKEEPER_URL: ".to_owned()),
+            (None, None, Some(url)) => (url.clone(), format!("{} url: ", self.path.display())),
+            (None, None, None) => (DEFAULT_URL.to_owned(), String::new()),
+        };
+        let endpoint =
+            Endpoint::parse(&url).map_err(|error| Failure::usage(format!("{from}{error}")))?;
         let named = self.password(&place.secret)?;
         // What the URL says itself comes first.
         if endpoint.expose().password().is_some_and(|password| !password.is_empty()) {
