@@ -5,7 +5,7 @@ import net from "node:net";
 import readline from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import Redis from "ioredis";
-import Redlock from "redlock";
+import Redlock, { ExecutionError } from "redlock";
 
 const [addresses, leaseText] = process.argv.slice(2);
 const lease = Number(leaseText);
@@ -13,6 +13,8 @@ const clients = addresses.split(",").map((address) => {
   const [host, port] = address.split(":");
   return new Redis({ host, port: Number(port) });
 });
+// Between the tries of one acquire it keeps what a minority gave it, so that over several servers nobody
+// may get a majority until leases end. One that has a single try gives it back; so it is asked again here.
 const patient = new Redlock(clients, { retryCount: -1, retryDelay: 20, retryJitter: 20 });
 const once = new Redlock(clients, { retryCount: 0 });
 // What an attempt met is told by its result as well.
@@ -20,12 +22,16 @@ for (const redlock of [patient, once]) redlock.on("error", () => {});
 const held = new Map();
 
 async function take(name, wait) {
-  try {
-    held.set(name, await (wait ? patient : once).acquire([name], lease));
-    return "held 0";
-  } catch (problem) {
-    if (!wait) return "busy";
-    throw problem;
+  const inside = wait && clients.length === 1;
+  for (;;) {
+    try {
+      held.set(name, await (inside ? patient : once).acquire([name], lease));
+      return "held 0";
+    } catch (problem) {
+      if (inside || !(problem instanceof ExecutionError)) throw problem;
+      if (!wait) return "busy";
+    }
+    await sleep(20 + Math.random() * 100);
   }
 }
 
@@ -69,7 +75,7 @@ async function obey([order, , name, ...numbers]) {
   }
 }
 
-await clients[0].ping();
+await Promise.all(clients.map((client) => client.ping()));
 console.log("ready");
 for await (const line of readline.createInterface({ input: process.stdin })) {
   const answer = await obey(line.split(" ")).catch((problem) => `error ${problem}`.replaceAll("\n", " "));

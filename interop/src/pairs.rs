@@ -24,12 +24,13 @@ pub(crate) struct Run {
 type Named = (&'static str, fn(&mut Run) -> Outcome);
 
 /// Everyone whom our drivers meet.
-const MEETINGS: [Named; 8] = [
+const MEETINGS: [Named; 9] = [
     ("redisson", redisson),
     ("curator", curator),
     ("kazoo", kazoo),
     ("redis-py", redis_py),
     ("node-redlock", node_redlock),
+    ("redlock", redlock),
     ("etcd", etcd),
     ("psql", psql),
     ("cluster", cluster),
@@ -68,7 +69,6 @@ fn redisson(run: &mut Run) -> Outcome {
         with: "Redisson `RMultiLock` of two `RLock`s, our `Multi`",
         kinds: &[kind("multi")],
         woken: Woken::Not("as `RLock`"),
-        killed: false,
         ..Trial::TOLD
     })?;
     meeting.refuse(
@@ -143,7 +143,6 @@ fn curator(run: &mut Run) -> Outcome {
         with: "Curator `InterProcessMultiLock` of two, our `Multi`",
         kinds: &[kind("multi")],
         woken: Woken::Not("as `InterProcessMutex`"),
-        killed: false,
         ..Trial::TOLD
     })
 }
@@ -178,6 +177,19 @@ fn node_redlock(run: &mut Run) -> Outcome {
     Meeting::new(run, "Redis, `layout=string`", &store, &url, &theirs)?.hold(&Trial {
         with: "node-redlock over one server",
         kinds: &[kind("mutex")],
+        woken: Woken::Not("both ask again"),
+        ..Trial::TOLD
+    })
+}
+
+fn redlock(run: &mut Run) -> Outcome {
+    let store = Store::redlock();
+    let theirs = run.node(&store.hosts());
+    Meeting::new(run, "Redlock, five servers", &store, &store.url(), &theirs)?.hold(&Trial {
+        with: "node-redlock over the same five, `retryCount: 0` in a loop",
+        kinds: &[kind("mutex")],
+        // Every section is a vote of five servers, and another one where votes were split.
+        sections: (340, 340),
         woken: Woken::Not("both ask again"),
         ..Trial::TOLD
     })

@@ -38,6 +38,12 @@ impl Store {
         Store::Redis { scheme: "redis+cluster", servers: Cluster::with_replicas(0).servers }
     }
 
+    /// Five servers that know nothing of each other.
+    pub(crate) fn redlock() -> Self {
+        let servers = std::iter::repeat_with(Server::start).take(5).collect();
+        Store::Redis { scheme: "redlock", servers }
+    }
+
     pub(crate) fn zookeeper() -> Outcome<Self> {
         let ensemble = zookeeper::Ensemble::single();
         let url = format!("zookeeper://{}/locks", ensemble.hosts());

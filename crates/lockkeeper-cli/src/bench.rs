@@ -70,7 +70,7 @@ pub(crate) async fn bench(args: Bench) -> exit::Outcome {
 }
 
 async fn measure(args: &Bench) -> Result<Figures, Failure> {
-    let place = Where { url: args.url.clone(), password_file: args.password_file.clone() };
+    let place = Where { url: args.url.clone(), secret: args.secret.clone() };
     let endpoint = Config::load()?.endpoint(&place)?;
     let url = endpoint.spell_out();
     let client = Client::connect(&url).await?;

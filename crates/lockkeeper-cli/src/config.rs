@@ -12,8 +12,9 @@ use lockkeeper::url::{Endpoint, parse_duration};
 use lockkeeper::{Client, DEFAULT_TTL};
 use serde::Deserialize;
 
-use crate::args::{OnLost, Where};
+use crate::args::{OnLost, Secret, Where};
 use crate::exit::Failure;
+use crate::prompt;
 
 /// The engine that needs nothing.
 const DEFAULT_URL: &str = "file:";
@@ -78,27 +79,35 @@ impl Config {
 
     /// Flag before environment before file before default.
     pub(crate) fn endpoint(&self, place: &Where) -> Result<Endpoint, Failure> {
-        let url = place
-            .url
-            .clone()
-            .or_else(|| variable("LOCKKEEPER_URL"))
-            .or_else(|| self.file.url.clone())
-            .unwrap_or_else(|| DEFAULT_URL.to_owned());
-        let endpoint = Endpoint::parse(&url)?;
-        let Some(password) = self.password(place)? else { return Ok(endpoint) };
+        let (url, from) = match (&place.url, variable("LOCKKEEPER_URL"), &self.file.url) {
+            (Some(url), ..) => (url.clone(), String::new()),
+            (None, Some(url), _) => (url, "LOCKKEEPER_URL: ".to_owned()),
+            (None, None, Some(url)) => (url.clone(), format!("{} url: ", self.path.display())),
+            (None, None, None) => (DEFAULT_URL.to_owned(), String::new()),
+        };
+        let endpoint =
+            Endpoint::parse(&url).map_err(|error| Failure::usage(format!("{from}{error}")))?;
+        let named = self.password(&place.secret)?;
         // What the URL says itself comes first.
         if endpoint.expose().password().is_some_and(|password| !password.is_empty()) {
             return Ok(endpoint);
         }
-        match endpoint.clone().with_password(&password) {
-            Some(endpoint) => Ok(endpoint),
+        let takes_one = endpoint.clone().with_password("").is_some();
+        let password = match (place.secret.flag(), named) {
             // A variable may be meant for other engines, a flag is not.
-            None if place.password_file.is_none() => Ok(endpoint),
-            None => Err(Failure::usage(format!(
-                "{}: takes no password; leave --password-file out",
-                endpoint.scheme()
-            ))),
-        }
+            (Some(flag), _) if !takes_one => {
+                let scheme = endpoint.scheme();
+                return Err(Failure::usage(format!(
+                    "{scheme}: takes no password; leave {flag} out"
+                )));
+            }
+            (_, None) if place.secret.ask_password => {
+                Some(prompt::password(&endpoint.to_string())?)
+            }
+            (_, named) => named,
+        };
+        let with_it = password.and_then(|password| endpoint.clone().with_password(&password));
+        Ok(with_it.unwrap_or(endpoint))
     }
 
     pub(crate) fn ttl(&self, flag: Option<Duration>) -> Result<Duration, Failure> {
@@ -147,15 +156,19 @@ impl Config {
         parse_duration(&text).map(Some).map_err(|error| Failure::usage(format!("{from}: {error}")))
     }
 
-    fn password(&self, place: &Where) -> Result<Option<String>, Failure> {
+    /// The password that a file or a variable has.
+    fn password(&self, secret: &Secret) -> Result<Option<String>, Failure> {
         let named = |path: &Path| {
             let text = fs::read_to_string(path).map_err(|error| {
                 Failure::usage(format!("cannot read the password file {}: {error}", path.display()))
             })?;
             Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
         };
-        if let Some(path) = &place.password_file {
+        if let Some(path) = &secret.password_file {
             return named(path);
+        }
+        if secret.ask_password {
+            return Ok(None);
         }
         if let Some(password) = variable("LOCKKEEPER_PASSWORD") {
             return Ok(Some(password));

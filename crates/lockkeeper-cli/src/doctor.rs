@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::exit;
 
 pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
-    let place = Where { url: args.url, password_file: args.password_file };
+    let place = Where { url: args.url, secret: args.secret };
     let client = Config::load()?.connect(&place).await?;
     let findings = client.doctor().await?;
     let word = |severity| match severity {
@@ -26,7 +26,7 @@ pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
         });
         println!("{}", json!({"url": client.place(), "findings": Value::from_iter(findings)}));
     } else {
-        println!("{}: reachable", client.place());
+        println!("{} is reachable", client.place());
         for finding in &findings {
             println!("{}: {}", word(finding.severity), finding.what);
             if !finding.advice.is_empty() {

@@ -19,6 +19,7 @@ mod leash;
 mod look;
 mod manual;
 mod once;
+mod prompt;
 mod run;
 mod say;
 mod signals;

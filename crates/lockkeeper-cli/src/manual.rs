@@ -23,6 +23,7 @@ pub(crate) fn man(args: Man) -> exit::Outcome {
         io::stdout().write_all(&page).map_err(refuse)?;
         return Ok(0);
     };
-    clap_mangen::generate_to(command, dir).map_err(refuse)?;
+    clap_mangen::generate_to(command, &dir)
+        .map_err(|error| Failure::own(format!("write manual pages to {}", dir.display()), error))?;
     Ok(0)
 }

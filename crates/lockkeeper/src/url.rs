@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use url::{Position, Url};
+use url::{ParseError, Position, Url};
 
 use crate::error::{Error, Result};
 
@@ -28,10 +28,11 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Config`], without quoting what may be a secret.
     pub fn parse(text: &str) -> Result<Self> {
-        let refuse = |e| {
-            Error::Config(format!(
-                "this is not the URL of an engine ({e}); it starts with a scheme, such as file: or file:///dir"
-            ))
+        let refuse = |error| {
+            Error::Config(match error {
+                ParseError::RelativeUrlWithoutBase => "this is not the URL of an engine; it starts with a scheme, as in file:, file:///dir or redis://host".to_owned(),
+                other => format!("this is not the URL of an engine: {other}; write scheme://host:port, and %XX for what is special in a password"),
+            })
         };
         let (text, others) = split_hosts(text);
         let url = Url::parse(&text).map_err(refuse)?;

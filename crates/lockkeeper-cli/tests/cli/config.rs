@@ -56,6 +56,24 @@ fn ttl_and_grace_come_from_the_file_too() {
 }
 
 #[test]
+fn a_bad_url_is_blamed_on_where_it_stands() {
+    let place = Place::new();
+    let bad = |command: &mut std::process::Command| {
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(64));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = bad(place.lockkeeper("ls").env("LOCKKEEPER_URL", "localhost"));
+    assert!(said.starts_with("lockkeeper: LOCKKEEPER_URL: this is not the URL"), "{said}");
+    fs::create_dir_all(place.path(".config/lockkeeper")).unwrap();
+    fs::write(place.path(".config/lockkeeper/config.toml"), "url = \"localhost\"\n").unwrap();
+    let said = bad(place.lockkeeper("ls").env_remove("LOCKKEEPER_URL"));
+    assert!(said.contains("lockkeeper/config.toml url: this is not the URL"), "{said}");
+    let said = bad(&mut place.lockkeeper("ls --url localhost"));
+    assert!(said.starts_with("lockkeeper: this is not the URL"), "{said}");
+}
+
+#[test]
 fn a_named_file_that_is_not_there_is_an_error() {
     let place = Place::new();
     let mut command = place.lockkeeper("run k true");

@@ -5,6 +5,8 @@ use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::{Arc, Mutex};
 
+use lockkeeper_testkit::server::redis::Server;
+
 use crate::place::{Place, eventually};
 
 /// Somebody who types at a shell.
@@ -187,6 +189,27 @@ fn break_asks_first() {
     session.keys("y\n");
     session.shows("was held by");
     holder.end().exits(79);
+}
+
+#[test]
+fn a_password_is_asked_for_and_not_shown() {
+    let server = Server::start();
+    assert_eq!(server.ask(&["CONFIG", "SET", "requirepass", "canary"]), "OK");
+    let place = Place::at(&server.url());
+    let mut session = Session::at(&place);
+    session.keys("lk run --ask-password k -- sh -c 'echo fen''ce $LOCKKEEPER_FENCE'\n");
+    session.shows("password for redis://127.0.0.1");
+    session.keys("canary\n");
+    let shown = eventually("the command ran", || {
+        let shown = session.screen.lock().unwrap().clone();
+        shown.contains("fence 1").then_some(shown)
+    });
+    assert!(!shown.contains("canary"), "{shown}");
+    session.keys("lk show --ask-password k\n");
+    session.shows("password for redis://127.0.0.1");
+    session.keys("can\x03");
+    session.keys("echo code $?\n");
+    session.shows("code 130");
 }
 
 #[test]

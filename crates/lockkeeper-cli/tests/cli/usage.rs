@@ -46,12 +46,15 @@ fn every_verb_has_a_short_help_a_long_one_and_an_example() {
             );
         }
         assert!(long.len() >= short.len(), "{verb}");
+        assert!(!long.contains(r#"\""#), "{long}");
     }
     let all = place.run("--help").exits(0).stdout;
     for verb in VERBS {
         assert!(all.contains(&format!("  {verb} ")), "{verb}: {all}");
     }
-    assert!(all.contains("75 busy or timed out"), "{all}");
+    for help in [&all, &place.run("run --help").exits(0).stdout] {
+        assert!(help.contains("75 busy or timed out"), "{help}");
+    }
     assert!(place.run("--version").exits(0).stdout.starts_with("lockkeeper 0."));
 }
 
@@ -62,7 +65,9 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("runn k true", "'run'"),
         ("run", "<KEY>"),
         ("run k", "<CMD>"),
+        ("run k", "lockkeeper run [OPTIONS] <KEY> -- <CMD> [ARG]..."),
         ("run -w soon k true", "500ms, 5s, 2m, 1h"),
+        ("run -w -5 k true", "500ms, 5s, 2m, 1h"),
         ("run -n -w 5 k true", "cannot be used with"),
         ("run -s -x k true", "cannot be used with"),
         ("run --limit 0 k true", "0 is not in 1.."),
@@ -77,6 +82,9 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("run --url nonsense k true", "starts with a scheme"),
         ("run --url gopher: k true", "the schemes are: file, memory"),
         ("run --url file:?colour=red k true", "it takes: network"),
+        ("run --url redis://h:99999 k true", "invalid port number; write scheme://host:port"),
+        ("run --ask-password k true", "file: takes no password; leave --ask-password out"),
+        ("show --ask-password --password-file x k", "cannot be used with"),
         ("acquire", "<KEY>"),
         ("acquire k --lease never", "500ms, 5s, 2m, 1h"),
         ("acquire k --pid 0", "0 is not in 1.."),

@@ -279,7 +279,7 @@ impl State {
                     return Err(Error::Conflict {
                         key: request.key.clone(),
                         found: format!(
-                            "it is used as {} and was asked for as {}",
+                            "it is used as {}, and was asked for as {}",
                             other.request.mode, request.mode
                         ),
                     });

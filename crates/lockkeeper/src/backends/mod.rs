@@ -91,8 +91,14 @@ const SCHEMES: &[Scheme] = &[
     Scheme { scheme: "redlock", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
     Scheme { scheme: "redlocks", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
     Scheme { scheme: "mysql", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
+    Scheme { scheme: "mariadb", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
     Scheme {
         scheme: "postgres",
+        feature: "postgres",
+        engine: engine!("postgres", postgres::ENGINE),
+    },
+    Scheme {
+        scheme: "postgresql",
         feature: "postgres",
         engine: engine!("postgres", postgres::ENGINE),
     },
@@ -106,7 +112,15 @@ const SCHEMES: &[Scheme] = &[
 /// # Errors
 /// As [`Client::connect`](crate::Client::connect).
 pub async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
-    (engine(&endpoint)?.open)(endpoint).await
+    let named = endpoint.to_string();
+    let opened = (engine(&endpoint)?.open)(endpoint).await;
+    // A URL may come from a setting that nobody thinks of.
+    opened.map_err(|error| match error {
+        Error::Backend { engine, doing, retryable, source } if doing == "connect" => {
+            Error::Backend { engine, doing: format!("connect to {named}"), retryable, source }
+        }
+        other => other,
+    })
 }
 
 /// What the engine that a URL names promises. No I/O.
@@ -128,7 +142,7 @@ pub fn ways() -> impl Iterator<Item = (&'static str, Guarantees)> {
     })
 }
 
-/// The migrations of engines over databases, by scheme.
+/// The migrations of engines over databases, by feature.
 const SCHEMAS: &[(&str, &str)] = &[
     #[cfg(feature = "mysql")]
     ("mysql", mysql::SCHEMA),
@@ -142,9 +156,10 @@ const SCHEMAS: &[(&str, &str)] = &[
 /// [`Error::Config`] if the engine that a URL names needs none.
 pub fn schema(endpoint: &Endpoint) -> Result<&'static str> {
     engine(endpoint)?;
-    let found = SCHEMAS.iter().find(|(scheme, _)| *scheme == endpoint.scheme());
+    let feature = row(endpoint)?.feature;
+    let found = SCHEMAS.iter().find(|(owner, _)| *owner == feature);
     found.map(|(_, schema)| *schema).ok_or_else(|| {
-        let schemes: Vec<_> = SCHEMAS.iter().map(|(scheme, _)| format!("{scheme}:")).collect();
+        let schemes: Vec<_> = SCHEMAS.iter().map(|(owner, _)| format!("{owner}:")).collect();
         Error::Config(format!(
             "{}: needs no tables; those that do are: {}",
             endpoint.scheme(),
@@ -158,14 +173,18 @@ pub fn schemes() -> impl Iterator<Item = &'static str> {
     SCHEMES.iter().map(|row| row.scheme)
 }
 
-fn engine(endpoint: &Endpoint) -> Result<&'static Engine> {
-    let Some(row) = SCHEMES.iter().find(|row| row.scheme == endpoint.scheme()) else {
-        return Err(Error::Config(format!(
+fn row(endpoint: &Endpoint) -> Result<&'static Scheme> {
+    SCHEMES.iter().find(|row| row.scheme == endpoint.scheme()).ok_or_else(|| {
+        Error::Config(format!(
             "there is no engine for {}: URLs; the schemes are: {}",
             endpoint.scheme(),
             schemes().collect::<Vec<_>>().join(", ")
-        )));
-    };
+        ))
+    })
+}
+
+fn engine(endpoint: &Endpoint) -> Result<&'static Engine> {
+    let row = row(endpoint)?;
     row.engine.as_ref().ok_or_else(|| {
         Error::Config(format!(
             "the engine for {}: URLs is not compiled in; switch on the feature {:?}",
@@ -195,6 +214,25 @@ mod tests {
             open(endpoint.clone()).await.unwrap().guarantees(),
             guarantees(&endpoint).unwrap()
         );
+    }
+
+    #[cfg(all(feature = "postgres", feature = "mysql"))]
+    #[test]
+    fn databases_are_known_by_the_names_that_their_own_tools_use() {
+        for (url, name) in [("postgresql://h/app", "postgres"), ("mariadb://h/app", "mysql")] {
+            let endpoint = Endpoint::parse(url).unwrap();
+            assert_eq!(guarantees(&endpoint).unwrap().engine, name);
+            assert!(schema(&endpoint).unwrap().contains("lockkeeper"), "{url}");
+        }
+    }
+
+    #[cfg(feature = "redis")]
+    #[tokio::test]
+    async fn a_store_that_is_not_there_is_named_without_its_password() {
+        // Nothing listens on the first port.
+        let endpoint = Endpoint::parse("redis://me:canary@127.0.0.1:1").unwrap();
+        let message = open(endpoint).await.unwrap_err().to_string();
+        assert!(message.starts_with("redis: cannot connect to redis://127.0.0.1:1: "), "{message}");
     }
 
     #[test]

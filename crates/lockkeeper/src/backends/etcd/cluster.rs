@@ -190,7 +190,17 @@ pub(super) fn sorted(doing: &str, error: EtcdError) -> Error {
         error => !is_answer(error),
     };
     match may_pass {
-        true => Error::unreachable(NAME, doing, error),
+        true => Error::unreachable(NAME, doing, in_words(error)),
         false => Error::broken(NAME, doing, error),
+    }
+}
+
+/// What kept a request from its answer, without the names of types that the client crate prints.
+fn in_words(error: EtcdError) -> String {
+    let EtcdError::GRpcStatus(status) = &error else { return error.to_string() };
+    let first = std::error::Error::source(status);
+    match std::iter::successors(first, |cause| cause.source()).last() {
+        Some(cause) => format!("{}: {cause}", status.message()),
+        None => format!("{}: {}", status.code(), status.message()),
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn refuse_mix(key: &Key, mode: Mode, line: &[Seat]) -> Result<()> {
     match line.first() {
         Some(first) if !mixes(mode, first.record.mode) => Err(Error::Conflict {
             key: key.clone(),
-            found: format!("it is used as {} and was asked for as {mode}", first.record.mode),
+            found: format!("it is used as {}, and was asked for as {mode}", first.record.mode),
         }),
         _ => Ok(()),
     }

@@ -108,7 +108,7 @@ impl FileClaim {
         if let Some(other) = line.iter().find(|other| !queue::mixes(self.request.mode, other.mode))
         {
             let found =
-                format!("it is used as {} and was asked for as {}", other.mode, self.request.mode);
+                format!("it is used as {}, and was asked for as {}", other.mode, self.request.mode);
             return Err(Error::Conflict { key: self.request.key.clone(), found });
         }
 

@@ -424,5 +424,5 @@ pub(super) fn describe(found: &[String], wanted: Mode) -> String {
         },
         _ => "something else is there".to_owned(),
     };
-    format!("{there} and was asked for as {wanted}")
+    format!("{there}, and was asked for as {wanted}")
 }

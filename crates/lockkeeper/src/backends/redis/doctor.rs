@@ -41,7 +41,7 @@ async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> R
             findings.push(Finding {
                 severity: Severity::Warning,
                 what: format!(
-                    "{server:?}: INFO is refused ({error}), so most of this cannot be checked"
+                    "{server}: INFO is refused ({error}), so most of this cannot be checked"
                 ),
                 advice: "allow +info to the user that runs this check".to_owned(),
             });
@@ -54,7 +54,7 @@ async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> R
         let (severity, advice) = bad.unwrap_or((Severity::Fine, ""));
         findings.push(Finding {
             severity,
-            what: format!("{server:?}: {what}"),
+            what: format!("{server}: {what}"),
             advice: advice.to_owned(),
         });
     };

@@ -1,6 +1,6 @@
 //! Sorts the errors of the client crate into those that a caller branches on.
 
-use redis::RedisError;
+use redis::{ErrorKind, RedisError};
 
 use crate::error::Error;
 
@@ -11,6 +11,14 @@ pub(super) const NAME: &str = "redis";
 pub(super) fn sort(doing: impl Into<String>, error: RedisError) -> Error {
     match may_pass(&error) {
         true => Error::unreachable(NAME, doing, error),
+        false if error.kind() == ErrorKind::AuthenticationFailed => {
+            Error::broken(NAME, doing, "the server refuses this user or password")
+        }
+        false if error.code() == Some("NOAUTH") => Error::broken(
+            NAME,
+            doing,
+            "the server wants a password, and was given none; it may be in the URL, or be named there with password_file=PATH or password_env=NAME",
+        ),
         false => Error::broken(NAME, doing, error),
     }
 }

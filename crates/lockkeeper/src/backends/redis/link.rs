@@ -73,6 +73,13 @@ pub(super) struct Line {
     known: AtomicU32,
 }
 
+impl std::fmt::Display for Link {
+    /// Where it leads.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.dial)
+    }
+}
+
 impl Link {
     pub(super) fn new(dial: Dial) -> Self {
         let ear = Arc::new(Ear::new(dial.clone()));

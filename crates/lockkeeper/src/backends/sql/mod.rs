@@ -67,7 +67,7 @@ pub(crate) fn mode(kind: &str, take: i64, limit: i64) -> Mode {
 pub(crate) fn clash(key: &Key, asked: Mode, found: &str) -> Error {
     Error::Conflict {
         key: key.clone(),
-        found: format!("it is used as {found} and was asked for as {asked}"),
+        found: format!("it is used as {found}, and was asked for as {asked}"),
     }
 }
 

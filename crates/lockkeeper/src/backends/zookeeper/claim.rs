@@ -49,7 +49,7 @@ impl Line {
     async fn refuse_other_kinds(&self, standing: &Standing, children: &[String]) -> Result<()> {
         let conflict = |found: &str| Error::Conflict {
             key: self.request.key.clone(),
-            found: format!("it is used as {found} and was asked for as {}", self.request.mode),
+            found: format!("it is used as {found}, and was asked for as {}", self.request.mode),
         };
         let mine = Kind::of(self.request.mode);
         if let Some(other) = line(children).iter().find(|node| !node.kind.mixes(mine)) {

@@ -235,7 +235,8 @@ impl Claim for Permits {
         let other_limit = self.other_limit(&leases).map(|limit| format!("a semaphore of {limit}"));
         if let Some(found) = other_kind.or(other_limit) {
             self.gate.leave().await?;
-            let found = format!("it is used as {found} and was asked for as {}", self.request.mode);
+            let found =
+                format!("it is used as {found}, and was asked for as {}", self.request.mode);
             return Err(Error::Conflict { key: self.request.key.clone(), found });
         }
         let line = line(&children);

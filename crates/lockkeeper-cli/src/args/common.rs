@@ -1,0 +1,124 @@
+//! Options that several verbs take.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+/// Where the locks are.
+#[derive(Debug, Args, Clone, Default)]
+pub(crate) struct Where {
+    /// The engine [env: LOCKKEEPER_URL] [default: file:]
+    #[arg(long, value_name = "URL")]
+    pub(crate) url: Option<String>,
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+}
+
+/// Where the engine's password is, if it wants one.
+#[derive(Debug, Args, Clone, Default)]
+pub(crate) struct Secret {
+    /// A file with the engine's password [env: LOCKKEEPER_PASSWORD_FILE]
+    ///
+    /// The password may also be in LOCKKEEPER_PASSWORD. It is never printed.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) password_file: Option<PathBuf>,
+    /// Ask for the engine's password at the terminal
+    #[arg(long, conflicts_with = "password_file")]
+    pub(crate) ask_password: bool,
+}
+
+impl Secret {
+    /// The flag that was given.
+    pub(crate) fn flag(&self) -> Option<&'static str> {
+        match (&self.password_file, self.ask_password) {
+            (Some(_), _) => Some("--password-file"),
+            (None, true) => Some("--ask-password"),
+            (None, false) => None,
+        }
+    }
+}
+
+/// How a lock is asked for.
+#[derive(Debug, Args, Default, Serialize, Deserialize)]
+pub(crate) struct Terms {
+    /// Do not wait: exit 75 if the lock is busy
+    #[arg(short = 'n', long, visible_alias = "nb", conflicts_with = "wait")]
+    pub(crate) nonblock: bool,
+    /// Wait at most so long; a bare number is seconds
+    #[arg(short = 'w', long, visible_alias = "timeout", value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) wait: Option<Duration>,
+    /// Share the lock with other --shared holders
+    #[arg(short = 's', long, conflicts_with_all = ["exclusive", "limit"])]
+    pub(crate) shared: bool,
+    /// Hold the lock alone, also against --shared holders
+    #[arg(short = 'x', long, visible_alias = "ex", short_alias = 'e', conflicts_with = "limit")]
+    pub(crate) exclusive: bool,
+    /// Let so many in at once; everyone must name the same number
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: Option<u32>,
+    /// First come, first served, also between processes
+    #[arg(long)]
+    pub(crate) fair: bool,
+    /// How long the lock lasts after this machine died [env: LOCKKEEPER_TTL] [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) ttl: Option<Duration>,
+    /// Why, for people who look
+    #[arg(long, value_name = "WHY")]
+    pub(crate) note: Option<String>,
+    /// Exit with N instead of 75 if the lock is busy
+    #[arg(short = 'E', long, value_name = "N")]
+    pub(crate) conflict_exit_code: Option<u8>,
+}
+
+/// What becomes of a command whose lock is held for it.
+#[derive(Debug, Args)]
+pub(crate) struct Care {
+    /// From TERM to KILL when the command must end [env: LOCKKEEPER_GRACE] [default: 5s, at most ttl/4]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) grace: Option<Duration>,
+    /// What to do with the command when the lock is lost [default: term]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) on_lost: Option<OnLost>,
+    /// What to do with the command when somebody asks for the lock with `yield`
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "term")]
+    pub(crate) on_yield: OnYield,
+    /// Say nothing
+    #[arg(short = 'q', long, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Say how long it waited and held
+    #[arg(short = 'v', long)]
+    pub(crate) verbose: bool,
+    /// Say it as one JSON object on stderr at the end
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write one JSON object about how it went to this file
+    #[arg(long, value_name = "PATH")]
+    pub(crate) status_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnLost {
+    /// TERM, and KILL after the grace
+    Term,
+    /// KILL at once
+    Kill,
+    /// Let it run; the exit code is 79 all the same
+    Ignore,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnYield {
+    /// TERM, once; when the command ends is up to it
+    Term,
+    /// USR1, for a command that knows what to do then
+    Usr1,
+    /// Let it run
+    Ignore,
+}
+
+/// A duration, as in a URL or a file.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    lockkeeper::url::parse_duration(text).map_err(|error| error.to_string())
+}

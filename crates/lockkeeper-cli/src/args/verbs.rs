@@ -1,0 +1,245 @@
+//! The options of each verb.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap_complete::Shell;
+
+use super::common::{Care, Secret, Terms, Where, duration};
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    #[command(flatten)]
+    pub(crate) terms: Terms,
+    #[command(flatten)]
+    pub(crate) care: Care,
+    /// A fixed lease: not renewed, the command is ended with it
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, conflicts_with = "ttl")]
+    pub(crate) lease: Option<Duration>,
+    /// Enter again what an outer `run` holds under the same owner
+    #[arg(long, value_name = "ID")]
+    pub(crate) owner: Option<String>,
+    /// End the command after so long, and exit 124
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) max_hold: Option<Duration>,
+    /// Keep the lock at least so long, also when the command ends sooner
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) min_hold: Option<Duration>,
+    /// Run at most once per slot of so long, across machines
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) once_per: Option<Duration>,
+    /// Exit 0 instead of 75 if the lock is busy
+    #[arg(long, conflicts_with = "conflict_exit_code")]
+    pub(crate) skip_ok: bool,
+    /// Run a string with the shell
+    #[arg(short = 'c', long = "command", value_name = "STRING", conflicts_with = "argv")]
+    pub(crate) shell: Option<OsString>,
+    /// The lock
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+    /// The command and its arguments, after `--`
+    #[arg(value_name = "CMD", trailing_var_arg = true, required_unless_present = "shell")]
+    pub(crate) argv: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Acquire {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    #[command(flatten)]
+    pub(crate) terms: Terms,
+    /// Release by itself after so long, unless renewed
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "5m")]
+    pub(crate) lease: Duration,
+    /// Release when this process is gone
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) pid: Option<i32>,
+    /// The owner to hold it for [default: a random one]
+    #[arg(long, value_name = "ID")]
+    pub(crate) owner: Option<String>,
+    /// Print the handle and what belongs to it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The lock
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Renew {
+    /// How long from now on
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "5m")]
+    pub(crate) lease: Duration,
+    /// What `acquire` printed
+    #[arg(value_name = "HANDLE")]
+    pub(crate) handle: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Release {
+    /// What `acquire` printed
+    #[arg(value_name = "HANDLE")]
+    pub(crate) handle: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ls {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Only locks whose key starts so
+    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Show {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The lock
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Watch {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// One JSON object per change
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How often to look
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "1s")]
+    pub(crate) interval: Duration,
+    /// Only locks whose key starts so
+    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Break {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// Why, which is said to stderr along with who was broken
+    #[arg(long, value_name = "WHY")]
+    pub(crate) why: String,
+    /// Do not ask
+    #[arg(short = 'y', long)]
+    pub(crate) yes: bool,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The lock
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Yield {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The lock
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Elect {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    #[command(flatten)]
+    pub(crate) care: Care,
+    /// How long a leader whose machine died stays leader [env: LOCKKEEPER_TTL] [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) ttl: Option<Duration>,
+    /// What to tell about this candidate
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) note: Option<String>,
+    /// Do not stand again after leadership was lost
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Stand again also when the command ended by itself
+    #[arg(long, conflicts_with = "once")]
+    pub(crate) forever: bool,
+    /// Only print who leads, whenever that changes
+    #[arg(long, conflicts_with_all = ["argv", "once", "forever"])]
+    pub(crate) observe: bool,
+    /// How often --observe looks
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "1s")]
+    pub(crate) interval: Duration,
+    /// The election
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// The command and its arguments, after `--`
+    #[arg(value_name = "CMD", trailing_var_arg = true, required_unless_present = "observe")]
+    pub(crate) argv: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    /// All engines of this build, as a Markdown table
+    #[arg(long, conflicts_with = "url")]
+    pub(crate) table: bool,
+    /// The tables and functions of postgres: or mysql:, for an administrator to run
+    #[arg(long, conflicts_with = "table")]
+    pub(crate) schema: bool,
+    /// The engine [default: as for `run`]
+    #[arg(value_name = "URL")]
+    pub(crate) url: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The engine [default: as for `run`]
+    #[arg(value_name = "URL")]
+    pub(crate) url: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+    /// How long all measurements take together
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "10")]
+    pub(crate) seconds: Duration,
+    /// How many processes contend
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub(crate) processes: u32,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The engine [default: as for `run`]
+    #[arg(value_name = "URL")]
+    pub(crate) url: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// Which shell
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Man {
+    /// Write lockkeeper.1, lockkeeper-run.1, … to this directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+}
