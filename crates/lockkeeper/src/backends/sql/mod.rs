@@ -15,7 +15,9 @@ pub(crate) use self::bound::Bound;
 pub(crate) use self::hold::{Ask, Hold, Seen, Taken, promises};
 pub(crate) use self::lease::{grant, leases, pause, renewals};
 pub(crate) use self::line::{Row, fence, snapshots};
-pub(crate) use self::sessions::{Borrowed, Greet, Sessions, failed, within};
+#[cfg(feature = "postgres")]
+pub(crate) use self::sessions::{Borrowed, failed};
+pub(crate) use self::sessions::{Greet, Sessions, within};
 pub(crate) use self::settings::Settings;
 use crate::backend::{Finding, Mode, Severity};
 use crate::error::Error;
