@@ -38,8 +38,8 @@ final class RedissonDriver extends Driver {
             if (wait) {
                 return lock.lockAndGetToken();
             }
-            Long token = lock.tryLockAndGetToken(1, java.util.concurrent.TimeUnit.MILLISECONDS);
-            return token == null ? -1 : token;
+            // tryLockAndGetToken() waits for a busy lock, and fails with a time too short to subscribe in.
+            return lock.tryLock() ? lock.getToken() : -1;
         }
         if (kind.equals("semaphore")) {
             client.getSemaphore(name).trySetPermits(PERMITS);
