@@ -18,7 +18,7 @@ const SECRET_OPTIONS: [&str; 4] = ["password", "passwd", "secret", "token"];
 pub struct Endpoint {
     /// With the first host only.
     url: Url,
-    /// `host` or `host:port` of the others.
+    /// `host` or `host:port` of the others, after `user:password@` where one has its own.
     others: Vec<String>,
 }
 
@@ -38,6 +38,13 @@ impl Endpoint {
         let url = Url::parse(&text).map_err(refuse)?;
         for other in &others {
             Url::parse(&format!("{}://{other}", url.scheme())).map_err(refuse)?;
+            if other.contains('@') && !matches!(url.scheme(), "redlock" | "redlocks") {
+                // Not quoted: it may be a password.
+                return Err(Error::Config(format!(
+                    "{}: takes one user and password for all hosts, before the first of them; write %40 for @ in a password",
+                    url.scheme()
+                )));
+            }
         }
         let rest = text.split_once(':').map_or("", |(_, rest)| rest);
         if url.scheme() == "file" && !rest.is_empty() && !rest.starts_with(['/', '?', '#']) {
@@ -61,7 +68,7 @@ impl Endpoint {
 
     /// The whole URL with every host, secrets included: it leads to the same place again.
     pub fn spell_out(&self) -> String {
-        self.with_all_hosts(&self.url)
+        self.with_all_hosts(&self.url, |other| other)
     }
 
     /// The same place with this password; `None` where there is no room for one.
@@ -72,12 +79,8 @@ impl Endpoint {
 
     /// Every host of `scheme://h1,h2:7000,h3`, in order; none if the URL has none.
     pub fn hosts(&self) -> Vec<(String, Option<u16>)> {
-        let others = self.others.iter().filter_map(|other| {
-            // They were parsed before.
-            Url::parse(&format!("{}://{other}", self.scheme())).ok()
-        });
-        std::iter::once(self.url.clone())
-            .chain(others)
+        self.each()
+            .iter()
             .filter_map(|url| {
                 // The brackets of an IPv6 address belong to the URL.
                 let host = url.host_str()?.trim_matches(['[', ']']);
@@ -86,15 +89,32 @@ impl Endpoint {
             .collect()
     }
 
+    /// A URL for every host, secrets included. A host without user and password has those of the first.
+    pub(crate) fn each(&self) -> Vec<Url> {
+        let others = self.others.iter().filter_map(|other| {
+            // They were parsed before.
+            let own = Url::parse(&format!("{}://{other}", self.scheme())).ok()?;
+            let mut url = self.url.clone();
+            url.set_host(own.host_str()).ok()?;
+            url.set_port(own.port()).ok()?;
+            if other.contains('@') {
+                url.set_username(own.username()).ok()?;
+                url.set_password(own.password()).ok()?;
+            }
+            Some(url)
+        });
+        std::iter::once(self.url.clone()).chain(others).collect()
+    }
+
     /// The query options, to be taken one by one.
     pub fn options(&self) -> Options {
         let pairs = self.url.query_pairs().map(|(k, v)| (k.into_owned(), v.into_owned())).collect();
         Options { pairs, known: Vec::new(), scheme: self.scheme().to_owned() }
     }
 
-    fn with_all_hosts(&self, url: &Url) -> String {
+    fn with_all_hosts(&self, url: &Url, spell: fn(&str) -> &str) -> String {
         let (start, rest) = url.as_str().split_at(url[..Position::BeforePath].len());
-        let others: String = self.others.iter().map(|other| format!(",{other}")).collect();
+        let others: String = self.others.iter().map(|other| format!(",{}", spell(other))).collect();
         format!("{start}{others}{rest}")
     }
 }
@@ -107,7 +127,7 @@ impl FromStr for Endpoint {
 }
 
 impl fmt::Display for Endpoint {
-    /// The URL without user, password and secret options.
+    /// The URL without users, passwords and secret options.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = self.url.clone();
         // Both fail only for URLs that cannot have a user at all.
@@ -127,7 +147,7 @@ impl fmt::Display for Endpoint {
             // As people write the default directory; the parser puts the slashes there.
             return write!(f, "file:{}", &shown[Position::AfterPath..]);
         }
-        f.write_str(&self.with_all_hosts(&shown))
+        f.write_str(&self.with_all_hosts(&shown, address))
     }
 }
 
@@ -137,13 +157,19 @@ impl fmt::Debug for Endpoint {
     }
 }
 
+/// A host without its user and password.
+fn address(host: &str) -> &str {
+    host.rsplit_once('@').map_or(host, |(_, address)| address)
+}
+
 /// Takes all hosts but the first out of a URL: the standard knows only one.
 fn split_hosts(text: &str) -> (String, Vec<String>) {
     let Some(start) = text.find("://").map(|at| at + 3) else {
         return (text.to_owned(), Vec::new());
     };
     let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
-    let hosts = text[start..end].rfind('@').map_or(start, |at| start + at + 1);
+    // A comma in the first password is part of it; those of other hosts come after one.
+    let hosts = text[start..end].find('@').map_or(start, |at| start + at + 1);
     let mut list = text[hosts..end].split(',').map(str::to_owned);
     let first = list.next().unwrap_or_default();
     (format!("{}{first}{}", &text[..hosts], &text[end..]), list.collect())
@@ -271,6 +297,27 @@ mod tests {
         assert_eq!(Endpoint::parse(&changed.spell_out()).unwrap(), changed);
         assert!(Endpoint::parse("redis://one,two:seven").is_err());
         assert!(Endpoint::parse("redis:///var/run/a.sock").unwrap().hosts().is_empty());
+    }
+
+    #[test]
+    fn a_host_of_a_quorum_may_have_its_own_user() {
+        let text = "redlock://a:canary,1@one,b:canary%2C2@two:7000,three/1?prefix=p";
+        let endpoint = Endpoint::parse(text).unwrap();
+        let users = endpoint.each();
+        let users = users.iter().map(|url| (url.username(), url.password(), url.path()));
+        let expected =
+            [("a", Some("canary,1")), ("b", Some("canary%2C2")), ("a", Some("canary,1"))];
+        assert!(users.eq(expected.map(|(user, password)| (user, password, "/1"))));
+        for shown in [endpoint.to_string(), format!("{endpoint:?}")] {
+            assert!(shown.contains("redlock://one,two:7000,three/1?prefix=p"), "{shown}");
+        }
+        assert_eq!(Endpoint::parse(&endpoint.spell_out()).unwrap(), endpoint);
+        let message =
+            Endpoint::parse("redis+cluster://a:b@one,c:canary@two").unwrap_err().to_string();
+        assert!(
+            message.contains("one user and password") && !message.contains("canary"),
+            "{message}"
+        );
     }
 
     #[test]

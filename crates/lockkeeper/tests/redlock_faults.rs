@@ -280,6 +280,26 @@ async fn a_server_that_forgot_is_given_its_readers_and_their_fence_by_a_renewal(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_server_may_have_a_user_of_its_own() {
+    let servers = Servers::start(3);
+    let mut hosts = Vec::new();
+    for (at, server) in servers.iter().enumerate() {
+        let (user, password) = (format!("user{at}"), format!("secret{at}"));
+        server.ask(&["ACL", "SETUSER", &user, "on", &format!(">{password}"), "~*", "&*", "+@all"]);
+        hosts.push(format!("{user}:{password}@{}", address(server.port())));
+    }
+    let client = connect(&format!("redlock://{}", hosts.join(","))).await;
+    let guard = take(&client, LONG).await;
+    for (at, server) in servers.iter().enumerate() {
+        eventually("each is used by its own user", || {
+            let list = server.ask(&["CLIENT", "LIST"]);
+            list.contains(&format!("user=user{at} ")).then_some(()).ok_or(list)
+        });
+    }
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_sees_every_server_and_who_is_the_same() {
     let servers = Servers::start(3);
     let client = connect(&servers.url()).await;

@@ -87,6 +87,7 @@ fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
         }
     }
     holders.retain(|views| views.len() >= needed);
+    settle(&mut holders);
     let holders = holders.into_iter().map(|mut views| {
         // A majority agreed on the fence and the end of the lease, so the one in the middle is right.
         let middle = views.len() / 2;
@@ -100,6 +101,57 @@ fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
     Snapshot { key, holders: holders.collect(), waiters, fence }
 }
 
+/// Leaves out who cannot be in beside the one that most servers saw, or of equals the later one.
+///
+/// A lock that changes hands is seen with both hands, by servers that were asked before and after.
+fn settle(holders: &mut Vec<Vec<Entry>>) {
+    let fence = |views: &[Entry]| views.iter().filter_map(|entry| entry.fence).max();
+    let surest = holders.iter().max_by_key(|views| (views.len(), fence(views)));
+    let Some(surest) = surest.map(|views| views[0].clone()) else { return };
+    holders.retain(|views| match surest.mode.is_exclusive() {
+        true => is_same(&views[0], &surest),
+        false => !views[0].mode.is_exclusive(),
+    });
+}
+
 fn is_same(one: &Entry, other: &Entry) -> bool {
     one.identity == other.identity && one.mode == other.mode
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Fence, Mode};
+
+    /// What a server saw: the number of each holder, which is its fence too, and whether it reads.
+    fn seen(holders: &[(u64, Mode)]) -> Snapshot {
+        let entry = |(number, mode): &(u64, Mode)| Entry {
+            identity: number.to_string(),
+            mode: *mode,
+            who: None,
+            note: None,
+            since: None,
+            left: None,
+            fence: Some(Fence::new(*number)),
+            slots: Vec::new(),
+        };
+        let holders = holders.iter().map(entry).collect();
+        Snapshot { key: Key::new("key").unwrap(), holders, waiters: None, fence: None }
+    }
+
+    #[test]
+    fn a_lock_that_changes_hands_has_one_holder() {
+        use Mode::{Mutex, Read, Write};
+        for (views, expected) in [
+            (vec![seen(&[(1, Mutex)]), seen(&[(2, Mutex)])], vec!["2"]),
+            (vec![seen(&[(1, Mutex)]), seen(&[(2, Mutex)]), seen(&[(1, Mutex)])], vec!["1"]),
+            (vec![seen(&[(1, Read), (2, Read)]), seen(&[(3, Write)])], vec!["3"]),
+            (vec![seen(&[(1, Write)]), seen(&[(2, Read), (3, Read)])], vec!["2", "3"]),
+            (vec![], vec![]),
+        ] {
+            let merged = merge(Key::new("key").unwrap(), views, 1);
+            let found: Vec<_> = merged.holders.iter().map(|entry| &entry.identity).collect();
+            assert_eq!(found, expected);
+        }
+    }
 }

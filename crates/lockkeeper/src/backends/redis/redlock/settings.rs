@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use url::Url;
+
 use crate::error::{Error, Result};
 use crate::url::Endpoint;
 
@@ -52,8 +54,8 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Vec<Node>, Settings)> {
         )));
     }
     let mut nodes: Vec<Node> = Vec::with_capacity(hosts.len());
-    for (host, port) in hosts {
-        let node = node(endpoint, &host, port, &passed, settings)?;
+    for url in endpoint.each() {
+        let node = node(url, &passed, settings)?;
         if nodes.iter().any(|other| other.name() == node.name()) {
             return Err(Error::Config(format!(
                 "{} is named twice: it would have two votes",
@@ -65,23 +67,13 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Vec<Node>, Settings)> {
     Ok((nodes, settings))
 }
 
-fn node(
-    endpoint: &Endpoint,
-    host: &str,
-    port: Option<u16>,
-    passed: &[(&str, String)],
-    settings: Settings,
-) -> Result<Node> {
-    let mut url = endpoint.expose().clone();
-    // All of this was parsed before, so that it can only fail together with the parse below.
-    let scheme = if endpoint.scheme() == "redlocks" { "rediss" } else { "redis" };
+fn node(mut url: Url, passed: &[(&str, String)], settings: Settings) -> Result<Node> {
+    let scheme = if url.scheme() == "redlocks" { "rediss" } else { "redis" };
+    // It was parsed before, so that it can only fail together with the parse below.
     let _ = url.set_scheme(scheme);
-    let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-    let _ = url.set_host(Some(&bracketed));
-    let _ = url.set_port(port);
     url.query_pairs_mut().clear().extend_pairs(passed);
     let (servers, own) = redis::read(&Endpoint::parse(url.as_str())?)?;
-    let name = format!("{bracketed}:{}", port.unwrap_or(6379));
+    let name = format!("{}:{}", url.host_str().unwrap_or_default(), url.port().unwrap_or(6379));
     Ok(Node::new(name, servers, own, settings))
 }
 
@@ -110,7 +102,7 @@ mod tests {
 
     #[test]
     fn every_server_has_the_options_and_no_secret_is_printed() {
-        let url = "redlock://me:canary@[::1]:7000,b,c/2?prefix=p:&strict=1m";
+        let url = "redlock://me:canary@[::1]:7000,b,you:canary@c/2?prefix=p:&strict=1m";
         let (nodes, settings) = read(&Endpoint::parse(url).unwrap()).unwrap();
         let names: Vec<_> = nodes.iter().map(Node::name).collect();
         assert_eq!(names, ["[::1]:7000", "b:6379", "c:6379"]);
