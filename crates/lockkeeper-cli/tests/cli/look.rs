@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 
+use lockkeeper_testkit::server::redis::Server;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -129,6 +130,28 @@ fn bench_measures_against_the_floor() {
         assert!(fairness > 1.0 / 3.0 && fairness <= 1.0, "{told}");
     }
     assert!(place.run("bench --seconds 0.5").exits(0).stdout.contains("floor: flock on one file"));
+}
+
+#[test]
+fn bench_of_a_redis_server_counts_its_commands() {
+    let (place, server) = (Place::new(), Server::start());
+    let told = place.run(&format!("bench {} --seconds 0.5 --json", server.url())).exits(0).stdout;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let redis = &told["redis"];
+    for figure in ["ping", "naive", "same", "released", "dropped", "hand_off_two_processes"] {
+        assert!(redis[figure]["p50"].as_f64().unwrap() > 0.0, "{figure}: {told}");
+    }
+    for figure in ["tasks_naive", "tasks_same", "tasks"] {
+        assert!(redis[figure].as_f64().unwrap() > 0.0, "{figure}: {told}");
+    }
+    // That they are the same for all is for the bench to show: on a slow machine, waiters ask in between.
+    for (n, waiters) in [4, 64, 512].into_iter().enumerate() {
+        let commands = &redis["commands"][n];
+        assert_eq!(commands["waiters"], waiters);
+        for way in ["plain", "fair"] {
+            assert!(commands[way].as_f64().unwrap() > 1.0, "{way} {waiters}: {told}");
+        }
+    }
 }
 
 #[test]
