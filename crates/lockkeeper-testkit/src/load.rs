@@ -114,10 +114,11 @@ impl Shared {
             let key = format!("load {}", fastrand::usize(..self.keys));
             match self.cycle(&client, &key, &name).await {
                 Ok(()) => _ = self.cycles.fetch_add(1, Ordering::Relaxed),
-                Err(error) => {
+                Err(error @ (Error::Timeout { .. } | Error::Backend { .. })) => {
                     let told = format!("{name}: {error}");
                     self.errors.lock().expect("nothing panics here").push(told);
                 }
+                Err(error) => panic!("{name}: no fault explains this: {error}"),
             }
         }
     }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use lockkeeper::backend::{Claim, Mode, Request};
 use lockkeeper::url::Endpoint;
 use lockkeeper::{Client, Key, Loss, Release, Token};
+use lockkeeper_testkit::load::Load;
 use lockkeeper_testkit::proxy::{Proxy, Way};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::load::Load;
 use lockkeeper_testkit::server::etcd::Servers;
 
 const TTL: Duration = Duration::from_secs(5);
@@ -58,7 +58,15 @@ async fn load(servers: &Servers) -> Load {
         let order: Vec<_> = (0..3).map(|n| servers.address((first + n) % 3)).collect();
         clients.push(connect(format!("etcd://{}", order.join(","))).await);
     }
-    Load::start(clients, 12, TTL)
+    Load::start(clients, 4, 3, TTL)
+}
+
+/// Ends a load. Nothing may have gone wrong, and nothing may be left.
+async fn judge(load: Load, servers: &Servers) {
+    let judged = load.judge().await;
+    assert!(judged.violations.is_empty(), "{:#?}", judged.violations);
+    assert_eq!(judged.overlaps, 0, "two held one lock");
+    assert_eq!(left(servers).await, Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,7 +80,7 @@ async fn a_leader_that_is_killed_under_load_costs_no_lock() {
         load.goes_on(50).await;
         servers.restart(leader);
     }
-    load.end(async || left(&servers).await).await;
+    judge(load, &servers).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,7 +94,7 @@ async fn a_leader_that_is_stopped_under_load_costs_no_lock() {
         load.goes_on(50).await;
         servers.signal(leader, Signal::SIGCONT);
     }
-    load.end(async || left(&servers).await).await;
+    judge(load, &servers).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,6 @@
 mod access;
 mod faults;
 mod interop;
-mod load;
 
 use std::sync::OnceLock;
 use std::time::Duration;
