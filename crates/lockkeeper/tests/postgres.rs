@@ -104,7 +104,8 @@ async fn a_user_with_few_rights_can_do_everything() {
         &format!(
             "CREATE ROLE {name} LOGIN;
              GRANT SELECT, INSERT, UPDATE, DELETE ON lockkeeper_lock, lockkeeper_claim, lockkeeper_bound,
-               lockkeeper_last, lockkeeper_row TO {name}"
+               lockkeeper_last, lockkeeper_row TO {name};
+             GRANT SELECT ON lockkeeper_all TO {name}"
         ),
     );
     let poor = url.replace("postgres@", &format!("{name}@"));
@@ -237,15 +238,23 @@ async fn what_nobody_needs_is_swept_away() {
     let client = Client::connect(&url).await.unwrap();
     let _held = client.mutex("held").acquire().await.unwrap();
     let sql = |statement: &str| server().sql(database(&url), statement);
-    sql("INSERT INTO lockkeeper_lock VALUES ('idle', 1, now() - interval '31 days'), ('used', 1, now());
-         UPDATE lockkeeper_lock SET used = now() - interval '31 days' WHERE key = 'held';
+    sql("INSERT INTO lockkeeper_lock (key, fence, token, since, until) VALUES
+           ('idle', 1, '', now() - interval '31 days', NULL), ('used', 1, '', now(), NULL),
+           ('forgotten', 1, NULL, now() - interval '31 days', NULL),
+           ('expired', 1, 't', now() - interval '31 days', now() - interval '30 days'),
+           ('line', 1, NULL, now() - interval '31 days', NULL);
+         UPDATE lockkeeper_lock SET since = now() - interval '31 days' WHERE key = 'held';
          INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, since, until, wake, who)
-           VALUES ('gone', 't', 't', 'mutex', 1, 0, now(), now() - interval '1 hour', '', '');
+           VALUES ('gone', 't', 't', 'mutex', 1, 0, now(), now() - interval '1 hour', '', ''),
+                  ('line', 't', 't', 'mutex', 1, 0, now(), now() + interval '1 hour', '', '');
          INSERT INTO lockkeeper_bound VALUES ('idle', 1, 1, now() - interval '31 days'), ('used', 2, 1, now());
          INSERT INTO lockkeeper_row VALUES ('idle'), ('used');
          SELECT lockkeeper_sweep()");
-    assert_eq!(sql("SELECT string_agg(key, ' ' ORDER BY key) FROM lockkeeper_lock"), "held used");
-    assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_claim"), "held");
+    assert_eq!(
+        sql("SELECT string_agg(key, ' ' ORDER BY key) FROM lockkeeper_lock"),
+        "held line used"
+    );
+    assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_claim"), "line");
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_row"), "used");
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_bound"), "used");
 }
@@ -273,15 +282,15 @@ async fn what_a_lock_says_of_its_line_is_true_at_any_time() {
             }
         });
     }
-    let wrong = "SELECT count(*) FROM lockkeeper_lock l JOIN lockkeeper_claim c USING (key)
-                 WHERE l.sole <> c.token";
+    let wrong = "SELECT count(*) FROM lockkeeper_lock JOIN lockkeeper_claim USING (key)
+                 WHERE lockkeeper_lock.token IS NOT NULL";
     while !tasks.is_empty() {
         assert_eq!(sql(wrong), "0");
         while let Some(task) = tasks.try_join_next() {
             task.unwrap();
         }
     }
-    assert_eq!(sql("SELECT count(*) FROM lockkeeper_lock WHERE sole = ''"), "2");
+    assert_eq!(sql("SELECT count(*) FROM lockkeeper_lock WHERE token = ''"), "2");
 }
 
 /// Random lines, each under a key of its own, of which the database and the library must say the same.

@@ -1,8 +1,8 @@
-//! The strategy `lease`: a table of claims, in which everything is one call of one function.
+//! The strategy `lease`: a table of locks, and a table of claims for those that several want.
 //!
-//! A grant is one durable commit, a release one that nobody waits for. The functions are in
-//! `schema.sql`; each decides under the key's own row, with the server's clock read after that row
-//! was locked, and recognises a token that it has seen before.
+//! A grant is one durable commit, a release one that nobody waits for. Everything is decided under the
+//! key's own row, with the server's clock read after that row was locked: by one plain statement where
+//! nobody else is, else by a function of `schema.sql`, which recognises a token that it has seen before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use super::connect::{NAME, Settings, prepare};
 use super::doctor;
 use super::listener::Listener;
 use crate::backend::{
-    Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
-    Snapshot, Wakeup,
+    Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Mode, Query, Released, Renewal,
+    Request, Snapshot, Wakeup,
 };
 use crate::backends::sql::{
     self, LOOK_AGAIN, Row, STATEMENT, Sessions, WAITER_LEASE, micros, permits, within,
@@ -28,6 +28,9 @@ use crate::key::Key;
 use crate::owner::whoami;
 
 pub(super) const GUARANTEES: Guarantees = sql::leases(NAME, Wakeup::Push);
+
+/// One of so many releases also removes what nobody needs any more.
+const SWEEPS: u32 = 500;
 
 /// Locks in a table of leases.
 #[derive(Debug)]
@@ -63,6 +66,7 @@ impl Backend for Leases {
             request,
             token,
             turn,
+            is_new: true,
             pause: LOOK_AGAIN,
         })
     }
@@ -81,19 +85,17 @@ impl Backend for Leases {
         macro_rules! claims {
             ($which:literal) => {
                 concat!(
-                    "SELECT c.*, (extract(epoch FROM c.since) * 1000000)::bigint AS since_us,
-                       (extract(epoch FROM c.until - clock_timestamp()) * 1000000)::bigint AS left_us,
-                       l.fence AS last
-                     FROM lockkeeper_claim c LEFT JOIN lockkeeper_lock l USING (key)
-                     WHERE c.until > clock_timestamp() AND ",
+                    "SELECT *, (extract(epoch FROM since) * 1000000)::bigint AS since_us,
+                       (extract(epoch FROM until - clock_timestamp()) * 1000000)::bigint AS left_us
+                     FROM lockkeeper_all WHERE until > clock_timestamp() AND ",
                     $which,
-                    " ORDER BY c.key, c.place"
+                    " ORDER BY key, place"
                 )
             };
         }
         let (statement, text) = match query {
-            Query::Key(key) => (claims!("c.key = $1"), key.as_str()),
-            Query::Prefix(prefix) => (claims!("starts_with(c.key, $1)"), prefix.as_str()),
+            Query::Key(key) => (claims!("key = $1"), key.as_str()),
+            Query::Prefix(prefix) => (claims!("starts_with(key, $1)"), prefix.as_str()),
         };
         let mut session = self.shared.sessions.any().await?;
         let looking = sqlx::query_as::<_, Row>(statement).bind(text).fetch_all(session.wire());
@@ -104,10 +106,9 @@ impl Backend for Leases {
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
         let mut session = self.shared.sessions.of(key).await?;
         let breaking = sqlx::query_as::<_, Row>(
-            "SELECT c.*, (extract(epoch FROM c.since) * 1000000)::bigint AS since_us,
-               (extract(epoch FROM c.until - clock_timestamp()) * 1000000)::bigint AS left_us,
-               c.fence AS last
-             FROM lockkeeper_break($1) c",
+            "SELECT *, (extract(epoch FROM since) * 1000000)::bigint AS since_us,
+               (extract(epoch FROM until - clock_timestamp()) * 1000000)::bigint AS left_us
+             FROM lockkeeper_break($1)",
         )
         .bind(key.as_str())
         .fetch_all(session.wire());
@@ -132,18 +133,94 @@ struct LeaseClaim {
     request: Request,
     token: String,
     turn: Arc<Notify>,
+    /// Whether it has not asked yet.
+    is_new: bool,
     /// How long until a lease in our way could run out, which nobody would tell us of.
     pause: Duration,
+}
+
+/// What the server says to a claim.
+enum Answer {
+    Granted(i64, Vec<u32>),
+    Busy(Duration),
+    Clash(String),
 }
 
 #[async_trait]
 impl Claim for LeaseClaim {
     async fn attempt(&mut self) -> Result<Option<Grant>> {
+        let mut session = self.shared.sessions.of(&self.request.key).await?;
+        let answer = within(STATEMENT, self.ask(session.wire())).await;
+        self.is_new = false;
+        let Some(answer) = session.settle_unless_busy(answer, "acquire a lock")? else {
+            self.pause = Duration::ZERO;
+            return Ok(None);
+        };
+        match answer {
+            Answer::Granted(fence, slots) => Ok(Some(sql::grant(&self.request, fence, slots))),
+            Answer::Busy(pause) => {
+                self.pause = pause;
+                Ok(None)
+            }
+            Answer::Clash(found) => Err(sql::clash(&self.request.key, self.request.mode, &found)),
+        }
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        if !self.shared.listener.start().await? {
+            let _ = timeout(self.pause, self.turn.notified()).await;
+        }
+        Ok(())
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        let mut session = self.shared.sessions.of(&self.request.key).await?;
+        let answer = within(STATEMENT, self.leave(session.wire())).await;
+        let held = session.settle(answer, "release a lock")?;
+        if fastrand::u32(..SWEEPS) == 0 {
+            self.sweep().await;
+        }
+        match held {
+            true => Ok(Released::Yes),
+            false => Ok(Released::AlreadyGone),
+        }
+    }
+}
+
+impl LeaseClaim {
+    /// Mostly nobody is there, and then the lock's row is all that has to be changed. Who finds it not
+    /// free, or in somebody's hands just now, lets the function decide.
+    async fn ask(&self, wire: &mut PgConnection) -> sqlx::Result<Answer> {
         let request = &self.request;
         let (take, limit) = permits(request.mode);
+        let note = request.note.as_deref().map(|note| note.replace('\0', ""));
+        if self.is_new && !matches!(request.mode, Mode::Permits { .. }) {
+            let taking = sqlx::query_scalar(
+                "WITH latch AS MATERIALIZED (
+                   SELECT FROM lockkeeper_lock
+                   WHERE key = $1 AND (token = '' OR until <= clock_timestamp())
+                   FOR UPDATE SKIP LOCKED
+                 ) UPDATE lockkeeper_lock l
+                   SET token = $2, owner = $3, kind = $4, since = clock_timestamp(),
+                       until = clock_timestamp() + $5 * interval '1 microsecond', who = $6, note = $7,
+                       fence = CASE $4 WHEN 'read' THEN l.fence
+                               ELSE greatest(l.fence + 1, lockkeeper_micros()) END
+                   FROM latch WHERE l.key = $1 AND (l.token = '' OR l.until <= clock_timestamp())
+                   RETURNING l.fence",
+            )
+            .bind(request.key.as_str())
+            .bind(&self.token)
+            .bind(request.identity())
+            .bind(request.mode.kind())
+            .bind(micros(request.ttl))
+            .bind(whoami())
+            .bind(note.as_deref());
+            if let Some(fence) = taking.fetch_optional(&mut *wire).await? {
+                return Ok(Answer::Granted(fence, Vec::new()));
+            }
+        }
         let stay = if request.queue { micros(WAITER_LEASE) } else { 0 };
-        let mut session = self.shared.sessions.of(&request.key).await?;
-        let asking = sqlx::query(
+        let row = sqlx::query(
             "SELECT clash, granted, fence, slots, pause
              FROM lockkeeper_attempt($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
         )
@@ -157,40 +234,44 @@ impl Claim for LeaseClaim {
         .bind(stay)
         .bind(self.shared.listener.channel())
         .bind(whoami())
-        .bind(request.note.as_deref().map(|note| note.replace('\0', "")))
-        .fetch_one(session.wire());
-        let answer = within(STATEMENT, asking).await;
-        let Some(row) = session.settle_unless_busy(answer, "acquire a lock")? else {
-            self.pause = Duration::ZERO;
-            return Ok(None);
-        };
-        if let Some(found) = row.get::<Option<&str>, _>("clash") {
-            return Err(sql::clash(&request.key, request.mode, found));
+        .bind(note)
+        .fetch_one(wire)
+        .await?;
+        if let Some(found) = row.try_get("clash")? {
+            return Ok(Answer::Clash(found));
         }
-        if !row.get::<bool, _>("granted") {
-            self.pause = sql::pause(row.get("pause"));
-            return Ok(None);
+        if !row.try_get::<bool, _>("granted")? {
+            return Ok(Answer::Busy(sql::pause(row.try_get("pause")?)));
         }
-        Ok(Some(sql::grant(request, row.get("fence"), slots(&row))))
+        Ok(Answer::Granted(row.try_get("fence")?, slots(&row)))
     }
 
-    async fn wait(&mut self) -> Result<()> {
-        if !self.shared.listener.start().await? {
-            let _ = timeout(self.pause, self.turn.notified()).await;
+    /// Whether it held. Who is alone has nobody to tell. A release that a crash forgets costs the rest of
+    /// the lease, and so need not be on disk.
+    async fn leave(&self, wire: &mut PgConnection) -> sqlx::Result<bool> {
+        let leaving = sqlx::query_scalar(
+            "UPDATE lockkeeper_lock SET token = '' WHERE key = $1 AND token = $2
+             RETURNING until > clock_timestamp(), set_config('synchronous_commit', 'off', true)",
+        )
+        .bind(self.request.key.as_str())
+        .bind(&self.token);
+        if let Some(held) = leaving.fetch_optional(&mut *wire).await? {
+            return Ok(held);
         }
-        Ok(())
-    }
-
-    async fn release(&mut self) -> Result<Released> {
-        let mut session = self.shared.sessions.of(&self.request.key).await?;
-        let releasing = sqlx::query_scalar::<_, bool>("SELECT lockkeeper_release($1, $2)")
+        sqlx::query_scalar("SELECT lockkeeper_release($1, $2)")
             .bind(self.request.key.as_str())
             .bind(&self.token)
-            .fetch_one(session.wire());
-        let answer = within(STATEMENT, releasing).await;
-        match session.settle(answer, "release a lock")? {
-            true => Ok(Released::Yes),
-            false => Ok(Released::AlreadyGone),
+            .fetch_one(wire)
+            .await
+    }
+
+    /// Not a part of any release: that one has happened.
+    async fn sweep(&self) {
+        let Ok(mut session) = self.shared.sessions.of(&self.request.key).await else { return };
+        let sweeping = sqlx::query("SELECT lockkeeper_sweep()").execute(session.wire());
+        let answer = within(STATEMENT, sweeping).await;
+        if let Err(error) = session.settle(answer, "remove what nobody needs") {
+            tracing::debug!(%error, "left for the next sweep");
         }
     }
 }
