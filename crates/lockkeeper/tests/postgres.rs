@@ -12,6 +12,7 @@ use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
 use lockkeeper_testkit::database::{Pgbouncer, Postgres};
+use sqlx::Connection;
 use tokio::task::JoinSet;
 
 /// One server for all tests here; each has a database of its own.
@@ -117,6 +118,93 @@ async fn a_user_with_few_rights_can_do_everything() {
         assert_eq!(guard.lost().await, Loss::Gone);
         let findings = client.doctor().await.unwrap();
         assert!(findings.iter().all(|f| f.severity < Severity::Problem), "{findings:?}");
+    }
+    server().sql(database(&url), &format!("REVOKE UPDATE ON lockkeeper_claim FROM {name}"));
+    let client = Client::connect(&poor).await.unwrap();
+    let findings = client.doctor().await.unwrap();
+    let worst = findings.iter().find(|finding| finding.severity == Severity::Problem).unwrap();
+    assert!(worst.advice.contains("UPDATE"), "{findings:?}");
+}
+
+/// Renewals and the release go on; only a grant has to wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guarded_transaction_keeps_others_out_and_its_own_holder_alive() {
+    let url = server().url();
+    let client = Client::connect(&url).await.unwrap();
+    let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
+    let fence = guard.fence();
+    let guarded = tokio::task::spawn_blocking({
+        let url = url.clone();
+        // Far longer than the lease.
+        let work = format!("BEGIN; SELECT lockkeeper_guard('key', {fence}), pg_sleep(8); COMMIT");
+        move || server().sql(database(&url), &work)
+    });
+    let is_open = || {
+        let ours = "SELECT count(*) FROM pg_stat_activity
+                    WHERE query LIKE 'BEGIN; SELECT lockkeeper_guard%' AND datname = current_database()";
+        server().sql(database(&url), ours) == "1"
+    };
+    while !is_open() {
+        assert!(!guarded.is_finished(), "it ended before it was seen");
+    }
+    let next = tokio::spawn({
+        let other = Client::connect(&url).await.unwrap();
+        async move { other.mutex("key").ttl(LEASE).acquire().await.unwrap() }
+    });
+    tokio::time::sleep(LEASE + LEASE / 2).await;
+    assert!(is_open() && !next.is_finished());
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    assert!(!next.is_finished() || !is_open(), "somebody was let in during the transaction");
+    assert!(next.await.unwrap().fence() > fence && !is_open());
+    guarded.await.unwrap();
+}
+
+/// A statement that waits for a row asks again when it has it, and so may take the lock a second time.
+#[tokio::test]
+async fn an_advisory_lock_that_was_taken_twice_by_one_statement_is_given_back_whole() {
+    let url = server().url();
+    let client = Client::connect(strategy(&url, "advisory")).await.unwrap();
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let in_the_way = tokio::task::spawn_blocking({
+        let url = url.clone();
+        let work = "BEGIN; UPDATE lockkeeper_last SET note = 'other'; SELECT pg_sleep(2); COMMIT";
+        move || server().sql(database(&url), work)
+    });
+    let locks = |kind: &str| {
+        let count = format!(
+            "SELECT count(*) FROM pg_locks WHERE {kind} AND
+               database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        );
+        server().sql(database(&url), &count)
+    };
+    let theirs = "relation = 'lockkeeper_last'::regclass AND mode = 'RowExclusiveLock'";
+    while locks(theirs) == "0" {
+        assert!(!in_the_way.is_finished(), "it ended before it was seen");
+    }
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    in_the_way.await.unwrap();
+    let last = server().sql(database(&url), "SELECT count(note) FROM lockkeeper_last");
+    assert_eq!(last, "0", "the other one was not in the way");
+    assert_eq!(locks("locktype = 'advisory'"), "0");
+}
+
+/// Counted by the server itself, which says it when a connection ends.
+#[tokio::test]
+async fn a_lock_that_one_alone_wants_is_one_row() {
+    let url = server().url();
+    let sql = |statement: &str| server().sql(database(&url), statement);
+    let client = Client::connect(&url).await.unwrap();
+    for _ in 0..20 {
+        client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    }
+    client.close().await;
+    let count = "SELECT string_agg(relname || ' ' || n_tup_ins || ' ' || n_tup_upd || ' ' || n_tup_del, ', '
+                   ORDER BY relname) FROM pg_stat_user_tables
+                 WHERE relname IN ('lockkeeper_lock', 'lockkeeper_claim')";
+    let started = std::time::Instant::now();
+    while sql(count) != "lockkeeper_claim 0 0 0, lockkeeper_lock 1 40 0" {
+        assert!(started.elapsed() < Duration::from_secs(30), "{}", sql(count));
     }
 }
 
@@ -291,6 +379,31 @@ async fn what_a_lock_says_of_its_line_is_true_at_any_time() {
         }
     }
     assert_eq!(sql("SELECT count(*) FROM lockkeeper_lock WHERE token = ''"), "2");
+}
+
+/// A waiter moves the holder from the lock's row to the line in the very moment in which it renews.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_finds_its_holder_wherever_it_is_moved() {
+    let url = server().url();
+    Client::connect(&url).await.unwrap();
+    let connect = async || sqlx::PgConnection::connect(&url).await.unwrap();
+    let (mut holder, mut waiter) = (connect().await, connect().await);
+    for round in 0..300 {
+        let key = format!("key {round}");
+        let attempt = "SELECT granted FROM lockkeeper_attempt(
+                         $1, $2, $2, 'mutex', 1, 0, 60000000, 5000000, 'channel', 'who', NULL)";
+        let held = sqlx::query_scalar::<_, bool>(attempt).bind(&key).bind("holder");
+        assert!(held.fetch_one(&mut holder).await.unwrap());
+        let waiting = sqlx::query_scalar::<_, bool>(attempt).bind(&key).bind("waiter");
+        let renewing =
+            sqlx::query_scalar("SELECT lockkeeper_renew(ARRAY[$1], '{holder}', '{60000000}')");
+        let (renewed, granted): (Vec<String>, _) = tokio::try_join!(
+            renewing.bind(&key).fetch_all(&mut holder),
+            waiting.fetch_one(&mut waiter)
+        )
+        .unwrap();
+        assert!(renewed == ["holder"] && !granted, "round {round}: {renewed:?}, {granted}");
+    }
 }
 
 /// Random lines, each under a key of its own, of which the database and the library must say the same.

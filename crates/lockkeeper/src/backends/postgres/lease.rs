@@ -196,17 +196,16 @@ impl LeaseClaim {
         let note = request.note.as_deref().map(|note| note.replace('\0', ""));
         if self.is_new && !matches!(request.mode, Mode::Permits { .. }) {
             let taking = sqlx::query_scalar(
-                "WITH latch AS MATERIALIZED (
-                   SELECT FROM lockkeeper_lock
-                   WHERE key = $1 AND (token = '' OR until <= clock_timestamp())
-                   FOR UPDATE SKIP LOCKED
-                 ) UPDATE lockkeeper_lock l
-                   SET token = $2, owner = $3, kind = $4, since = clock_timestamp(),
-                       until = clock_timestamp() + $5 * interval '1 microsecond', who = $6, note = $7,
-                       fence = CASE $4 WHEN 'read' THEN l.fence
-                               ELSE greatest(l.fence + 1, lockkeeper_micros()) END
-                   FROM latch WHERE l.key = $1 AND (l.token = '' OR l.until <= clock_timestamp())
-                   RETURNING l.fence",
+                "UPDATE lockkeeper_lock l
+                 SET token = $2, owner = $3, kind = $4, since = clock_timestamp(),
+                     until = clock_timestamp() + $5 * interval '1 microsecond', who = $6, note = $7,
+                     fence = CASE $4 WHEN 'read' THEN l.fence
+                             ELSE greatest(l.fence + 1, lockkeeper_micros()) END
+                 WHERE l.ctid = (
+                   SELECT f.ctid FROM lockkeeper_lock f
+                   WHERE f.key = $1 AND (f.token = '' OR f.until <= clock_timestamp())
+                   FOR UPDATE SKIP LOCKED)
+                 RETURNING l.fence",
             )
             .bind(request.key.as_str())
             .bind(&self.token)

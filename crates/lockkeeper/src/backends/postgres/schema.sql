@@ -108,14 +108,6 @@ CREATE OR REPLACE VIEW lockkeeper_all AS
   SELECT l.key, 0, l.owner, l.kind, 1, 0, l.fence, '{}', l.since, l.until, l.who, l.note, l.fence
     FROM lockkeeper_lock l WHERE l.token <> '';
 
--- Puts one who holds alone in line, where others can stand too.
-CREATE OR REPLACE FUNCTION lockkeeper_line_up(a_key text) RETURNS void LANGUAGE sql AS $$
-  INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, fence, since, until, wake, who, note)
-    SELECT l.key, l.token, l.owner, l.kind, 1, 0, l.fence, l.since, l.until, '', l.who, l.note
-    FROM lockkeeper_lock l WHERE l.key = a_key AND l.token <> '';
-  UPDATE lockkeeper_lock l SET token = NULL, until = NULL WHERE l.key = a_key AND l.token IS NOT NULL;
-$$;
-
 -- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds.
 CREATE OR REPLACE FUNCTION lockkeeper_attempt(
   a_key text, a_token text, a_owner text, a_kind text, a_take bigint, a_permits bigint,
@@ -144,13 +136,18 @@ BEGIN
       PERFORM set_config('synchronous_commit', 'off', true);
       RETURN;
     END IF;
-    PERFORM lockkeeper_line_up(a_key);
+    -- The one who was alone goes in line, where others can stand too.
+    INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, fence, since, until, wake, who, note)
+      VALUES (a_key, latch.token, latch.owner, latch.kind, 1, 0, latch.fence, latch.since, latch.until, '',
+              latch.who, latch.note);
   END IF;
   DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
   IF FOUND THEN
     PERFORM lockkeeper_wake(a_key);
   END IF;
-  IF a_kind <> 'semaphore' AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = a_key) THEN
+  SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
+  IF mine.token IS NULL AND a_kind <> 'semaphore'
+      AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = a_key) THEN
     UPDATE lockkeeper_lock l
       SET token = a_token, owner = a_owner, kind = a_kind, since = clock_timestamp(),
           until = clock_timestamp() + a_ttl * interval '1 microsecond', who = a_who, note = a_note,
@@ -158,8 +155,9 @@ BEGIN
       WHERE l.key = a_key RETURNING true, l.fence INTO granted, fence;
     RETURN;
   END IF;
-  UPDATE lockkeeper_lock l SET token = NULL, until = NULL WHERE l.key = a_key AND l.token IS NOT NULL;
-  SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
+  IF latch.token IS NOT NULL THEN
+    UPDATE lockkeeper_lock l SET token = NULL, until = NULL WHERE l.key = a_key;
+  END IF;
   IF mine.token IS NULL THEN
     SELECT c.kind || CASE c.kind WHEN 'semaphore' THEN '(' || c.take || ' of ' || c.permits || ')' ELSE '' END
       INTO clash FROM lockkeeper_claim c
@@ -261,15 +259,17 @@ CREATE OR REPLACE FUNCTION lockkeeper_sweep() RETURNS void LANGUAGE sql AS $$
     LIMIT 100 FOR UPDATE SKIP LOCKED));
   -- A row that somebody holds is locked, and passed over.
   DELETE FROM lockkeeper_row WHERE ctid = ANY (ARRAY(
-    SELECT r.ctid FROM lockkeeper_row r JOIN lockkeeper_bound b USING (key)
-    WHERE b.used < clock_timestamp() - interval '30 days' LIMIT 100 FOR UPDATE OF r SKIP LOCKED));
+    SELECT r.ctid FROM lockkeeper_row r JOIN lockkeeper_bound b USING (key) LEFT JOIN lockkeeper_last l USING (key)
+    WHERE greatest(b.used, l.since) < clock_timestamp() - interval '30 days'
+    LIMIT 100 FOR UPDATE OF r SKIP LOCKED));
   WITH idle AS (
     DELETE FROM lockkeeper_bound WHERE ctid = ANY (ARRAY(
-      SELECT b.ctid FROM lockkeeper_bound b WHERE b.used < clock_timestamp() - interval '30 days'
+      SELECT b.ctid FROM lockkeeper_bound b LEFT JOIN lockkeeper_last t USING (key)
+      WHERE greatest(b.used, t.since) < clock_timestamp() - interval '30 days'
         AND NOT EXISTS (SELECT FROM lockkeeper_row r WHERE r.key = b.key)
         AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1
           AND (l.classid::bigint << 32) | l.objid::bigint = b.id)
-      LIMIT 100 FOR UPDATE SKIP LOCKED))
+      LIMIT 100 FOR UPDATE OF b SKIP LOCKED))
     RETURNING key
   ) DELETE FROM lockkeeper_last USING idle WHERE lockkeeper_last.key = idle.key;
 $$;
@@ -324,30 +324,27 @@ BEGIN
   RETURN true;
 END $$;
 
--- The fence of a lock that a connection holds. Fences are given from a stretch of one second, whose end
--- is committed before the first of them: most grants wait for no disk. After a crash lockkeeper_last is
+-- The fence of a lock that a connection holds. Fences are given from a stretch of a million, whose end is
+-- committed before the first of them: other grants wait for no disk. After a crash lockkeeper_last is
 -- empty, and the next stretch begins above the end of the one before.
 CREATE OR REPLACE FUNCTION lockkeeper_bind(
   a_key text, a_pid integer, a_read boolean, a_who text, a_note text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-  instant bigint := lockkeeper_micros();
   result bigint;
 BEGIN
   IF a_read THEN
     SELECT coalesce(l.fence, b.fence) INTO result
       FROM lockkeeper_bound b LEFT JOIN lockkeeper_last l USING (key) WHERE b.key = a_key;
     IF NOT FOUND THEN
-      INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, lockkeeper_id(a_key), instant)
+      INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, lockkeeper_id(a_key), lockkeeper_micros())
         ON CONFLICT (key) DO UPDATE SET used = clock_timestamp() RETURNING b.fence INTO result;
     END IF;
     RETURN result;
   END IF;
   UPDATE lockkeeper_last l
-    SET fence = greatest(l.fence + 1, instant), pid = a_pid, who = a_who, note = a_note,
-        since = clock_timestamp()
-    FROM lockkeeper_bound b
-    WHERE l.key = a_key AND b.key = a_key AND greatest(l.fence + 1, instant) <= b.fence
+    SET fence = l.fence + 1, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp()
+    FROM lockkeeper_bound b WHERE l.key = a_key AND b.key = a_key AND l.fence < b.fence
     RETURNING l.fence INTO result;
   IF FOUND THEN
     RETURN result;
@@ -355,8 +352,10 @@ BEGIN
   -- Of two who come here at once, the second waits at the first row that the first has, and goes on
   -- from the end of its stretch.
   PERFORM FROM lockkeeper_last l WHERE l.key = a_key FOR UPDATE;
-  INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, lockkeeper_id(a_key), instant + 1000000)
-    ON CONFLICT (key) DO UPDATE SET fence = greatest(b.fence, instant) + 1000000, used = clock_timestamp()
+  INSERT INTO lockkeeper_bound AS b (key, id, fence)
+    VALUES (a_key, lockkeeper_id(a_key), lockkeeper_micros() + 1000000)
+    ON CONFLICT (key) DO UPDATE
+      SET fence = greatest(b.fence, lockkeeper_micros()) + 1000000, used = clock_timestamp()
     RETURNING b.fence - 999999 INTO result;
   INSERT INTO lockkeeper_last (key, fence, pid, who, note, since)
     VALUES (a_key, result, a_pid, a_who, a_note, clock_timestamp())
@@ -392,15 +391,6 @@ BEGIN
     RETURN NULL;
   END IF;
   RETURN lockkeeper_bind(a_key, pg_backend_pid(), a_read, a_who, a_note);
-END $$;
-
-CREATE OR REPLACE FUNCTION lockkeeper_unadvise(a_key text, a_read boolean) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM set_config('idle_session_timeout', '0', false);
-  IF a_read THEN
-    RETURN pg_advisory_unlock_shared(lockkeeper_id(a_key));
-  END IF;
-  RETURN pg_advisory_unlock(lockkeeper_id(a_key));
 END $$;
 
 -- Locks a key's row in the transaction that is open: true, or false if it is busy and not waited for,
