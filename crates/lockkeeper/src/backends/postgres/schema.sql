@@ -69,8 +69,6 @@ $$;
 CREATE OR REPLACE FUNCTION lockkeeper_turn(
   a_key text, a_token text, a_place bigint, a_owner text, a_kind text, a_take bigint, a_permits bigint
 ) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-  inside boolean;
 BEGIN
   IF a_kind = 'semaphore' THEN
     RETURN (
@@ -78,14 +76,13 @@ BEGIN
       WHERE c.key = a_key AND c.token <> a_token AND (c.fence IS NOT NULL OR c.place < a_place));
   END IF;
   -- An owner that is in already is not made to queue behind those who wait for it.
-  inside := EXISTS (
-    SELECT FROM lockkeeper_claim c
-    WHERE c.key = a_key AND c.token <> a_token AND c.fence IS NOT NULL AND c.owner = a_owner);
   RETURN NOT EXISTS (
     SELECT FROM lockkeeper_claim c
     WHERE c.key = a_key AND c.token <> a_token AND c.owner <> a_owner
-      AND (c.fence IS NOT NULL OR (c.place < a_place AND NOT inside))
-      AND NOT (a_kind = 'read' AND c.kind = 'read'));
+      AND NOT (a_kind = 'read' AND c.kind = 'read')
+      AND (c.fence IS NOT NULL OR (c.place < a_place AND NOT EXISTS (
+        SELECT FROM lockkeeper_claim i
+        WHERE i.key = a_key AND i.token <> a_token AND i.fence IS NOT NULL AND i.owner = a_owner))));
 END $$;
 
 -- Tells those whose turn it is. They are a run from the front of the line.
@@ -117,6 +114,8 @@ CREATE OR REPLACE FUNCTION lockkeeper_attempt(
 DECLARE
   latch lockkeeper_lock;
   mine lockkeeper_claim;
+  over bigint;
+  others bigint;
   instant timestamptz;
   -- A transaction that the lock guards may be in the way; the caller asks again.
   patience text := set_config('lock_timeout', '5000', true);
@@ -141,13 +140,15 @@ BEGIN
       VALUES (a_key, latch.token, latch.owner, latch.kind, 1, 0, latch.fence, latch.since, latch.until, '',
               latch.who, latch.note);
   END IF;
-  DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
-  IF FOUND THEN
+  SELECT count(*) FILTER (WHERE c.until <= instant), count(*) FILTER (WHERE c.until > instant)
+    INTO over, others FROM lockkeeper_claim c WHERE c.key = a_key;
+  IF over > 0 THEN
+    DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
     PERFORM lockkeeper_wake(a_key);
   END IF;
-  SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
-  IF mine.token IS NULL AND a_kind <> 'semaphore'
-      AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = a_key) THEN
+  IF others > 0 THEN
+    SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
+  ELSIF a_kind <> 'semaphore' THEN
     UPDATE lockkeeper_lock l
       SET token = a_token, owner = a_owner, kind = a_kind, since = clock_timestamp(),
           until = clock_timestamp() + a_ttl * interval '1 microsecond', who = a_who, note = a_note,
@@ -202,7 +203,7 @@ BEGIN
         SELECT s FROM generate_series(0, (SELECT count(*) FROM taken) + a_take - 1) s
         WHERE s NOT IN (SELECT slot FROM taken) ORDER BY s LIMIT a_take
       ) SELECT array_agg(s) INTO slots FROM free;
-    ELSIF a_kind <> 'read' THEN
+    ELSIF a_kind <> 'read' AND a_owner <> a_token THEN
       -- An owner that enters again through another client has the fence that it has already.
       SELECT c.fence INTO fence FROM lockkeeper_claim c
         WHERE c.key = a_key AND c.owner = a_owner AND c.fence IS NOT NULL AND c.kind <> 'read' LIMIT 1;
