@@ -15,6 +15,10 @@ use lockkeeper_testkit::database::{Pgbouncer, Postgres};
 use sqlx::Connection;
 use tokio::task::JoinSet;
 
+#[path = "../examples/guarded_transaction.rs"]
+#[expect(dead_code, reason = "its main function is not called here")]
+mod guarded_transaction;
+
 /// One server for all tests here; each has a database of its own.
 fn server() -> &'static Postgres {
     static SERVER: OnceLock<Postgres> = OnceLock::new();
@@ -124,6 +128,11 @@ async fn a_user_with_few_rights_can_do_everything() {
     let findings = client.doctor().await.unwrap();
     let worst = findings.iter().find(|finding| finding.severity == Severity::Problem).unwrap();
     assert!(worst.advice.contains("UPDATE"), "{findings:?}");
+}
+
+#[tokio::test]
+async fn the_example_of_a_guarded_transaction_does_what_it_says() {
+    assert_eq!(guarded_transaction::run(&server().url()).await.unwrap(), "sent");
 }
 
 /// Renewals and the release go on; only a grant has to wait.
