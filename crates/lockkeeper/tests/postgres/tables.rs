@@ -1,46 +1,19 @@
-//! PostgreSQL: every case of the test kit for every strategy, and what only such a server can suffer.
+//! What the tables say at any time, and the transactions that they guard.
 
 use std::fmt::Write;
-use std::sync::OnceLock;
 use std::time::Duration;
 
-use lockkeeper::backend::{Mode, Severity};
+use lockkeeper::Client;
+use lockkeeper::backend::Mode;
 use lockkeeper::queue::{self, Place, Turn};
-use lockkeeper::{Client, Loss};
-
-use lockkeeper_testkit::certificates;
-use lockkeeper_testkit::conformance;
-use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::database::{Pgbouncer, Postgres};
 use sqlx::Connection;
 use tokio::task::JoinSet;
 
-#[path = "../examples/guarded_transaction.rs"]
+use super::{LEASE, database, server, strategy};
+
+#[path = "../../examples/guarded_transaction.rs"]
 #[expect(dead_code, reason = "its main function is not called here")]
 mod guarded_transaction;
-
-/// One server for all tests here; each has a database of its own.
-fn server() -> &'static Postgres {
-    static SERVER: OnceLock<Postgres> = OnceLock::new();
-    SERVER.get_or_init(Postgres::start)
-}
-
-/// Long enough that a busy machine does not end a lease by accident.
-const LEASE: Duration = Duration::from_secs(3);
-
-conformance!(lease, Store::at(server().url()).ttl(LEASE));
-
-conformance!(advisory, Store::at(strategy(&server().url(), "advisory")).ttl(LEASE));
-
-conformance!(row, Store::at(strategy(&server().url(), "row")).ttl(LEASE));
-
-fn strategy(url: &str, strategy: &str) -> String {
-    format!("{url}?strategy={strategy}")
-}
-
-fn database(url: &str) -> &str {
-    url.rsplit('/').next().expect("it names one")
-}
 
 #[tokio::test]
 async fn a_stale_holder_cannot_write_in_a_guarded_transaction() {
@@ -100,73 +73,32 @@ async fn fences_of_bound_locks_rise_without_the_help_of_a_clock() {
 }
 
 #[tokio::test]
-async fn a_user_with_few_rights_can_do_everything() {
-    let url = server().url();
-    let name = format!("poor_{}", database(&url));
-    Client::connect(&url).await.unwrap();
-    server().sql(
-        database(&url),
-        &format!(
-            "CREATE ROLE {name} LOGIN;
-             GRANT SELECT, INSERT, UPDATE, DELETE ON lockkeeper_lock, lockkeeper_claim, lockkeeper_bound,
-               lockkeeper_last, lockkeeper_row TO {name};
-             GRANT SELECT ON lockkeeper_all TO {name}"
-        ),
-    );
-    let poor = url.replace("postgres@", &format!("{name}@"));
-    for place in [format!("{poor}?create=no"), strategy(&poor, "advisory"), strategy(&poor, "row")]
-    {
-        let client = Client::connect(&place).await.unwrap();
-        let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
-        assert_eq!(client.break_lock("key").await.unwrap().len(), 1);
-        assert_eq!(guard.lost().await, Loss::Gone);
-        let findings = client.doctor().await.unwrap();
-        assert!(findings.iter().all(|f| f.severity < Severity::Problem), "{findings:?}");
-    }
-    server().sql(database(&url), &format!("REVOKE UPDATE ON lockkeeper_claim FROM {name}"));
-    let client = Client::connect(&poor).await.unwrap();
-    let findings = client.doctor().await.unwrap();
-    let worst = findings.iter().find(|finding| finding.severity == Severity::Problem).unwrap();
-    assert!(worst.advice.contains("UPDATE"), "{findings:?}");
-}
-
-#[tokio::test]
 async fn the_example_of_a_guarded_transaction_does_what_it_says() {
     assert_eq!(guarded_transaction::run(&server().url()).await.unwrap(), "sent");
 }
 
 /// Renewals and the release go on; only a grant has to wait.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn a_guarded_transaction_keeps_others_out_and_its_own_holder_alive() {
     let url = server().url();
-    let client = Client::connect(&url).await.unwrap();
-    let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
+    let (one, another) =
+        (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
+    let mut database = sqlx::PgConnection::connect(&url).await.unwrap();
+    let guard = one.mutex("key").ttl(LEASE).acquire().await.unwrap();
     let fence = guard.fence();
-    let guarded = tokio::task::spawn_blocking({
-        let url = url.clone();
-        // Far longer than the lease.
-        let work = format!("BEGIN; SELECT lockkeeper_guard('key', {fence}), pg_sleep(8); COMMIT");
-        move || server().sql(database(&url), &work)
-    });
-    let is_open = || {
-        let ours = "SELECT count(*) FROM pg_stat_activity
-                    WHERE query LIKE 'BEGIN; SELECT lockkeeper_guard%' AND datname = current_database()";
-        server().sql(database(&url), ours) == "1"
-    };
-    while !is_open() {
-        assert!(!guarded.is_finished(), "it ended before it was seen");
-    }
-    let next = tokio::spawn({
-        let other = Client::connect(&url).await.unwrap();
-        async move { other.mutex("key").ttl(LEASE).acquire().await.unwrap() }
-    });
-    tokio::time::sleep(LEASE + LEASE / 2).await;
-    assert!(is_open() && !next.is_finished());
+    let mut transaction = database.begin().await.unwrap();
+    sqlx::query("SELECT lockkeeper_guard('key', $1)")
+        .bind(fence.get().cast_signed())
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    tokio::time::sleep(LEASE * 2).await;
     guard.check().unwrap();
+    assert!(another.mutex("key").try_acquire().await.unwrap().is_none(), "it is held");
     guard.release().await.unwrap();
-    assert!(!next.is_finished() || !is_open(), "somebody was let in during the transaction");
-    assert!(next.await.unwrap().fence() > fence && !is_open());
-    guarded.await.unwrap();
+    assert!(another.mutex("key").try_acquire().await.unwrap().is_none(), "it is guarded");
+    transaction.commit().await.unwrap();
+    assert!(another.mutex("key").acquire().await.unwrap().fence() > fence);
 }
 
 /// A statement that waits for a row asks again when it has it, and so may take the lock a second time.
@@ -175,27 +107,31 @@ async fn an_advisory_lock_that_was_taken_twice_by_one_statement_is_given_back_wh
     let url = server().url();
     let client = Client::connect(strategy(&url, "advisory")).await.unwrap();
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
-    let in_the_way = tokio::task::spawn_blocking({
-        let url = url.clone();
-        let work = "BEGIN; UPDATE lockkeeper_last SET note = 'other'; SELECT pg_sleep(2); COMMIT";
-        move || server().sql(database(&url), work)
+    let mut database = sqlx::PgConnection::connect(&url).await.unwrap();
+    let mut in_the_way = database.begin().await.unwrap();
+    let writing = sqlx::query("UPDATE lockkeeper_last SET note = 'other'");
+    writing.execute(&mut *in_the_way).await.unwrap();
+    let taking = tokio::spawn({
+        let client = client.clone();
+        async move { client.mutex("key").acquire().await.unwrap() }
     });
-    let locks = |kind: &str| {
-        let count = format!(
-            "SELECT count(*) FROM pg_locks WHERE {kind} AND
-               database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    let mut count = async |which: &str| -> i64 {
+        let counting = format!(
+            "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+             WHERE a.datname = current_database() AND {which}"
         );
-        server().sql(database(&url), &count)
+        let counting = sqlx::query_scalar(sqlx::AssertSqlSafe(counting));
+        counting.fetch_one(&mut *in_the_way).await.unwrap()
     };
-    let theirs = "relation = 'lockkeeper_last'::regclass AND mode = 'RowExclusiveLock'";
-    while locks(theirs) == "0" {
-        assert!(!in_the_way.is_finished(), "it ended before it was seen");
+    while count("NOT l.granted").await == 0 {
+        assert!(!taking.is_finished(), "it did not wait");
     }
-    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
-    in_the_way.await.unwrap();
-    let last = server().sql(database(&url), "SELECT count(note) FROM lockkeeper_last");
-    assert_eq!(last, "0", "the other one was not in the way");
-    assert_eq!(locks("locktype = 'advisory'"), "0");
+    assert_eq!(count("l.locktype = 'advisory'").await, 1);
+    in_the_way.commit().await.unwrap();
+    taking.await.unwrap().release().await.unwrap();
+    let left = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+                WHERE a.datname = current_database() AND l.locktype = 'advisory'";
+    assert_eq!(server().sql(super::database(&url), left), "0");
 }
 
 /// Counted by the server itself, which says it when a connection ends.
@@ -215,118 +151,6 @@ async fn a_lock_that_one_alone_wants_is_one_row() {
     while sql(count) != "lockkeeper_claim 0 0 0, lockkeeper_lock 1 40 0" {
         assert!(started.elapsed() < Duration::from_secs(30), "{}", sql(count));
     }
-}
-
-#[tokio::test]
-async fn missing_tables_that_may_not_be_made_are_named() {
-    let url = server().url();
-    let error = Client::connect(format!("{url}?create=no")).await.unwrap_err().to_string();
-    assert!(error.contains("lockkeeper explain --schema postgres:"), "{error}");
-    let error = Client::connect(format!("{url}?strategy=hope")).await.unwrap_err().to_string();
-    assert!(error.contains("lease, advisory, row"), "{error}");
-}
-
-#[tokio::test]
-async fn a_server_that_refuses_us_is_an_error_without_our_password() {
-    let url = format!("postgres://nobody:canary@127.0.0.1:{}/nowhere", server().address().port());
-    let error = Client::connect(&url).await.unwrap_err();
-    assert!(!error.is_retryable() && !format!("{error} {error:?}").contains("canary"), "{error:?}");
-}
-
-#[tokio::test]
-async fn a_pooler_that_lends_by_transaction_and_a_standby_are_refused() {
-    let mut server = Postgres::start();
-    let url = server.url();
-    Client::connect(&url).await.unwrap();
-    let pooler = Pgbouncer::start(&server);
-    for way in ["lease", "advisory", "row"] {
-        let through = strategy(&pooler.through(&server, &url), way);
-        let error = Client::connect(&through).await.unwrap_err().to_string();
-        assert!(error.contains("pooler") && error.contains("connect past"), "{error}");
-    }
-    server.crash();
-    std::fs::write(server.directory().join("data/standby.signal"), "").unwrap();
-    server.resume_service();
-    for way in ["lease", "advisory", "row"] {
-        let error = Client::connect(strategy(&url, way)).await.unwrap_err().to_string();
-        assert!(error.contains("standby") && error.contains("primary"), "{error}");
-    }
-}
-
-#[tokio::test]
-async fn tls_knows_whom_it_talks_to() {
-    let directory = tempfile::tempdir().unwrap();
-    certificates(directory.path());
-    let server = Postgres::start();
-    let (ours, theirs) = (directory.path(), server.directory().join("data"));
-    for file in ["server.key", "server.pem"] {
-        let (from, to) = (ours.join(file), theirs.join(file));
-        let copy = format!("cp {} {to} && chmod 600 {to}", from.display(), to = to.display());
-        server.sql("postgres", &format!("COPY (SELECT 1) TO PROGRAM '{copy}'"));
-    }
-    for setting in ["ssl_cert_file = 'server.pem'", "ssl_key_file = 'server.key'", "ssl = on"] {
-        server.sql("postgres", &format!("ALTER SYSTEM SET {setting}"));
-    }
-    server.sql("postgres", "SELECT pg_reload_conf()");
-    let url = server.url();
-    let with =
-        |ca: &str| format!("{url}?sslmode=verify-full&sslrootcert={}", ours.join(ca).display());
-    let client = loop {
-        match Client::connect(with("ca.pem")).await {
-            Ok(client) => break client,
-            // It has not read its new settings yet.
-            Err(error) => assert!(error.to_string().contains("TLS"), "{error}"),
-        }
-    };
-    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
-    let safe = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity a USING (pid)
-                WHERE datname = current_database() AND application_name LIKE 'lockkeeper%'";
-    assert_eq!(server.sql(database(&url), safe), "t");
-    let error = Client::connect(with("other.pem")).await.unwrap_err().to_string();
-    assert!(error.contains("certificate"), "{error}");
-}
-
-/// Run again by the test below, with a password in the environment that nobody else should see.
-#[tokio::test]
-async fn child_that_has_the_password() {
-    if let Ok(url) = std::env::var("LOCKKEEPER_TEST_URL") {
-        let client = Client::connect(url).await.unwrap();
-        client.mutex("key").acquire().await.unwrap().release().await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn the_password_comes_from_the_environment_or_a_file() {
-    let server = Postgres::start();
-    server.sql("postgres", "CREATE ROLE app LOGIN PASSWORD 'canary'");
-    let rules = server.directory().join("data/pg_hba.conf");
-    let trusting = std::fs::read_to_string(&rules).unwrap();
-    let strict = "host all app 127.0.0.1/32 scram-sha-256\n";
-    std::fs::write(&rules, strict.to_owned() + &trusting).unwrap();
-    server.sql("postgres", "SELECT pg_reload_conf()");
-    let url = server.url();
-    server.sql(database(&url), "GRANT ALL ON SCHEMA public TO app");
-    let url = url.replace("postgres@", "app@");
-    // The new rules are read soon; then nobody gets in without a password.
-    let refused = async || Client::connect(&url).await.err();
-    let error = loop {
-        if let Some(error) = refused().await {
-            break error;
-        }
-    };
-    assert!(!error.is_retryable(), "{error}");
-    let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), "canary\n").unwrap();
-    let by_file = format!("{url}?password_file={}", file.path().display());
-    let client = Client::connect(by_file).await.unwrap();
-    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
-    let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_that_has_the_password"])
-        .env("LOCKKEEPER_TEST_URL", &url)
-        .env("PGPASSWORD", "canary")
-        .output()
-        .unwrap();
-    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
 }
 
 #[tokio::test]
