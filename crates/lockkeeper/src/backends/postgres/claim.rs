@@ -27,6 +27,8 @@ pub(super) struct LeaseClaim {
     turn: Arc<Notify>,
     /// Whether it has not asked yet.
     is_new: bool,
+    /// Whether it was given by the plain statement, and so may be alone.
+    is_alone: bool,
     /// How long until a lease in our way could run out, which nobody would tell us of.
     pause: Duration,
 }
@@ -35,12 +37,13 @@ impl LeaseClaim {
     pub(super) fn new(shared: Arc<Shared>, request: Request) -> Self {
         let token = request.token.to_string();
         let turn = shared.listener.register(&token);
-        Self { shared, request, token, turn, is_new: true, pause: LOOK_AGAIN }
+        Self { shared, request, token, turn, is_new: true, is_alone: false, pause: LOOK_AGAIN }
     }
 }
 
 /// What the server says to a claim.
 enum Answer {
+    Alone(i64),
     Granted(i64, Vec<u32>),
     Busy(Duration),
     Clash(String),
@@ -57,6 +60,10 @@ impl Claim for LeaseClaim {
             return Ok(None);
         };
         match answer {
+            Answer::Alone(fence) => {
+                self.is_alone = true;
+                Ok(Some(sql::grant(&self.request, fence, Vec::new())))
+            }
             Answer::Granted(fence, slots) => Ok(Some(sql::grant(&self.request, fence, slots))),
             Answer::Busy(pause) => {
                 self.pause = pause;
@@ -115,7 +122,7 @@ impl LeaseClaim {
             .bind(whoami())
             .bind(note.as_deref());
             if let Some(fence) = taking.fetch_optional(&mut *wire).await? {
-                return Ok(Answer::Granted(fence, Vec::new()));
+                return Ok(Answer::Alone(fence));
             }
         }
         let stay = if request.queue { micros(WAITER_LEASE) } else { 0 };
@@ -148,14 +155,16 @@ impl LeaseClaim {
     /// Whether it held. Who is alone has nobody to tell. A release that a crash forgets costs the rest of
     /// the lease, and so need not be on disk.
     async fn leave(&self, wire: &mut PgConnection) -> sqlx::Result<bool> {
-        let leaving = sqlx::query_scalar(
-            "UPDATE lockkeeper_lock SET token = '' WHERE key = $1 AND token = $2
-             RETURNING until > clock_timestamp(), set_config('synchronous_commit', 'off', true)",
-        )
-        .bind(self.request.key.as_str())
-        .bind(&self.token);
-        if let Some(held) = leaving.fetch_optional(&mut *wire).await? {
-            return Ok(held);
+        if self.is_alone {
+            let leaving = sqlx::query_scalar(
+                "UPDATE lockkeeper_lock SET token = '' WHERE key = $1 AND token = $2
+                 RETURNING until > clock_timestamp(), set_config('synchronous_commit', 'off', true)",
+            )
+            .bind(self.request.key.as_str())
+            .bind(&self.token);
+            if let Some(held) = leaving.fetch_optional(&mut *wire).await? {
+                return Ok(held);
+            }
         }
         sqlx::query_scalar("SELECT lockkeeper_release($1, $2)")
             .bind(self.request.key.as_str())
