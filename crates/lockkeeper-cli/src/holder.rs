@@ -171,7 +171,7 @@ async fn hold(request: &Request, signals: &Signals) -> Result<(Client, Guard, So
     let client = Client::connect(&request.url).await?;
     let owner = Owner::named(&request.owner)?;
     let lock = run::lock(&client, &request.key, &request.terms).owner(&owner).ttl(request.ttl);
-    let acquire = run::acquire(lock, &request.key, &request.terms);
+    let acquire = run::acquire(&client, lock, &request.key, &request.terms);
     let acquired = tokio::select! {
         acquired = run::interruptible(acquire, signals) => acquired,
         // Nothing is ever said here, so this is the end.
@@ -247,7 +247,7 @@ async fn say(stream: &mut BufStream<UnixStream>, answer: &Answer) {
 }
 
 /// When a process was started, which tells it from a later one with the same number.
-fn started_at(pid: i32) -> Option<u64> {
+pub(crate) fn started_at(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19)?.parse().ok()

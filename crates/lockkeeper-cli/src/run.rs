@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use lockkeeper::backend::{Death, Scope};
-use lockkeeper::{Client, Guard, Lock, Owner, Release};
+use lockkeeper::{Client, Error, Guard, Lock, Owner, Release};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
@@ -135,17 +135,11 @@ async fn hold_and_run(
     };
     let acquire = async {
         tokio::select! {
-            acquired = acquire(lock, &args.key, &args.terms) => acquired,
+            acquired = acquire(&client, lock, &args.key, &args.terms) => acquired,
             () = tell_whom_we_wait_for(&client, &args.key, say) => unreachable!("it tells for ever"),
         }
     };
-    let mut acquired = interruptible(acquire, signals).await;
-    if let Err(failure) = &mut acquired
-        && failure.code == exit::BUSY
-        && let Some(holders) = holders(&client, &args.key).await
-    {
-        failure.message += &format!("; held by {holders}");
-    }
+    let acquired = interruptible(acquire, signals).await;
     status.waited = seconds(started.elapsed());
     let ended = match acquired {
         Ok(guard) => {
@@ -244,14 +238,33 @@ pub(crate) fn lock(client: &Client, key: &str, terms: &Terms) -> Lock {
     lock
 }
 
-/// Takes the lock as asked: once, for a while, or for as long as it takes.
-pub(crate) async fn acquire(lock: Lock, key: &str, terms: &Terms) -> Result<Guard, Failure> {
-    let guard = match terms.wait {
-        Some(limit) if !limit.is_zero() => return Ok(lock.acquire_within(limit).await?),
-        None if !terms.nonblock => return Ok(lock.acquire().await?),
-        _ => lock.try_acquire().await?,
+/// Takes the lock as asked: once, for a while, or for as long as it takes. If it is busy, says who is in.
+pub(crate) async fn acquire(
+    client: &Client,
+    lock: Lock,
+    key: &str,
+    terms: &Terms,
+) -> Result<Guard, Failure> {
+    let acquired = match terms.wait {
+        Some(limit) if !limit.is_zero() => lock.acquire_within(limit).await.map(Some),
+        None if !terms.nonblock => lock.acquire().await.map(Some),
+        _ => lock.try_acquire().await,
     };
-    guard.ok_or_else(|| Failure::new(exit::BUSY, format!("lock {key:?} is busy")))
+    let conflict = matches!(acquired, Err(Error::Conflict { .. }));
+    let mut failure = match acquired {
+        Ok(Some(guard)) => return Ok(guard),
+        Ok(None) => Failure::new(exit::BUSY, format!("lock {key:?} is busy")),
+        Err(error) => Failure::from(error),
+    };
+    if conflict {
+        failure.message += "; all who use a lock have to ask for it in the same way: \
+                            plainly, with --shared or --exclusive, or with --limit";
+    } else if failure.code == exit::BUSY
+        && let Some(holders) = holders(client, key).await
+    {
+        failure.message += &format!("; held by {holders}");
+    }
+    Err(failure)
 }
 
 /// Does something until a signal says otherwise; then nothing is left of it.

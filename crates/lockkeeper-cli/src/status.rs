@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::args::Care;
 use crate::exit::{self, Failure};
-use crate::say::Say;
+use crate::say::{Say, stderr};
 
 /// What `--status-file` and `--json` tell. Times are in seconds.
 #[derive(Debug, Default, Serialize)]
@@ -59,7 +59,7 @@ impl Status {
             say.warn(failure.message);
         }
         if care.json {
-            eprintln!("{}", self.to_json());
+            stderr(&format!("{}\n", self.to_json()));
         }
     }
 
