@@ -136,7 +136,7 @@ async fn hold_and_run(
     let acquire = async {
         tokio::select! {
             acquired = acquire(&client, lock, &args.key, &args.terms) => acquired,
-            () = tell_whom_we_wait_for(&client, &args.key, say) => unreachable!("it tells for ever"),
+            () = tell_whom_we_wait_for(&client, &args.key, &place, say) => unreachable!("it tells for ever"),
         }
     };
     let acquired = interruptible(acquire, signals).await;
@@ -203,13 +203,18 @@ async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Si
     }
 }
 
-/// With `-v`, says who is in when the wait gets long.
-async fn tell_whom_we_wait_for(client: &Client, key: &str, say: Say) {
-    if say.verbose {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        if let Some(holders) = holders(client, key).await {
-            say.note(format_args!("waiting for lock {key:?}, held by {holders}"));
-        }
+/// When the wait gets long, says so if it cannot end; with `-v`, also who is in.
+async fn tell_whom_we_wait_for(client: &Client, key: &str, place: &str, say: Say) {
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    if below_a_run_of(key, place) {
+        say.warn(format_args!(
+            "the run around this one holds lock {key:?} and waits for us: give both the same --owner"
+        ));
+    }
+    if say.verbose
+        && let Some(holders) = holders(client, key).await
+    {
+        say.note(format_args!("waiting for lock {key:?}, held by {holders}"));
     }
     std::future::pending().await
 }
@@ -258,7 +263,7 @@ pub(crate) async fn acquire(
     };
     if conflict {
         failure.message += "; all who use a lock have to ask for it in the same way: \
-                            plainly, with --shared or --exclusive, or with --limit";
+                            plainly, with --shared or --exclusive, or with the same --limit";
     } else if failure.code == exit::BUSY
         && let Some(holders) = holders(client, key).await
     {
@@ -327,9 +332,16 @@ fn command(args: &Run) -> Vec<OsString> {
 
 /// Whether the environment says that a run around us holds this lock for this owner.
 fn held_by_an_outer_run(key: &str, owner: &Owner, place: &str) -> bool {
-    let is = |name, value: &str| env::var_os(name).is_some_and(|found| found == value);
-    is("LOCKKEEPER_HELD", "1")
-        && is("LOCKKEEPER_KEY", key)
-        && is("LOCKKEEPER_OWNER", owner.id())
-        && is("LOCKKEEPER_URL", place)
+    below_a_run_of(key, place) && is_set("LOCKKEEPER_OWNER", owner.id())
+}
+
+/// Whether the environment says that a run around us holds this lock, for whomever.
+fn below_a_run_of(key: &str, place: &str) -> bool {
+    is_set("LOCKKEEPER_HELD", "1")
+        && is_set("LOCKKEEPER_KEY", key)
+        && is_set("LOCKKEEPER_URL", place)
+}
+
+fn is_set(name: &str, value: &str) -> bool {
+    env::var_os(name).is_some_and(|found| found == value)
 }

@@ -1,8 +1,11 @@
 //! `run`: exclusion, ways to ask, exit codes, what the command is given.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::place::{Place, is_there};
 
@@ -196,6 +199,18 @@ fn an_owner_enters_again_below_its_own_run() {
     // Another owner does not, and neither does the same one under another key's lock.
     let other = inner.replace("--owner me", "--owner you");
     place.run(&format!("run --owner me k -- {other}")).exits(75);
+}
+
+#[test]
+fn a_run_that_waits_for_the_run_around_it_says_so() {
+    let place = Place::new();
+    let script = format!("run k -- exec {} run k true", env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut outer = place.lockkeeper(&script).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(outer.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("give both the same --owner"), "{said}");
+    kill(Pid::from_raw(i32::try_from(outer.id()).unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(outer.wait().unwrap().code(), Some(143));
 }
 
 #[test]
