@@ -103,7 +103,7 @@ fn ask(handle: &str, ask: Ask) -> exit::Outcome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Handle {
     id: String,
-    fence: u64,
+    pub(crate) fence: u64,
 }
 
 /// The length of the first part, in hexadecimal digits.

@@ -47,6 +47,21 @@ fn a_handle_that_cannot_be_printed_is_not_held() {
 }
 
 #[test]
+fn a_lock_that_nobody_could_release_is_not_taken() {
+    let place = Place::new();
+    let holder = place.start("run k sleep 600");
+    place.until("k", 1, 0);
+    // No socket can be made there, and that is found out without the lock.
+    let deep = place.path(&"d".repeat(120));
+    std::fs::create_dir(&deep).unwrap();
+    let done = place.lockkeeper("acquire k").env("XDG_RUNTIME_DIR", deep).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.code() == Some(125) && said.contains("cannot listen at"), "{said}");
+    holder.signal(Signal::SIGTERM);
+    holder.end().exits(143);
+}
+
+#[test]
 fn a_waiting_acquire_that_is_killed_leaves_nobody_behind() {
     let place = Place::new();
     let handle = place.run("acquire k").exits(0).stdout;

@@ -1,6 +1,7 @@
 //! `run`: exclusion, ways to ask, exit codes, what the command is given.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -186,6 +187,37 @@ fn json_is_said_at_the_end() {
     let done = place.run("run --json k -- exit 3").exits(3);
     let said: serde_json::Value = serde_json::from_str(&done.stderr).unwrap();
     assert_eq!(said["child_code"], 3);
+}
+
+#[test]
+fn a_status_goes_to_a_device_or_a_link_without_replacing_it() {
+    let place = Place::new();
+    let said = place.run("run --status-file /dev/stdout k true").exits(0).stdout;
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&said).unwrap()["outcome"], "done");
+    std::fs::write(place.path("status"), "").unwrap();
+    std::os::unix::fs::symlink("status", place.path("link")).unwrap();
+    place.run("run --status-file link k -- exit 3").exits(3);
+    assert_eq!(place.status("status")["child_code"], 3);
+    assert!(place.path("link").is_symlink());
+    // A directory is found out before the command is started, a pipe that nobody reads is not.
+    let refused = "cannot write the status file";
+    place.run("run --status-file run k -- echo started").exits(125).says(refused).prints("");
+    nix::unistd::mkfifo(&place.path("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    place.run("run --status-file pipe k -- exit 3").exits(3).says(refused);
+}
+
+#[test]
+fn a_program_that_cannot_be_executed_is_said_why() {
+    let place = Place::new();
+    for (text, why) in [
+        ("#!/no/such/interpreter\n", "the program that its first line names is not there"),
+        ("true\n", "no first line such as #!/bin/sh"),
+    ] {
+        let path = place.path("script");
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        place.run("run k ./script").exits(126).says(why);
+    }
 }
 
 #[test]
