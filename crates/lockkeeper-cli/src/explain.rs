@@ -20,7 +20,7 @@ pub(crate) fn explain(args: Explain) -> exit::Outcome {
     let endpoint: Endpoint =
         Config::load()?.endpoint(&Where { url: args.url, ..Where::default() })?;
     if args.schema {
-        return print(&backends::schema(&endpoint)?).map(|()| 0);
+        return print(backends::schema(&endpoint)?).map(|()| 0);
     }
     let guarantees = backends::guarantees(&endpoint)?;
     let mut text = format!("{endpoint} is the engine {}.\n", guarantees.engine);
