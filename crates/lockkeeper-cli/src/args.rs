@@ -40,8 +40,8 @@ Exit codes: the command's own; 128+n if signal n ended it; 64 bad usage; 69 engi
 
 /// Mutual exclusion between processes and machines.
 ///
-/// Locks live in an engine that a URL names. Without one they are files of this machine, which needs
-/// nothing installed.
+/// Locks live in an engine that a URL names. Without one they are files of this user on this machine,
+/// which needs nothing installed.
 #[derive(Debug, Parser)]
 #[command(name = "lockkeeper", version, after_help = exit_codes!())]
 pub(crate) struct Cli {
