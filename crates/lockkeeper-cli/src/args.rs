@@ -6,7 +6,10 @@
 mod common;
 mod verbs;
 
-use clap::{Parser, Subcommand};
+use std::env;
+
+use clap::error::{ContextKind, ContextValue};
+use clap::{Error, Parser, Subcommand};
 
 pub(crate) use self::common::{Care, OnLost, OnYield, Secret, Terms, Where};
 pub(crate) use self::verbs::{
@@ -37,13 +40,32 @@ Exit codes: the command's own; 128+n if signal n ended it; 64 bad usage; 69 engi
 
 /// Mutual exclusion between processes and machines.
 ///
-/// Locks live in an engine that a URL names. Without one they are files of this machine, which needs
-/// nothing installed.
+/// Locks live in an engine that a URL names. Without one they are files of this user on this machine,
+/// which needs nothing installed.
 #[derive(Debug, Parser)]
-#[command(name = "lockkeeper", version, disable_help_subcommand = true, after_help = exit_codes!())]
+#[command(name = "lockkeeper", version, after_help = exit_codes!())]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) verb: Verb,
+}
+
+/// Reads what was typed.
+pub(crate) fn read() -> Result<Cli, Error> {
+    let cli = Cli::try_parse()?;
+    let first = match &cli.verb {
+        Verb::Run(args) => &args.key,
+        Verb::Elect(args) => &args.name,
+        _ => return Ok(cli),
+    };
+    // All that follows `--` is the command: its first word is not a key that was forgotten.
+    if env::args_os().skip_while(|word| word != "--").nth(1).is_some_and(|word| word == **first)
+        && let Err(error) = Cli::try_parse_from(env::args_os().take_while(|word| word != "--"))
+        && let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg)
+        && missing.iter().any(|name| name == "<KEY>" || name == "<NAME>")
+    {
+        return Err(error);
+    }
+    Ok(cli)
 }
 
 #[derive(Debug, Subcommand)]

@@ -18,6 +18,7 @@ use crate::args::{Bench, Where};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::run::interruptible;
+use crate::say::print;
 use crate::signals::Signals;
 use crate::table::Table;
 use crate::worker::{self, Crew, Hold, Work};
@@ -62,9 +63,9 @@ pub(crate) async fn bench(args: Bench) -> exit::Outcome {
     }
     let figures = interruptible(measure(&args), &signals).await?;
     if args.json {
-        println!("{}", serde_json::to_string(&figures).expect("plain fields serialize"));
+        print(&(serde_json::to_string(&figures).expect("plain fields serialize") + "\n"))?;
     } else {
-        print!("{}", figures.to_text());
+        print(&figures.to_text())?;
     }
     Ok(0)
 }

@@ -1,9 +1,11 @@
 //! Looks after a command while a lock is held for it: signals, stops, deadlines, loss.
 
+use std::path::Path;
 use std::pin::pin;
 use std::time::Duration;
 
 use lockkeeper::{Guard, Loss};
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::{Pid, getpgrp};
 use tokio::time::{Instant, sleep_until};
@@ -204,7 +206,9 @@ impl Watch<'_> {
     /// The guardian acted on a deadline, before we did.
     fn child_ended_by_guardian(&mut self) {
         if !self.max_hold && self.lost.is_none() {
-            self.lost = Some("its lease was about to run out without a renewal".to_owned());
+            let reason = "its lease was about to run out, and nothing had renewed it";
+            self.care.say.warn(format_args!("the lock is lost: {reason}"));
+            self.lost = Some(reason.to_owned());
         }
     }
 
@@ -271,16 +275,18 @@ pub(crate) fn die_of_interrupt(signals: &Signals) {
 }
 
 fn not_started(name: &str, errno: i32) -> Failure {
-    let errno = nix::errno::Errno::from_raw(errno);
-    match errno {
-        nix::errno::Errno::ENOENT => {
-            Failure::new(exit::NOT_FOUND, format!("{name}: command not found"))
+    let errno = Errno::from_raw(errno);
+    let why = match errno {
+        Errno::ENOENT if name.contains('/') && Path::new(name).exists() => {
+            "the program that its first line names is not there"
         }
-        other => Failure::new(
-            exit::NOT_EXECUTABLE,
-            format!("{name}: cannot be executed: {}", other.desc()),
-        ),
-    }
+        Errno::ENOENT => {
+            return Failure::new(exit::NOT_FOUND, format!("{name}: command not found"));
+        }
+        Errno::ENOEXEC => "it is no program, and has no first line such as #!/bin/sh",
+        other => other.desc(),
+    };
+    Failure::new(exit::NOT_EXECUTABLE, format!("{name}: cannot be executed: {why}"))
 }
 
 /// How long, for `-v`.

@@ -79,7 +79,7 @@ impl Config {
 
     /// Flag before environment before file before default.
     pub(crate) fn endpoint(&self, place: &Where) -> Result<Endpoint, Failure> {
-        let (url, from) = match (&place.url, variable("LOCKKEEPER_URL"), &self.file.url) {
+        let (url, from) = match (&place.url, variable("LOCKKEEPER_URL")?, &self.file.url) {
             (Some(url), ..) => (url.clone(), String::new()),
             (None, Some(url), _) => (url, "LOCKKEEPER_URL: ".to_owned()),
             (None, None, Some(url)) => (url.clone(), format!("{} url: ", self.path.display())),
@@ -122,7 +122,7 @@ impl Config {
     pub(crate) fn on_lost(&self, flag: Option<OnLost>) -> Result<OnLost, Failure> {
         let named = match flag {
             Some(flag) => return Ok(flag),
-            None => variable("LOCKKEEPER_ON_LOST").or_else(|| self.file.on_lost.clone()),
+            None => variable("LOCKKEEPER_ON_LOST")?.or_else(|| self.file.on_lost.clone()),
         };
         named.map_or(Ok(OnLost::Term), |word| {
             OnLost::from_str(&word, false).map_err(|_| {
@@ -148,7 +148,7 @@ impl Config {
         if flag.is_some() {
             return Ok(flag);
         }
-        let (text, from) = match (variable(variable_name), file) {
+        let (text, from) = match (variable(variable_name)?, file) {
             (Some(text), _) => (text, variable_name.to_owned()),
             (None, Some(text)) => (text.to_text(), format!("{} {key}", self.path.display())),
             (None, None) => return Ok(None),
@@ -170,11 +170,11 @@ impl Config {
         if secret.ask_password {
             return Ok(None);
         }
-        if let Some(password) = variable("LOCKKEEPER_PASSWORD") {
+        if let Some(password) = variable("LOCKKEEPER_PASSWORD")? {
             return Ok(Some(password));
         }
-        match variable("LOCKKEEPER_PASSWORD_FILE").map(PathBuf::from) {
-            Some(path) => named(&path),
+        match env::var_os("LOCKKEEPER_PASSWORD_FILE").filter(|path| !path.is_empty()) {
+            Some(path) => named(Path::new(&path)),
             None => self.file.password_file.as_deref().map_or(Ok(None), named),
         }
     }
@@ -190,9 +190,14 @@ impl Text {
     }
 }
 
-/// An empty variable counts as unset.
-fn variable(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
+/// An empty variable counts as unset. One that cannot be read does not: it would mean another engine.
+fn variable(name: &str) -> Result<Option<String>, Failure> {
+    match env::var(name) {
+        Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
+        Err(env::VarError::NotPresent) => Ok(None),
+        // Not quoted: it may hold a password.
+        Err(env::VarError::NotUnicode(_)) => Err(Failure::usage(format!("{name} is not UTF-8"))),
+    }
 }
 
 fn usual_path() -> Option<PathBuf> {

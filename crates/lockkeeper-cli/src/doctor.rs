@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::args::{Doctor, Where};
 use crate::config::Config;
 use crate::exit;
+use crate::say::print;
 
 pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
     let place = Where { url: args.url, secret: args.secret };
@@ -24,15 +25,17 @@ pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
                 "advice": finding.advice,
             })
         });
-        println!("{}", json!({"url": client.place(), "findings": Value::from_iter(findings)}));
+        let told = json!({"url": client.place(), "findings": Value::from_iter(findings)});
+        print(&format!("{told}\n"))?;
     } else {
-        println!("{} is reachable", client.place());
+        let mut text = format!("{} is reachable\n", client.place());
         for finding in &findings {
-            println!("{}: {}", word(finding.severity), finding.what);
+            text += &format!("{}: {}\n", word(finding.severity), finding.what);
             if !finding.advice.is_empty() {
-                println!("  {}", finding.advice);
+                text += &format!("  {}\n", finding.advice);
             }
         }
+        print(&text)?;
     }
     let problem = findings.iter().any(|finding| finding.severity == Severity::Problem);
     client.close().await;

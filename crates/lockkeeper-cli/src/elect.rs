@@ -12,7 +12,7 @@ use crate::child::Job;
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::run::{self, interruptible};
-use crate::say::Say;
+use crate::say::{Say, print};
 use crate::signals::Signals;
 use crate::status::{self, Status, seconds};
 use crate::table::plain;
@@ -45,15 +45,16 @@ async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
                     "note": leader.note,
                 })
             });
-            println!("{}", serde_json::json!({"election": args.name, "leader": leader}));
+            let told = serde_json::json!({"election": args.name, "leader": leader});
+            print(&format!("{told}\n"))?;
             continue;
         }
         match leader {
-            None => println!("nobody leads"),
+            None => print("nobody leads\n")?,
             Some(leader) => {
                 let who = leader.who.unwrap_or_else(|| "unknown".to_owned());
                 let term = leader.term.map_or("unknown".to_owned(), |term| term.to_string());
-                println!("{} leads, term {term}", plain(&who));
+                print(&format!("{} leads, term {term}\n", plain(&who)))?;
             }
         }
     }
@@ -79,7 +80,7 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
         let owner = Owner::new();
         let lock = run::lock(client, &args.name, &terms).owner(&owner).ttl(ttl);
         let lock = if limit == Limit::None { lock } else { lock.margin(timeline.notice(ttl)) };
-        let guard = interruptible(run::acquire(lock, &args.name, &terms), signals).await?;
+        let guard = interruptible(run::acquire(client, lock, &args.name, &terms), signals).await?;
         let mut status = Status {
             key: args.name.clone(),
             url: Some(client.place().to_owned()),

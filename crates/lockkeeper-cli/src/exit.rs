@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use lockkeeper::Error;
 
+use crate::say::tell;
+
 /// Bad usage.
 pub(crate) const USAGE: u8 = 64;
 /// The engine cannot be reached, or fails.
@@ -77,7 +79,7 @@ pub(crate) fn report(outcome: Outcome) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("lockkeeper: {}", failure.message);
+                tell(&failure.message);
             }
             ExitCode::from(failure.code)
         }

@@ -11,24 +11,23 @@ use lockkeeper::url::Endpoint;
 use crate::args::{Explain, Where};
 use crate::config::Config;
 use crate::exit;
+use crate::say::print;
 
 pub(crate) fn explain(args: Explain) -> exit::Outcome {
     if args.table {
-        print!("{}", table());
-        return Ok(0);
+        return print(&table()).map(|()| 0);
     }
     let endpoint: Endpoint =
         Config::load()?.endpoint(&Where { url: args.url, ..Where::default() })?;
     if args.schema {
-        print!("{}", backends::schema(&endpoint)?);
-        return Ok(0);
+        return print(backends::schema(&endpoint)?).map(|()| 0);
     }
     let guarantees = backends::guarantees(&endpoint)?;
-    println!("{endpoint} is the engine {}.", guarantees.engine);
+    let mut text = format!("{endpoint} is the engine {}.\n", guarantees.engine);
     for sentence in sentences(&guarantees) {
-        println!("- {sentence}");
+        text += &format!("- {sentence}\n");
     }
-    Ok(0)
+    print(&text).map(|()| 0)
 }
 
 /// One or two sentences per field, promises and limits alike.

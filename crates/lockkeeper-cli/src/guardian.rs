@@ -33,6 +33,7 @@ use nix::unistd::{Pid, read, write};
 
 use crate::exit;
 use crate::leash::{Deadline, FRAME, Order, Report};
+use crate::say::tell;
 use crate::signals;
 use crate::terminal::Terminal;
 
@@ -88,14 +89,14 @@ impl Brief {
 /// The whole life of a guardian; `args` follow the hidden verb.
 pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ! {
     let Some(brief) = Brief::from_args(args).filter(|brief| !brief.command.is_empty()) else {
-        eprintln!("lockkeeper: {VERB} is not meant to be called; see `lockkeeper run --help`");
+        tell(format_args!("{VERB} is not meant to be called; see `lockkeeper run --help`"));
         exit(exit::USAGE.into());
     };
     // Both may fail on a very old kernel; then orphans are simply not reaped here.
     let _ = prctl::set_name(NAME);
     let _ = prctl::set_child_subreaper(true);
     if let Err(error) = Guardian::start(brief).and_then(Guardian::watch) {
-        eprintln!("lockkeeper: the guardian failed: {error}");
+        tell(format_args!("the guardian failed: {error}"));
         exit(exit::OWN.into());
     }
     exit(0)

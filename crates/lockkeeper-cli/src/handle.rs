@@ -15,6 +15,7 @@ use crate::args::{Acquire, Release, Renew};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::holder::{self, Answer, Ask, Request};
+use crate::say::stdout;
 use crate::signals::Signals;
 
 pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
@@ -22,6 +23,11 @@ pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
     let config = Config::load()?;
     let endpoint = config.endpoint(&args.place)?;
     let owner = args.owner.map_or_else(|| Ok(Owner::new()), Owner::named)?;
+    if let Some(pid) = args.pid.filter(|pid| holder::started_at(*pid).is_none()) {
+        return Err(Failure::usage(format!(
+            "there is no process {pid}; --pid names the one that the lock ends with, for instance $$"
+        )));
+    }
     let busy = args.terms.conflict_exit_code;
     let request = Request {
         url: endpoint.spell_out(),
@@ -38,21 +44,24 @@ pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
         }
         failure
     })?;
-    if args.json {
-        println!(
-            "{}",
-            json!({
-                "handle": granted.handle,
-                "key": request.key,
-                "url": endpoint.to_string(),
-                "owner": owner.id(),
-                "fence": granted.fence,
-                "lease": request.lease.as_secs_f64(),
-                "pid": granted.pid,
-            })
-        );
+    let told = if args.json {
+        let told = json!({
+            "handle": granted.handle,
+            "key": request.key,
+            "url": endpoint.to_string(),
+            "owner": owner.id(),
+            "fence": granted.fence,
+            "lease": request.lease.as_secs_f64(),
+            "pid": granted.pid,
+        });
+        told.to_string()
     } else {
-        println!("{}", granted.handle);
+        granted.handle.clone()
+    };
+    if let Err(error) = stdout(&(told + "\n")) {
+        // Nobody else could: without its handle a lock is held until its time is up.
+        let _ = release(&Release { handle: granted.handle });
+        return Err(Failure::own("print the handle, so the lock was released", error));
     }
     Ok(0)
 }
@@ -94,7 +103,7 @@ fn ask(handle: &str, ask: Ask) -> exit::Outcome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Handle {
     id: String,
-    fence: u64,
+    pub(crate) fence: u64,
 }
 
 /// The length of the first part, in hexadecimal digits.

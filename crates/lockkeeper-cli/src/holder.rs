@@ -171,7 +171,9 @@ async fn hold(request: &Request, signals: &Signals) -> Result<(Client, Guard, So
     let client = Client::connect(&request.url).await?;
     let owner = Owner::named(&request.owner)?;
     let lock = run::lock(&client, &request.key, &request.terms).owner(&owner).ttl(request.ttl);
-    let acquire = run::acquire(lock, &request.key, &request.terms);
+    // Before the lock is taken: one that nobody could release must not be.
+    let mut socket = Socket::open()?;
+    let acquire = run::acquire(&client, lock, &request.key, &request.terms);
     let acquired = tokio::select! {
         acquired = run::interruptible(acquire, signals) => acquired,
         // Nothing is ever said here, so this is the end.
@@ -184,7 +186,7 @@ async fn hold(request: &Request, signals: &Signals) -> Result<(Client, Guard, So
             return Err(failure);
         }
     };
-    let socket = Socket::open(guard.fence().get())?;
+    socket.handle.fence = guard.fence().get();
     Ok((client, guard, socket))
 }
 
@@ -247,7 +249,7 @@ async fn say(stream: &mut BufStream<UnixStream>, answer: &Answer) {
 }
 
 /// When a process was started, which tells it from a later one with the same number.
-fn started_at(pid: i32) -> Option<u64> {
+pub(crate) fn started_at(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19)?.parse().ok()
@@ -261,8 +263,9 @@ struct Socket {
 }
 
 impl Socket {
-    fn open(fence: u64) -> Result<Self, Failure> {
-        let handle = Handle::new(fence)?;
+    /// With a handle that lacks the fence.
+    fn open() -> Result<Self, Failure> {
+        let handle = Handle::new(0)?;
         let path = handle.socket()?;
         let listener = UnixListener::bind(&path)
             .map_err(|error| Failure::own(format_args!("listen at {}", path.display()), error))?;

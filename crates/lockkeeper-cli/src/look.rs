@@ -3,7 +3,7 @@
 //! Identities can be secrets, so only their start is shown. Notes and names come from others, so what
 //! could move a terminal's cursor is not printed as it is.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal};
 use std::time::SystemTime;
 
 use lockkeeper::backend::{Entry, Snapshot};
@@ -13,7 +13,7 @@ use crate::args::{Break, Ls, Show, Watch, Yield};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::run::interruptible;
-use crate::say::human;
+use crate::say::{human, print, stderr, tell};
 use crate::signals::Signals;
 use crate::table::{Table, plain};
 
@@ -23,7 +23,7 @@ pub(crate) async fn ls(args: Ls) -> exit::Outcome {
     if args.json {
         print(&format!("{}\n", Value::from_iter(snapshots.iter().map(to_json))))?;
     } else if snapshots.is_empty() {
-        eprintln!("lockkeeper: no locks in use");
+        tell("no locks in use");
     } else {
         print(&table(&snapshots))?;
     }
@@ -89,9 +89,12 @@ pub(crate) async fn break_lock(args: Break) -> exit::Outcome {
         }
         let holders = client.inspect(&args.key).await?.map(|snapshot| snapshot.holders);
         for holder in holders.unwrap_or_default() {
-            eprintln!("lockkeeper: held by {}", describe(&holder));
+            tell(format_args!("held by {}", describe(&holder)));
         }
-        eprint!("lockkeeper: break lock {:?}? Its holder may still be at work. [y/N] ", args.key);
+        stderr(&format!(
+            "lockkeeper: break lock {:?}? Its holder may still be at work. [y/N] ",
+            args.key
+        ));
         let mut answer = String::new();
         io::stdin().lock().read_line(&mut answer).map_err(|e| Failure::own("read an answer", e))?;
         if !matches!(answer.trim(), "y" | "Y" | "yes") {
@@ -103,12 +106,12 @@ pub(crate) async fn break_lock(args: Break) -> exit::Outcome {
         let broken: Vec<_> = broken.iter().map(entry_to_json).collect();
         print(&format!("{}\n", json!({"key": args.key, "why": args.why, "broken": broken})))?;
     } else if broken.is_empty() {
-        eprintln!("lockkeeper: nobody held lock {:?}", args.key);
+        tell(format_args!("nobody held lock {:?}", args.key));
     } else {
         for holder in &broken {
             print(&format!("broke lock {:?}: was held by {}\n", args.key, describe(holder)))?;
         }
-        eprintln!("lockkeeper: broken because: {}", plain(&args.why));
+        tell(format_args!("broken because: {}", plain(&args.why)));
     }
     client.close().await;
     Ok(0)
@@ -121,7 +124,7 @@ pub(crate) async fn ask_to_yield(args: Yield) -> exit::Outcome {
         let asked: Vec<_> = asked.iter().map(entry_to_json).collect();
         print(&format!("{}\n", json!({"key": args.key, "asked": asked})))?;
     } else if asked.is_empty() {
-        eprintln!("lockkeeper: nobody holds lock {:?}", args.key);
+        tell(format_args!("nobody holds lock {:?}", args.key));
     } else {
         for holder in &asked {
             print(&format!("asked for lock {:?}: held by {}\n", args.key, describe(holder)))?;
@@ -129,15 +132,6 @@ pub(crate) async fn ask_to_yield(args: Yield) -> exit::Outcome {
     }
     client.close().await;
     Ok(0)
-}
-
-/// Prints, and ends quietly when nobody reads any more.
-fn print(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::silent(0)),
-        written => written.map_err(|error| Failure::own("print", error)),
-    }
 }
 
 fn table(snapshots: &[Snapshot]) -> String {

@@ -32,7 +32,6 @@ mod worker;
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
 
 use crate::args::{Cli, Verb};
@@ -52,10 +51,9 @@ fn main() -> ExitCode {
         _ => {}
     }
     if verb.is_none() {
-        print!("{}", args::EXAMPLES);
-        return ExitCode::SUCCESS;
+        return exit::report(say::print(args::EXAMPLES).map(|()| 0));
     }
-    let cli = match Cli::try_parse() {
+    let cli = match args::read() {
         Ok(cli) => cli,
         Err(error) => return misread(&error),
     };
@@ -104,7 +102,7 @@ fn misread(error: &clap::Error) -> ExitCode {
         _ => {
             let text = error.render().to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
-            eprint!("lockkeeper: {text}");
+            say::stderr(&format!("lockkeeper: {text}"));
             ExitCode::from(exit::USAGE)
         }
     }

@@ -28,8 +28,8 @@ pub(crate) async fn mark(
     signals: &Signals,
 ) -> Result<(), Failure> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let taken = Failure::new(exit::BUSY, format!("lock {key:?}: this slot had its run already"));
     let (key, lease) = slot(key, now, slot_length)?;
-    let taken = Failure::new(exit::BUSY, "this slot had its run already");
     if client.guarantees().death == Death::Lease {
         let Some(guard) = client.mutex(&key).lease(lease).try_acquire().await? else {
             return Err(taken);

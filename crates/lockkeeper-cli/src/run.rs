@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use lockkeeper::backend::{Death, Scope};
-use lockkeeper::{Client, Guard, Lock, Owner, Release};
+use lockkeeper::{Client, Error, Guard, Lock, Owner, Release};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
@@ -135,17 +135,11 @@ async fn hold_and_run(
     };
     let acquire = async {
         tokio::select! {
-            acquired = acquire(lock, &args.key, &args.terms) => acquired,
-            () = tell_whom_we_wait_for(&client, &args.key, say) => unreachable!("it tells for ever"),
+            acquired = acquire(&client, lock, &args.key, &args.terms) => acquired,
+            () = tell_whom_we_wait_for(&client, &args.key, &place, say) => unreachable!("it tells for ever"),
         }
     };
-    let mut acquired = interruptible(acquire, signals).await;
-    if let Err(failure) = &mut acquired
-        && failure.code == exit::BUSY
-        && let Some(holders) = holders(&client, &args.key).await
-    {
-        failure.message += &format!("; held by {holders}");
-    }
+    let acquired = interruptible(acquire, signals).await;
     status.waited = seconds(started.elapsed());
     let ended = match acquired {
         Ok(guard) => {
@@ -209,13 +203,18 @@ async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Si
     }
 }
 
-/// With `-v`, says who is in when the wait gets long.
-async fn tell_whom_we_wait_for(client: &Client, key: &str, say: Say) {
-    if say.verbose {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        if let Some(holders) = holders(client, key).await {
-            say.note(format_args!("waiting for lock {key:?}, held by {holders}"));
-        }
+/// When the wait gets long, says so if it cannot end; with `-v`, also who is in.
+async fn tell_whom_we_wait_for(client: &Client, key: &str, place: &str, say: Say) {
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    if below_a_run_of(key, place) {
+        say.warn(format_args!(
+            "the run around this one holds lock {key:?} and waits for us: give both the same --owner"
+        ));
+    }
+    if say.verbose
+        && let Some(holders) = holders(client, key).await
+    {
+        say.note(format_args!("waiting for lock {key:?}, held by {holders}"));
     }
     std::future::pending().await
 }
@@ -244,14 +243,33 @@ pub(crate) fn lock(client: &Client, key: &str, terms: &Terms) -> Lock {
     lock
 }
 
-/// Takes the lock as asked: once, for a while, or for as long as it takes.
-pub(crate) async fn acquire(lock: Lock, key: &str, terms: &Terms) -> Result<Guard, Failure> {
-    let guard = match terms.wait {
-        Some(limit) if !limit.is_zero() => return Ok(lock.acquire_within(limit).await?),
-        None if !terms.nonblock => return Ok(lock.acquire().await?),
-        _ => lock.try_acquire().await?,
+/// Takes the lock as asked: once, for a while, or for as long as it takes. If it is busy, says who is in.
+pub(crate) async fn acquire(
+    client: &Client,
+    lock: Lock,
+    key: &str,
+    terms: &Terms,
+) -> Result<Guard, Failure> {
+    let acquired = match terms.wait {
+        Some(limit) if !limit.is_zero() => lock.acquire_within(limit).await.map(Some),
+        None if !terms.nonblock => lock.acquire().await.map(Some),
+        _ => lock.try_acquire().await,
     };
-    guard.ok_or_else(|| Failure::new(exit::BUSY, format!("lock {key:?} is busy")))
+    let conflict = matches!(acquired, Err(Error::Conflict { .. }));
+    let mut failure = match acquired {
+        Ok(Some(guard)) => return Ok(guard),
+        Ok(None) => Failure::new(exit::BUSY, format!("lock {key:?} is busy")),
+        Err(error) => Failure::from(error),
+    };
+    if conflict {
+        failure.message += "; all who use a lock have to ask for it in the same way: \
+                            plainly, with --shared or --exclusive, or with the same --limit";
+    } else if failure.code == exit::BUSY
+        && let Some(holders) = holders(client, key).await
+    {
+        failure.message += &format!("; held by {holders}");
+    }
+    Err(failure)
 }
 
 /// Does something until a signal says otherwise; then nothing is left of it.
@@ -314,9 +332,16 @@ fn command(args: &Run) -> Vec<OsString> {
 
 /// Whether the environment says that a run around us holds this lock for this owner.
 fn held_by_an_outer_run(key: &str, owner: &Owner, place: &str) -> bool {
-    let is = |name, value: &str| env::var_os(name).is_some_and(|found| found == value);
-    is("LOCKKEEPER_HELD", "1")
-        && is("LOCKKEEPER_KEY", key)
-        && is("LOCKKEEPER_OWNER", owner.id())
-        && is("LOCKKEEPER_URL", place)
+    below_a_run_of(key, place) && is_set("LOCKKEEPER_OWNER", owner.id())
+}
+
+/// Whether the environment says that a run around us holds this lock, for whomever.
+fn below_a_run_of(key: &str, place: &str) -> bool {
+    is_set("LOCKKEEPER_HELD", "1")
+        && is_set("LOCKKEEPER_KEY", key)
+        && is_set("LOCKKEEPER_URL", place)
+}
+
+fn is_set(name: &str, value: &str) -> bool {
+    env::var_os(name).is_some_and(|found| found == value)
 }

@@ -1,6 +1,13 @@
-//! Our own words: on stderr, behind `lockkeeper: `, and no more of them than asked for.
+//! Our own words: on stderr, behind `lockkeeper: `, and no more of them than asked for; and what was
+//! asked for, on stdout.
+//!
+//! `println!` and `eprintln!` panic when they cannot write: to a full disk, or to a pipe that nobody
+//! reads. A wrapper that did would lose its command's exit code over a remark.
 
 use std::fmt::Display;
+use std::io::{self, Write};
+
+use crate::exit::Failure;
 
 /// How much to say.
 #[derive(Debug, Clone, Copy, Default)]
@@ -13,16 +20,40 @@ impl Say {
     /// What the user should know.
     pub(crate) fn warn(self, message: impl Display) {
         if !self.quiet {
-            eprintln!("lockkeeper: {message}");
+            tell(message);
         }
     }
 
     /// What the user asked to know with `-v`.
     pub(crate) fn note(self, message: impl Display) {
         if self.verbose {
-            eprintln!("lockkeeper: {message}");
+            tell(message);
         }
     }
+}
+
+/// Says something on stderr.
+pub(crate) fn tell(message: impl Display) {
+    stderr(&format!("lockkeeper: {message}\n"));
+}
+
+/// Writes to stderr. If that fails, there is nobody left to tell.
+pub(crate) fn stderr(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Prints what was asked for, and ends quietly when nobody reads any more.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    match stdout(text) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::silent(0)),
+        written => written.map_err(|error| Failure::own("print", error)),
+    }
+}
+
+/// Writes to stdout, all of it, now.
+pub(crate) fn stdout(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
 /// A duration with as many digits as people read: `850ms`, `1.5s`, `4m 10s`, `3d 2h`.

@@ -1,15 +1,17 @@
 //! How a run went, as one JSON object for machines.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::fcntl::OFlag;
 use serde::Serialize;
 
 use crate::args::Care;
 use crate::exit::{self, Failure};
-use crate::say::Say;
+use crate::say::{Say, stderr};
 
 /// What `--status-file` and `--json` tell. Times are in seconds.
 #[derive(Debug, Default, Serialize)]
@@ -59,7 +61,7 @@ impl Status {
             say.warn(failure.message);
         }
         if care.json {
-            eprintln!("{}", self.to_json());
+            stderr(&format!("{}\n", self.to_json()));
         }
     }
 
@@ -70,29 +72,56 @@ impl Status {
     /// Writes a file that is either as it was or whole.
     fn write(&self, path: &Path) -> Result<(), Failure> {
         let text = self.to_json() + "\n";
-        let beside = beside(path);
-        let written = File::create(&beside)
-            .and_then(|mut file| file.write_all(text.as_bytes()))
-            .and_then(|()| fs::rename(&beside, path));
-        written.inspect_err(|_| drop(fs::remove_file(&beside))).map_err(|error| refuse(path, error))
+        let written = match Target::of(path) {
+            Target::File { path, beside } => File::create(&beside)
+                .and_then(|mut file| file.write_all(text.as_bytes()))
+                .and_then(|()| fs::rename(&beside, path))
+                .inspect_err(|_| drop(fs::remove_file(&beside))),
+            Target::Stream => open(path).and_then(|mut file| file.write_all(text.as_bytes())),
+        };
+        written.map_err(|error| refuse(path, error))
     }
 }
 
 /// Makes sure that a status file can be written, before anything is done that it would tell about.
 pub(crate) fn probe(path: &Path) -> Result<(), Failure> {
-    let beside = beside(path);
-    let tried = File::create(&beside).and_then(|_| fs::remove_file(&beside));
+    let tried = match Target::of(path) {
+        Target::File { beside, .. } => File::create(&beside).and_then(|_| fs::remove_file(&beside)),
+        Target::Stream if path.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        // Not opened: whoever reads from a pipe would take our leaving for the end.
+        Target::Stream => Ok(()),
+    };
     tried.map_err(|error| refuse(path, error))
 }
 
-/// In the same directory, so that it can be renamed.
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}", std::process::id()));
-    name.into()
+/// What a path leads to.
+enum Target {
+    /// A file, or nothing yet, and a name in the same directory that can be renamed to it.
+    File { path: PathBuf, beside: PathBuf },
+    /// What is there is no file, such as /dev/stdout, and must not be replaced by one.
+    Stream,
 }
 
-fn refuse(path: &Path, error: std::io::Error) -> Failure {
+impl Target {
+    fn of(path: &Path) -> Self {
+        if fs::metadata(path).is_ok_and(|about| !about.is_file()) {
+            return Target::Stream;
+        }
+        // A link stays, and what it leads to is replaced.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(format!(".{}", std::process::id()));
+        Target::File { path, beside: beside.into() }
+    }
+}
+
+/// Opens a device or a pipe, but does not wait for somebody to read from it.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_NONBLOCK.bits();
+    OpenOptions::new().append(true).custom_flags(flags).open(path)
+}
+
+fn refuse(path: &Path, error: io::Error) -> Failure {
     Failure::own(format_args!("write the status file {}", path.display()), error)
 }
 

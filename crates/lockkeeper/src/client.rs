@@ -38,7 +38,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Opens the engine that a URL names: `file:`, `file:///dir`, `memory:`.
+    /// Opens the engine that a URL names: `file:`, `file:///dir`, `redis://host`, `postgres://host/db`, …
+    ///
+    /// Every engine but `memory:` and `file:` needs its cargo feature.
     ///
     /// # Errors
     /// [`Error::Config`] for a URL or option that is not understood, which names what is;

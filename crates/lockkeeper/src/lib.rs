@@ -14,6 +14,53 @@
 //! # }
 //! ```
 //!
+//! Or with the guard in your own hands, waiting for as long as you like, or not at all:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> lockkeeper::Result<()> {
+//! # let client = lockkeeper::Client::connect("memory:").await?;
+//! use std::time::Duration;
+//! use lockkeeper::Error;
+//!
+//! let guard = client.mutex("report").acquire().await?;
+//!
+//! // Busy is an answer, not an error; a wait that took too long is one.
+//! assert!(client.mutex("report").try_acquire().await?.is_none());
+//! let late = client.mutex("report").acquire_within(Duration::from_millis(10)).await;
+//! assert!(matches!(late, Err(Error::Timeout { .. })));
+//!
+//! guard.check()?; // is it still ours, by the clock, now?
+//! guard.release().await?; // or drop it
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Work that cannot simply be dropped hears of a loss a margin before the lock can pass on:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> lockkeeper::Result<()> {
+//! # let client = lockkeeper::Client::connect("memory:").await?;
+//! # async fn next_page() -> Option<u32> { None }
+//! let guard = client.semaphore("crawlers", 4).acquire().await?; // one of four
+//! loop {
+//!     tokio::select! {
+//!         reason = guard.lost() => break println!("stopping: {reason}"),
+//!         page = next_page() => match page {
+//!             Some(page) => println!("page {page}"),
+//!             None => break,
+//!         },
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every engine is a cargo feature: `memory` and `file` (the default), `redis` (which brings
+//! `redis:` and `redlock:`), `postgres`, `mysql`, `zookeeper`, `zookeeper-tls` and `etcd`.
+//! [`Guarantees`] is what an engine promises, as data.
+//!
 //! - [`Client`] opens an engine and makes locks: [`mutex`](Client::mutex), [`read`](Client::read),
 //!   [`write`](Client::write), [`semaphore`](Client::semaphore), [`election`](Client::election).
 //! - [`Lock`] has the terms and the ways to acquire; [`Multi`] takes several at once.

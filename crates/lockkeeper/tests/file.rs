@@ -74,6 +74,7 @@ async fn a_damaged_file_is_an_error_and_never_a_free_lock() {
     {
         let message = result.unwrap_err().to_string();
         assert!(message.contains("not a lock file"), "{message}");
+        assert!(message.contains(&place.file().display().to_string()), "{message}");
     }
     assert_eq!(fs::read_to_string(place.file()).unwrap(), "something else entirely");
 }

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Args, Clone, Default)]
 pub(crate) struct Where {
     /// The engine [env: LOCKKEEPER_URL] [default: file:]
+    ///
+    /// For instance file:///dir, redis://host or postgres://host/database; `lockkeeper explain --table`
+    /// has one of each kind.
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
     #[command(flatten)]

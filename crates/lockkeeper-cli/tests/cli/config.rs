@@ -1,6 +1,8 @@
 //! Flag before environment before file before default; and no secret is ever printed.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 
 use crate::place::Place;
 
@@ -65,6 +67,10 @@ fn a_bad_url_is_blamed_on_where_it_stands() {
     };
     let said = bad(place.lockkeeper("ls").env("LOCKKEEPER_URL", "localhost"));
     assert!(said.starts_with("lockkeeper: LOCKKEEPER_URL: this is not the URL"), "{said}");
+    // Not taken for unset, which would be another engine.
+    let garbled = OsStr::from_bytes(b"redis://\xff");
+    let said = bad(place.lockkeeper("ls").env("LOCKKEEPER_URL", garbled));
+    assert_eq!(said, "lockkeeper: LOCKKEEPER_URL is not UTF-8\n");
     fs::create_dir_all(place.path(".config/lockkeeper")).unwrap();
     fs::write(place.path(".config/lockkeeper/config.toml"), "url = \"localhost\"\n").unwrap();
     let said = bad(place.lockkeeper("ls").env_remove("LOCKKEEPER_URL"));

@@ -25,13 +25,40 @@ fn a_handle_holds_from_acquire_to_release() {
 fn acquire_says_busy_as_run_does() {
     let place = Place::new();
     let handle = place.run("acquire k").exits(0).stdout;
-    place.run("acquire -n k").exits(75).says("busy");
+    place.run("acquire -n k").exits(75).says("busy; held by ");
     place.run("acquire -w 0.1 -E 9 k").exits(9);
     let waiter = place.start("acquire k");
     place.until("k", 1, 1);
     place.run(&format!("release {handle}")).exits(0);
     let second = waiter.end().exits(0).stdout;
     place.run(&format!("release {second}")).exits(0);
+}
+
+#[test]
+fn a_handle_that_cannot_be_printed_is_not_held() {
+    let place = Place::new();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut acquire = place.lockkeeper("acquire k");
+    let done = acquire.stdout(full).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(125), "{said}");
+    assert!(said.contains("cannot print the handle, so the lock was released"), "{said}");
+    place.run("run -n k true").exits(0);
+}
+
+#[test]
+fn a_lock_that_nobody_could_release_is_not_taken() {
+    let place = Place::new();
+    let holder = place.start("run k sleep 600");
+    place.until("k", 1, 0);
+    // No socket can be made there, and that is found out without the lock.
+    let deep = place.path(&"d".repeat(120));
+    std::fs::create_dir(&deep).unwrap();
+    let done = place.lockkeeper("acquire k").env("XDG_RUNTIME_DIR", deep).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.code() == Some(125) && said.contains("cannot listen at"), "{said}");
+    holder.signal(Signal::SIGTERM);
+    holder.end().exits(143);
 }
 
 #[test]

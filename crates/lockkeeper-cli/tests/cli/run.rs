@@ -1,8 +1,12 @@
 //! `run`: exclusion, ways to ask, exit codes, what the command is given.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::place::{Place, is_there};
 
@@ -186,6 +190,37 @@ fn json_is_said_at_the_end() {
 }
 
 #[test]
+fn a_status_goes_to_a_device_or_a_link_without_replacing_it() {
+    let place = Place::new();
+    let said = place.run("run --status-file /dev/stdout k true").exits(0).stdout;
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&said).unwrap()["outcome"], "done");
+    std::fs::write(place.path("status"), "").unwrap();
+    std::os::unix::fs::symlink("status", place.path("link")).unwrap();
+    place.run("run --status-file link k -- exit 3").exits(3);
+    assert_eq!(place.status("status")["child_code"], 3);
+    assert!(place.path("link").is_symlink());
+    // A directory is found out before the command is started, a pipe that nobody reads is not.
+    let refused = "cannot write the status file";
+    place.run("run --status-file run k -- echo started").exits(125).says(refused).prints("");
+    nix::unistd::mkfifo(&place.path("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    place.run("run --status-file pipe k -- exit 3").exits(3).says(refused);
+}
+
+#[test]
+fn a_program_that_cannot_be_executed_is_said_why() {
+    let place = Place::new();
+    for (text, why) in [
+        ("#!/no/such/interpreter\n", "the program that its first line names is not there"),
+        ("true\n", "no first line such as #!/bin/sh"),
+    ] {
+        let path = place.path("script");
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        place.run("run k ./script").exits(126).says(why);
+    }
+}
+
+#[test]
 fn an_owner_enters_again_below_its_own_run() {
     let place = Place::new();
     let inner = "lockkeeper run -n --owner me k -- 'echo inside'";
@@ -196,6 +231,18 @@ fn an_owner_enters_again_below_its_own_run() {
     // Another owner does not, and neither does the same one under another key's lock.
     let other = inner.replace("--owner me", "--owner you");
     place.run(&format!("run --owner me k -- {other}")).exits(75);
+}
+
+#[test]
+fn a_run_that_waits_for_the_run_around_it_says_so() {
+    let place = Place::new();
+    let script = format!("run k -- exec {} run k true", env!("CARGO_BIN_EXE_lockkeeper"));
+    let mut outer = place.lockkeeper(&script).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(outer.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("give both the same --owner"), "{said}");
+    kill(Pid::from_raw(i32::try_from(outer.id()).unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(outer.wait().unwrap().code(), Some(143));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Help for every verb, and bad usage of every verb: 64, with what would have been right.
 
+use std::fs::File;
+
 use crate::place::Place;
 
 const VERBS: [&str; 15] = [
@@ -39,6 +41,7 @@ fn every_verb_has_a_short_help_a_long_one_and_an_example() {
     for verb in VERBS {
         let short = place.run(&format!("{verb} -h")).exits(0).stdout;
         let long = place.run(&format!("{verb} --help")).exits(0).stdout;
+        place.run(&format!("help {verb}")).exits(0).prints(long.trim_end());
         for help in [&short, &long] {
             assert!(
                 help.contains("Example:") && help.contains(&format!("lockkeeper {verb}")),
@@ -65,6 +68,8 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("runn k true", "'run'"),
         ("run", "<KEY>"),
         ("run k", "<CMD>"),
+        // The key was forgotten: `sh` is not taken for it.
+        ("run -- true", "<KEY>"),
         ("run k", "lockkeeper run [OPTIONS] <KEY> -- <CMD> [ARG]..."),
         ("run -w soon k true", "500ms, 5s, 2m, 1h"),
         ("run -w -5 k true", "500ms, 5s, 2m, 1h"),
@@ -88,6 +93,7 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("acquire", "<KEY>"),
         ("acquire k --lease never", "500ms, 5s, 2m, 1h"),
         ("acquire k --pid 0", "0 is not in 1.."),
+        ("acquire k --pid 4194305", "there is no process 4194305"),
         ("renew", "<HANDLE>"),
         ("renew nonsense", "lockkeeper acquire KEY"),
         ("release", "<HANDLE>"),
@@ -99,6 +105,8 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("break k", "--why <WHY>"),
         ("break k --why x", "say --yes"),
         ("elect", "<NAME>"),
+        ("elect -- true", "<NAME>"),
+        ("help gopher", "unrecognized subcommand 'gopher'"),
         ("elect boss", "<CMD>"),
         ("elect --observe boss true", "cannot be used with"),
         ("explain --table file:", "cannot be used with"),
@@ -138,6 +146,32 @@ fn an_engine_that_cannot_be_reached_is_69() {
             .run(&format!("{verb} --url {url} {rest}"))
             .exits(69)
             .says("cannot make the lock directory");
+    }
+}
+
+#[test]
+fn words_that_nobody_can_read_change_no_exit_code() {
+    let place = Place::new();
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    for (words, code) in
+        [("run -v --json k -- exit 3", 3), ("run", 64), ("show --url gopher: k", 64)]
+    {
+        let status = place.lockkeeper(words).stderr(full()).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{words}");
+    }
+    for words in ["", "explain", "explain --table", "doctor", "show k", "completions bash", "man"] {
+        // A pipe whose reader has seen enough is no failure, a full disk is.
+        let (reader, unread) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(
+            place.lockkeeper(words).stdout(unread).status().unwrap().code(),
+            Some(0),
+            "{words}"
+        );
+        let done = place.lockkeeper(words).stdout(full()).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(125), "{words}: {said}");
+        assert!(said.contains("lockkeeper: cannot print: No space left on device"), "{said}");
     }
 }
 

@@ -1,17 +1,17 @@
 //! etcd, one member or a cluster, from Debian's packages `etcd-server` and `etcd-client`.
 //!
-//! A shell stands between: it kills its server when its input ends, which it does when the test
-//! process ends, however that happens.
+//! What all tests of a program share is never dropped, so a [`Warden`] sees to the end of each member.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::path::Path;
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
+use super::Warden;
 use crate::ports::free_port;
 
 /// How long a server may take to serve.
@@ -29,15 +29,7 @@ pub struct Servers {
 struct Member {
     client: u16,
     arguments: Vec<String>,
-    running: Mutex<Option<Running>>,
-}
-
-#[derive(Debug)]
-struct Running {
-    shell: Child,
-    /// Its end is the server's.
-    _input: ChildStdin,
-    pid: Pid,
+    running: Mutex<Option<Warden>>,
 }
 
 impl Servers {
@@ -108,16 +100,13 @@ impl Servers {
     /// Sends a signal to a member.
     pub fn signal(&self, n: usize, signal: Signal) {
         let running = self.members[n].running();
-        kill(running.as_ref().expect("the member runs").pid, signal).expect("it can be signalled");
+        let pid = running.as_ref().expect("the member runs").pid();
+        kill(pid, signal).expect("it can be signalled");
     }
 
     /// Kills a member.
     pub fn kill(&self, n: usize) {
-        self.signal(n, Signal::SIGKILL);
-        // Its shell ends with it.
-        if let Some(mut running) = self.members[n].running().take() {
-            running.shell.wait().expect("the shell ends");
-        }
+        drop(self.members[n].running().take().expect("the member runs"));
     }
 
     /// Starts a member again after it was killed, with what it has on disk.
@@ -190,43 +179,18 @@ impl Servers {
     }
 }
 
-/// What runs in the background gets no input of its own, so the shell's is handed on.
-const RUN: &str = r#"
-    exec 3<&0
-    etcd "$@" >/dev/null 2>&1 3<&- &
-    pid=$!
-    echo $pid
-    (cat <&3 >/dev/null; kill -9 $pid) &
-    watcher=$!
-    wait $pid
-    kill $watcher
-"#;
-
 /// Servers that are shared by all tests of a program are never dropped, so what they leave on disk is
 /// removed when the program's end is seen, after the servers had a moment to die of the same.
-const CLEAN: &str = r#"cat >/dev/null; sleep 2; rm -rf "$1""#;
+const CLEAN: &str = r#"trap '' HUP INT QUIT TERM; cat >/dev/null; sleep 2; rm -rf "$1""#;
 
 const MISSING_CTL: &str = "etcdctl can be run; it is in Debian's package etcd-client";
 
 impl Member {
     fn spawn(&self) {
-        let mut shell = Command::new("sh")
-            .args(["-c", RUN])
-            .arg("sh")
-            .args(&self.arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("a shell can be started");
-        let input = shell.stdin.take().expect("it was asked for");
-        let mut pid = String::new();
-        let output = shell.stdout.take().expect("it was asked for");
-        BufReader::new(output).read_line(&mut pid).expect("the shell says what it started");
         let found = Command::new("etcd").arg("--version").output();
         assert!(found.is_ok(), "etcd cannot be run; it is in Debian's package etcd-server");
-        let pid = Pid::from_raw(pid.trim().parse().expect("it is a number"));
-        *self.running() = Some(Running { shell, _input: input, pid });
+        let warden = Warden::start("etcd", &self.arguments, Path::new("/dev/null"));
+        *self.running() = Some(warden);
     }
 
     /// Whether it serves and knows a leader, by its own word.
@@ -247,16 +211,7 @@ impl Member {
         Ok(answer)
     }
 
-    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+    fn running(&self) -> MutexGuard<'_, Option<Warden>> {
         self.running.lock().expect("nothing panics under this lock")
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        if let Some(mut running) = self.running().take() {
-            let _ = kill(running.pid, Signal::SIGKILL);
-            let _ = running.shell.wait();
-        }
     }
 }

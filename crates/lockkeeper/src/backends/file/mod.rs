@@ -17,6 +17,7 @@ mod sleepers;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -316,7 +317,7 @@ impl Opened {
 
     /// What the file says; `None` while it is empty.
     fn read(&self, expected: Option<&Key>) -> Result<Option<LockFile>> {
-        let cannot = |error| failed("read a lock file", error);
+        let cannot = |error| self.failed("read", error);
         let mut page = [0; PAGE];
         let length = self.file.read_at(&mut page, 0).map_err(cannot)?;
         let page = &page[..length];
@@ -325,11 +326,11 @@ impl Opened {
         }
         let whole = HEAD + LockFile::announced(page).unwrap_or(0) * RECORD;
         if whole <= PAGE {
-            return LockFile::parse(page, expected).map(Some);
+            return LockFile::parse(page, expected).map(Some).map_err(|error| self.named(error));
         }
         let mut text = vec![0; whole];
         let length = self.file.read_at(&mut text, 0).map_err(cannot)?;
-        LockFile::parse(&text[..length], expected).map(Some)
+        LockFile::parse(&text[..length], expected).map(Some).map_err(|error| self.named(error))
     }
 
     /// What the file says; an empty one is begun.
@@ -340,7 +341,7 @@ impl Opened {
         let file = LockFile::new(key);
         let mut text = file.head();
         text.extend(file.counters());
-        self.file.write_all_at(&text, 0).map_err(|error| failed("write a lock file", error))?;
+        self.file.write_all_at(&text, 0).map_err(|error| self.failed("write", error))?;
         Ok(file)
     }
 
@@ -350,7 +351,7 @@ impl Opened {
         let mut text = [0; 64];
         let place = (HEAD + at * RECORD) as u64;
         let length =
-            self.file.read_at(&mut text, place).map_err(|e| failed("read a lock file", e))?;
+            self.file.read_at(&mut text, place).map_err(|error| self.failed("read", error))?;
         Ok(text[..length].starts_with(expected.as_bytes()))
     }
 
@@ -367,7 +368,7 @@ impl Opened {
             let counters = self.file.write_all_at(&counters, COUNTERS_AT as u64);
             counters.and_then(|()| self.file.write_all_at(&record, place))
         };
-        written.map_err(|error| failed("write a lock file", error))
+        written.map_err(|error| self.failed("write", error))
     }
 
     /// The records whose claims live, in order of their numbers, each with its position.
@@ -381,19 +382,31 @@ impl Opened {
             let lives = number == own
                 || number != self.given_back
                     && kernel::is_held(&self.file, ticket(left.number))
-                        .map_err(|error| failed("look at a lock file", error))?;
+                        .map_err(|error| self.failed("look at", error))?;
             if lives {
                 let Some(record) = left.read() else {
-                    return Err(failed(
-                        "read a lock file",
-                        io::Error::other("a living claim's record is damaged"),
-                    ));
+                    let damaged = io::Error::other("a living claim's record is damaged");
+                    return Err(self.failed("read", damaged));
                 };
                 living.push((at, record));
             }
         }
         living.sort_by_key(|(_, record)| record.number);
         Ok(living)
+    }
+
+    fn failed(&self, doing: &str, error: io::Error) -> Error {
+        self.named(failed(doing, error))
+    }
+
+    /// An error with the path of this file. Asked of the kernel, since only failures need it.
+    fn named(&self, mut error: Error) -> Error {
+        if let Error::Backend { doing, .. } = &mut error {
+            let path = std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+            let path = path.map_or_else(|_| String::new(), |path| format!(" {}", path.display()));
+            *doing += &format!(" the lock file{path}");
+        }
+        error
     }
 }
 

@@ -105,7 +105,11 @@ impl LockFile {
     /// Reads a whole file. Garbage is an error: it is never taken for a free lock.
     pub(super) fn parse(text: &[u8], expected: Option<&Key>) -> Result<Self> {
         Self::read(text, expected).ok_or_else(|| {
-            Error::broken("file", "read a lock file", "it is not a lock file of this version")
+            Error::broken(
+                "file",
+                "read",
+                "it is not a lock file of this version; if nobody uses it, remove it",
+            )
         })
     }
 

@@ -12,7 +12,7 @@ pub(super) fn sort(doing: impl Into<String>, error: RedisError) -> Error {
     match may_pass(&error) {
         true => Error::unreachable(NAME, doing, error),
         false if error.kind() == ErrorKind::AuthenticationFailed => {
-            Error::broken(NAME, doing, "the server refuses this user or password")
+            Error::broken(NAME, doing, "the server refuses this user or password, or wants none")
         }
         false if error.code() == Some("NOAUTH") => Error::broken(
             NAME,

@@ -27,6 +27,7 @@ mod ear;
 mod error;
 mod inspect;
 mod link;
+mod mismatch;
 mod names;
 mod pipe;
 pub mod redlock;
@@ -114,8 +115,9 @@ impl Redis {
     /// [`Error::Backend`](crate::Error::Backend) when nobody is there.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
         let (servers, settings) = settings::read(endpoint)?;
-        let trouble = |error| sort("connect", error);
-        servers.any(&redis::cmd("PING")).await.map_err(trouble)?;
+        if let Err(error) = servers.any(&redis::cmd("PING")).await {
+            return Err(mismatch::explain(endpoint, NAME, sort("connect", error)).await);
+        }
         let sharded = servers.is_cluster() && {
             let known = servers.any(redis::cmd("PUBSUB").arg("SHARDNUMSUB")).await;
             matches!(known, Ok(Value::Array(_)))

@@ -17,6 +17,7 @@ use crate::backend::{
     Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::backends::Engine;
+use crate::backends::redis::mismatch;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::Token;
@@ -156,7 +157,7 @@ impl Redlock {
         let started = Instant::now();
         while let Err(error) = quorum.greet().await {
             if !error.is_retryable() || started.elapsed() >= PATIENCE {
-                return Err(error);
+                return Err(mismatch::explain(endpoint, NAME, error).await);
             }
             tokio::time::sleep(settings.node_timeout).await;
         }
