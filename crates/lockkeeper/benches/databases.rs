@@ -107,6 +107,8 @@ async fn main() {
     println!("MariaDB");
     let server = Mariadb::with(&["innodb-flush-log-at-trx-commit=1"]);
     let url = server.url();
+    let client = Client::connect(&url).await.unwrap();
+    client.mutex("bare").acquire().await.unwrap().release().await.unwrap();
     let mut raw = MySqlConnection::connect(&url).await.unwrap();
     measure!(
         raw,
@@ -115,10 +117,17 @@ async fn main() {
         "SELECT GET_LOCK('one', 0)",
         "SELECT RELEASE_LOCK('one')",
         [
-            "CALL lockkeeper_attempt(
-               'bare', 'token', 'token', 'mutex', 1, 0, 30000000, 5000000, 'who', NULL)",
-            "DELETE FROM lockkeeper_claim WHERE name = 'bare' AND token = 'token'
-               AND fence IS NOT NULL AND until > SYSDATE(6)",
+            "UPDATE lockkeeper_lock SET token = 'token', owner = 'token', kind = 'mutex', who = 'who',
+               note = NULL, used = SYSDATE(6), until = SYSDATE(6) + INTERVAL 30000000 MICROSECOND,
+               fence = LAST_INSERT_ID(
+                 GREATEST(fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)))
+             WHERE name = 'bare' AND token IS NOT NULL",
+            "INSERT INTO lockkeeper_freed (id, token, fence, until)
+               VALUES (UNHEX(SHA2('bare', 256)), 'token', LAST_INSERT_ID(),
+                       SYSDATE(6) + INTERVAL 30000000 MICROSECOND)
+               ON DUPLICATE KEY UPDATE token = IF(fence < VALUES(fence), VALUES(token), token),
+                 until = IF(fence < VALUES(fence), VALUES(until), until),
+                 fence = IF(fence < VALUES(fence), VALUES(fence), fence + 0 * LAST_INSERT_ID(1))",
         ]
     );
 }

@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use lockkeeper::Client;
 use lockkeeper::backend::Severity;
+use lockkeeper::{Client, Release};
 
 use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::conformance;
@@ -73,6 +73,30 @@ async fn a_stale_holder_cannot_write_in_a_guarded_transaction() {
         write("sent", next.fence());
         write("lost", stale.fence());
         assert_eq!(sql("SELECT state FROM orders ORDER BY id"), "refused lost\nsent", "{way}");
+    }
+}
+
+#[tokio::test]
+async fn a_name_of_any_characters_is_handed_on() {
+    for way in ["lease", "named", "row"] {
+        let key = "Schlüssel 🔒";
+        let url = server().url();
+        let place = strategy(&url, way);
+        let (one, other) =
+            (Client::connect(&place).await.unwrap(), Client::connect(&place).await.unwrap());
+        let guard = one.mutex(key).ttl(LEASE).acquire().await.unwrap();
+        let waiting = tokio::spawn(other.mutex(key).ttl(LEASE).acquire());
+        // Those who wait are told by the table, or are blocked in the server.
+        while one.inspect(key).await.unwrap().unwrap().waiters.is_none_or(|them| them.is_empty())
+            && server().busy_sessions(database(&url)) == 0
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let fence = guard.fence();
+        assert_eq!(guard.release().await.unwrap(), Release::Released, "{way}");
+        let next = waiting.await.unwrap().unwrap();
+        assert!(next.fence() > fence, "{way}");
+        assert_eq!(next.release().await.unwrap(), Release::Released, "{way}");
     }
 }
 

@@ -84,10 +84,10 @@ mod tests {
     fn keys_are_not_remembered_for_ever() {
         let (alone, token) = (Alone::default(), Token::fresh());
         for n in 0..=KEYS {
-            alone.gave_back(&Key::new(&n.to_string()).unwrap(), token);
+            alone.gave_back(&Key::new(n.to_string()).unwrap(), token);
         }
         assert_eq!(alone.last(&Key::new("0").unwrap()), None);
-        let last = Key::new(&KEYS.to_string()).unwrap();
+        let last = Key::new(KEYS.to_string()).unwrap();
         assert_eq!((alone.last(&last), alone.last(&last)), (Some(token), None));
     }
 }

@@ -11,6 +11,7 @@ use sqlx::mysql::{MySqlConnection, MySqlRow};
 use sqlx::{FromRow, Row as _};
 use tokio::time::sleep;
 
+use super::connect::sweep;
 use super::lease::Shared;
 use crate::backend::{Claim, Grant, Released, Request};
 use crate::backends::sql::{
@@ -27,9 +28,6 @@ const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from
 /// How long one who is further back lets pass for each that is before it. Every look takes the latch of
 /// the key: two hundred who look as often as the next in line would keep the holder from releasing.
 const EACH: Duration = Duration::from_millis(15);
-
-/// One of so many releases also removes what nobody needs any more.
-const SWEEPS: u32 = 500;
 
 /// Somebody who holds, waits, or is about to ask.
 #[derive(Debug)]
@@ -136,7 +134,7 @@ impl LeaseClaim {
     async fn free(&self, wire: &mut MySqlConnection, fence: i64) -> sqlx::Result<bool> {
         let freeing = sqlx::query(
             "INSERT INTO lockkeeper_freed (id, token, fence, until)
-               VALUES (UNHEX(SHA2(?, 256)), ?, ?, SYSDATE(6) + INTERVAL ? MICROSECOND)
+               VALUES (UNHEX(SHA2(CAST(? AS BINARY), 256)), ?, ?, SYSDATE(6) + INTERVAL ? MICROSECOND)
                ON DUPLICATE KEY UPDATE
                  token = IF(fence < VALUES(fence), VALUES(token), token),
                  until = IF(fence < VALUES(fence), VALUES(until), until),
@@ -186,9 +184,7 @@ impl LeaseClaim {
             let leaving = leaving.bind(key.as_str().as_bytes()).bind(self.token.as_bytes());
             return Ok(leaving.fetch_all(wire).await?.first() == Some(&1));
         }
-        if fastrand::u32(..SWEEPS) == 0 {
-            sqlx::query("CALL lockkeeper_sweep()").execute(wire).await?;
-        }
+        sweep(wire).await?;
         Ok(true)
     }
 }

@@ -233,7 +233,8 @@ BEGIN
   DECLARE v_end BOOLEAN DEFAULT FALSE;
   DECLARE alone CURSOR FOR
     SELECT UNHEX(l.k), CAST(l.t AS BINARY), l.u
-      FROM JSON_TABLE(a_leases, '$[*]' COLUMNS (t VARCHAR(64) PATH '$.t', u BIGINT PATH '$.u', k VARCHAR(1024) PATH '$.k')) l
+      FROM JSON_TABLE(a_leases, '$[*]' COLUMNS (
+        t VARCHAR(64) PATH '$.t', u BIGINT PATH '$.u', k VARCHAR(1024) PATH '$.k')) l
       LEFT JOIN lockkeeper_claim c ON c.token = CAST(l.t AS BINARY)
       WHERE l.k IS NOT NULL AND c.token IS NULL;
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
@@ -247,7 +248,8 @@ BEGIN
   WHILE NOT v_end DO
     INSERT IGNORE INTO lockkeeper_claim
         (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
-      SELECT name, token, next, owner, kind, 1, 0, fence, '', used, SYSDATE(6) + INTERVAL v_ttl MICROSECOND, who, note
+      SELECT name, token, next, owner, kind, 1, 0, fence, '', used,
+             SYSDATE(6) + INTERVAL v_ttl MICROSECOND, who, note
         FROM lockkeeper_lock WHERE name = v_name AND token = v_token AND until > SYSDATE(6);
     IF ROW_COUNT() = 1 THEN
       SELECT COUNT(*) INTO v_freed FROM lockkeeper_freed WHERE id = UNHEX(SHA2(v_name, 256)) AND token = v_token;
@@ -319,6 +321,10 @@ BEGIN
   DELETE FROM lockkeeper_lock WHERE used < SYSDATE(6) - INTERVAL 30 DAY
     AND (token IS NULL OR until < SYSDATE(6))
     AND NOT EXISTS (SELECT 1 FROM lockkeeper_claim c WHERE c.name = lockkeeper_lock.name) LIMIT 1000;
+  DELETE FROM lockkeeper_bound WHERE since < SYSDATE(6) - INTERVAL 30 DAY
+    AND NOT EXISTS (SELECT 1 FROM lockkeeper_row r WHERE r.name = lockkeeper_bound.name)
+    AND IS_USED_LOCK(CONCAT('lockkeeper:', LEFT(SHA2(CONCAT(DATABASE(), x'00', name), 256), 48))) IS NULL
+    LIMIT 1000;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_break //
 -- Takes a lock away from all who hold it, for operators.
@@ -358,70 +364,9 @@ BEGIN
     SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the fence is stale: the lock was given to somebody else since';
   END IF;
 END //
-DROP PROCEDURE IF EXISTS lockkeeper_bind //
--- The fence of a lock that connection a_pid holds, committed before the lock counts as taken. Of a row
--- it is null if that connection does not hold it any more; the look comes after our own write, at which
--- whoever gets the row after that look has to wait, and so gets a higher fence.
-CREATE PROCEDURE lockkeeper_bind(
-  a_name VARBINARY(512), a_pid BIGINT, a_row BOOLEAN,
-  a_who VARCHAR(512) CHARACTER SET utf8mb4, a_note TEXT CHARACTER SET utf8mb4
-) SQL SECURITY INVOKER MODIFIES SQL DATA
-BEGIN
-  DECLARE v_fence, v_holds BIGINT;
-  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
-  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
-  START TRANSACTION;
-  INSERT INTO lockkeeper_bound (name, fence, pid, who, note, since)
-    VALUES (a_name, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), a_pid, a_who, a_note, SYSDATE(6))
-    ON DUPLICATE KEY UPDATE
-      fence = GREATEST(fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)),
-      pid = a_pid, who = a_who, note = a_note, since = SYSDATE(6);
-  SELECT fence INTO v_fence FROM lockkeeper_bound WHERE name = a_name;
-  SELECT 1 INTO v_holds FROM lockkeeper_row WHERE name = a_name AND pid = a_pid;
-  IF a_row AND v_holds IS NULL THEN
-    SET v_fence = NULL;
-    ROLLBACK;
-  ELSE
-    COMMIT;
-  END IF;
-  IF RAND() < 0.002 THEN
-    DELETE FROM lockkeeper_bound WHERE since < SYSDATE(6) - INTERVAL 30 DAY
-      AND NOT EXISTS (SELECT 1 FROM lockkeeper_row r WHERE r.name = lockkeeper_bound.name)
-      AND IS_USED_LOCK(CONCAT('lockkeeper:', LEFT(SHA2(CONCAT(DATABASE(), x'00', name), 256), 48))) IS NULL
-      LIMIT 100;
-  END IF;
-  SELECT v_fence AS fence;
-END //
-DROP PROCEDURE IF EXISTS lockkeeper_name //
--- Takes a named lock for this session, and gives its fence; null if it is busy. The server ends a
--- session from which it hears nothing for a_ttl seconds, and frees the lock. The name is of the whole
--- server: 192 bits of a hash of the database and the key.
-CREATE PROCEDURE lockkeeper_name(
-  a_name VARBINARY(512), a_wait BOOLEAN, a_ttl BIGINT,
-  a_who VARCHAR(512) CHARACTER SET utf8mb4, a_note TEXT CHARACTER SET utf8mb4
-) SQL SECURITY INVOKER MODIFIES SQL DATA
-BEGIN
-  DECLARE v_got BIGINT;
-  SET v_got = GET_LOCK(
-    CONCAT('lockkeeper:', LEFT(SHA2(CONCAT(DATABASE(), x'00', a_name), 256), 48)), IF(a_wait, 3600, 0));
-  IF v_got = 1 THEN
-    SET SESSION wait_timeout = a_ttl;
-    CALL lockkeeper_bind(a_name, CONNECTION_ID(), FALSE, a_who, a_note);
-  ELSE
-    SELECT CAST(NULL AS SIGNED) AS fence;
-  END IF;
-END //
-DROP PROCEDURE IF EXISTS lockkeeper_unname //
-CREATE PROCEDURE lockkeeper_unname(a_name VARBINARY(512)) SQL SECURITY INVOKER MODIFIES SQL DATA
-BEGIN
-  SET SESSION wait_timeout = 28800;
-  SELECT CAST(COALESCE(RELEASE_LOCK(
-    CONCAT('lockkeeper:', LEFT(SHA2(CONCAT(DATABASE(), x'00', a_name), 256), 48))), 0) AS SIGNED) AS held;
-END //
 DROP PROCEDURE IF EXISTS lockkeeper_hold //
 -- Locks a key's row in a transaction that stays open, and answers 1, or 0 if it is busy.
-CREATE PROCEDURE lockkeeper_hold(a_name VARBINARY(512), a_wait BOOLEAN, a_ttl BIGINT) SQL SECURITY INVOKER MODIFIES SQL DATA
+CREATE PROCEDURE lockkeeper_hold(a_name VARBINARY(512), a_wait BOOLEAN) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_found BIGINT DEFAULT 0;
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
@@ -443,11 +388,39 @@ BEGIN
   END IF;
   IF v_found THEN
     UPDATE lockkeeper_row SET pid = CONNECTION_ID() WHERE name = a_name;
-    SET SESSION wait_timeout = a_ttl;
   ELSE
     ROLLBACK;
   END IF;
   SELECT v_found AS held;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_bind //
+-- The fence of a row that connection a_pid holds, committed before the lock counts as taken; null if
+-- that connection does not hold it any more. The look comes after our own write, at which whoever gets
+-- the row after that look has to wait, and so gets a higher fence.
+CREATE PROCEDURE lockkeeper_bind(
+  a_name VARBINARY(512), a_pid BIGINT, a_who VARCHAR(512) CHARACTER SET utf8mb4,
+  a_note TEXT CHARACTER SET utf8mb4
+) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_fence, v_holds BIGINT;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
+  START TRANSACTION;
+  INSERT INTO lockkeeper_bound (name, fence, pid, who, note, since)
+    VALUES (a_name, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), a_pid, a_who, a_note, SYSDATE(6))
+    ON DUPLICATE KEY UPDATE
+      fence = GREATEST(fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)),
+      pid = a_pid, who = a_who, note = a_note, since = SYSDATE(6);
+  SELECT MAX(b.fence), COUNT(r.pid) INTO v_fence, v_holds
+    FROM lockkeeper_bound b LEFT JOIN lockkeeper_row r ON r.name = b.name AND r.pid = a_pid
+    WHERE b.name = a_name;
+  IF v_holds = 0 THEN
+    SET v_fence = NULL;
+    ROLLBACK;
+  ELSE
+    COMMIT;
+  END IF;
+  SELECT v_fence AS fence;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_unhold //
 CREATE PROCEDURE lockkeeper_unhold(a_name VARBINARY(512)) SQL SECURITY INVOKER MODIFIES SQL DATA
@@ -456,7 +429,6 @@ BEGIN
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
   SELECT 1 INTO v_held FROM lockkeeper_row WHERE name = a_name AND pid = CONNECTION_ID();
   ROLLBACK;
-  SET SESSION wait_timeout = 28800;
   SELECT v_held AS held;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_end //
