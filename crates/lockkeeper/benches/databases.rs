@@ -122,12 +122,8 @@ async fn main() {
                fence = LAST_INSERT_ID(
                  GREATEST(fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)))
              WHERE name = 'bare' AND token IS NOT NULL",
-            "INSERT INTO lockkeeper_freed (id, token, fence, until)
-               VALUES (UNHEX(SHA2('bare', 256)), 'token', LAST_INSERT_ID(),
-                       SYSDATE(6) + INTERVAL 30000000 MICROSECOND)
-               ON DUPLICATE KEY UPDATE token = IF(fence < VALUES(fence), VALUES(token), token),
-                 until = IF(fence < VALUES(fence), VALUES(until), until),
-                 fence = IF(fence < VALUES(fence), VALUES(fence), fence + 0 * LAST_INSERT_ID(1))",
+            "REPLACE INTO lockkeeper_freed VALUES (REPEAT('b', 32), 'token',
+               SYSDATE(6) + INTERVAL 30000000 MICROSECOND)",
         ]
     );
 }

@@ -149,7 +149,7 @@ async fn may_write(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
         "DELETE FROM lockkeeper_bound WHERE FALSE",
         "UPDATE lockkeeper_lock SET fence = 0 WHERE FALSE",
         "UPDATE lockkeeper_claim SET fence = 0 WHERE FALSE",
-        "UPDATE lockkeeper_freed SET fence = 0 WHERE FALSE",
+        "UPDATE lockkeeper_freed SET token = '' WHERE FALSE",
         "UPDATE lockkeeper_bound SET fence = 0 WHERE FALSE",
         "UPDATE lockkeeper_row SET pid = 0 WHERE FALSE",
         "INSERT INTO lockkeeper_lock SELECT * FROM lockkeeper_lock WHERE FALSE",

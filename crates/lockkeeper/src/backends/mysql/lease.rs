@@ -65,7 +65,7 @@ impl Leases {
                     $which,
                     "  UNION ALL
                        SELECT name, token, next, owner, kind, 1, 0, fence, '', used, until, who, note
-                       FROM lockkeeper_lock k WHERE token IS NOT NULL AND NOT EXISTS (
+                       FROM lockkeeper_lock k WHERE token <> '' AND NOT EXISTS (
                          SELECT 1 FROM lockkeeper_claim r WHERE r.name = k.name AND r.token = k.token
                        ) AND ",
                     $which,

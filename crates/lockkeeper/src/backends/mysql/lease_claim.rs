@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use sha2::{Digest, Sha256};
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 use sqlx::{FromRow, Row as _};
 use tokio::time::sleep;
@@ -56,7 +57,7 @@ enum Place {
     /// It holds, and is in the line.
     Line,
     /// It holds, and was put into the lock's own row by a request that left after `asked`.
-    Row { asked: Moment, fence: i64 },
+    Row { asked: Moment },
 }
 
 /// What the server says to one who asks.
@@ -131,23 +132,17 @@ impl LeaseClaim {
 
     /// Notes in the server's memory that the lock is free. A crash forgets that, and the lock then is
     /// free when its lease ends. False if it is not sure that we held it.
-    async fn free(&self, wire: &mut MySqlConnection, fence: i64) -> sqlx::Result<bool> {
+    async fn free(&self, wire: &mut MySqlConnection) -> sqlx::Result<bool> {
         let freeing = sqlx::query(
-            "INSERT INTO lockkeeper_freed (id, token, fence, until)
-               VALUES (UNHEX(SHA2(CAST(? AS BINARY), 256)), ?, ?, SYSDATE(6) + INTERVAL ? MICROSECOND)
-               ON DUPLICATE KEY UPDATE
-                 token = IF(fence < VALUES(fence), VALUES(token), token),
-                 until = IF(fence < VALUES(fence), VALUES(until), until),
-                 fence = IF(fence < VALUES(fence), VALUES(fence), fence + 0 * LAST_INSERT_ID(1))",
+            "REPLACE INTO lockkeeper_freed VALUES (?, ?, SYSDATE(6) + INTERVAL ? MICROSECOND)",
         );
         let freeing = freeing
-            .bind(self.request.key.as_str().as_bytes())
+            .bind(Sha256::digest(self.request.key.as_str()).to_vec())
             .bind(self.token.as_bytes())
-            .bind(fence)
             .bind(micros(self.request.ttl));
         match freeing.execute(wire).await {
-            // It says 1 if somebody broke the lock, or had it later.
-            Ok(done) => Ok(done.last_insert_id() == 0),
+            // One row was removed and one was put in. Whoever breaks a lock leaves none to remove.
+            Ok(done) => Ok(done.rows_affected() == 2),
             // There is no room for it, or it is not for us to write.
             Err(sqlx::Error::Database(error)) if !MySqlConnection::may_pass(&*error) => {
                 tracing::debug!(key = %self.request.key, %error, "a release has to wait for the disk");
@@ -161,9 +156,9 @@ impl LeaseClaim {
     async fn leave(&self, wire: &mut MySqlConnection) -> sqlx::Result<bool> {
         let Request { key, token, ttl, .. } = &self.request;
         let gone = match (self.place, &self.shared.alone) {
-            (Place::Row { asked, fence }, Some(alone)) => {
+            (Place::Row { asked }, Some(alone)) => {
                 let quick = alone.forget(*token) && Clock::System.since(&asked) < usable(*ttl);
-                let freed = quick && self.free(wire, fence).await?;
+                let freed = quick && self.free(wire).await?;
                 if freed {
                     alone.gave_back(key, *token);
                 }
@@ -228,7 +223,7 @@ impl Claim for LeaseClaim {
         self.place = match &shared.alone {
             Some(alone) if answer.alone => {
                 alone.took(*token);
-                Place::Row { asked, fence }
+                Place::Row { asked }
             }
             _ => Place::Line,
         };

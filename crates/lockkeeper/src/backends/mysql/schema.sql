@@ -15,20 +15,19 @@ CREATE TABLE IF NOT EXISTS lockkeeper_lock (
   fence BIGINT NOT NULL,
   next  BIGINT NOT NULL DEFAULT 0,
   used  DATETIME(6) NOT NULL,        -- when it was last given
-  token VARBINARY(64) NULL,          -- who holds it alone; null if the line knows
+  token VARBINARY(64) NULL,          -- who holds it alone; null if the line knows, '' if it was broken
   owner VARBINARY(128) NULL,
   kind  VARBINARY(16) NULL,
   until DATETIME(6) NULL,
   who   VARCHAR(512) CHARACTER SET utf8mb4 NULL,
   note  TEXT CHARACTER SET utf8mb4 NULL
 ) ENGINE = InnoDB //
--- After `until` the lease of that token is over anyway.
+-- There is a row for whoever holds alone, to be replaced when it gives the lock back: if there is none
+-- then, the lock was broken, or it has to be asked. After `until` the lease of the token is over anyway.
 CREATE TABLE IF NOT EXISTS lockkeeper_freed (
   id    BINARY(32) NOT NULL PRIMARY KEY,  -- SHA-256 of the key: rows in memory have a fixed length
   token VARBINARY(64) NOT NULL,
-  fence BIGINT NOT NULL,
-  until DATETIME(6) NOT NULL,
-  KEY (until) USING BTREE
+  until DATETIME(6) NOT NULL
 ) ENGINE = MEMORY //
 CREATE TABLE IF NOT EXISTS lockkeeper_claim (
   name    VARBINARY(512) NOT NULL,
@@ -105,6 +104,10 @@ BEGIN
     END IF;
     SET v_now = SYSDATE(6);
     SELECT token INTO v_freed FROM lockkeeper_freed WHERE id = UNHEX(SHA2(a_name, 256));
+    IF v_holder = '' THEN
+      -- Whoever was broken may yet say that it is free. Until its lease is over nobody else says so.
+      SET v_holder = NULL, a_alone = a_alone AND v_lease <= v_now;
+    END IF;
     IF v_holder IS NOT NULL THEN
       -- It may have been renewed, or be about to be: a renewal that is under way is waited for, and one
       -- that comes after this look finds, by a later clock, that the lease is over if it is over now.
@@ -219,6 +222,14 @@ BEGIN
       ROLLBACK;
     END IF;
   END;
+  IF v_alone AND a_alone AND v_freed IS NULL THEN
+    BEGIN
+      -- There is no room: its release will be written to the disk.
+      DECLARE CONTINUE HANDLER FOR 1114 BEGIN END;
+      INSERT IGNORE INTO lockkeeper_freed VALUES
+        (UNHEX(SHA2(a_name, 256)), '', SYSDATE(6) + INTERVAL a_ttl MICROSECOND);
+    END;
+  END IF;
   SELECT v_clash AS clash, IF(v_in, v_fence, NULL) AS fence, v_slots AS slots,
          v_pause AS pause, COALESCE(v_ahead, 0) AS ahead, CAST(v_alone AND a_alone AS SIGNED) AS alone;
 END //
@@ -280,43 +291,28 @@ DROP PROCEDURE IF EXISTS lockkeeper_release //
 CREATE PROCEDURE lockkeeper_release(a_name VARBINARY(512), a_token VARBINARY(64)) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_held BOOLEAN;
-  DECLARE v_fence BIGINT;
-  DECLARE v_freed VARBINARY(64) DEFAULT '';
   DECLARE v_until DATETIME(6);
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
-  SELECT fence, until INTO v_fence, v_until FROM lockkeeper_lock WHERE name = a_name AND token = a_token;
-  SELECT fence IS NOT NULL AND until > SYSDATE(6), until INTO v_held, v_until
+  SELECT until INTO v_until FROM lockkeeper_lock WHERE name = a_name AND token = a_token;
+  SELECT fence IS NOT NULL AND until > SYSDATE(6) INTO v_held
     FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
-  IF v_fence IS NOT NULL THEN
-    SELECT token INTO v_freed FROM lockkeeper_freed WHERE id = UNHEX(SHA2(a_name, 256));
-    SET v_held = COALESCE(v_held, v_until > SYSDATE(6)) AND v_freed <> a_token;
+  SET v_held = COALESCE(v_held, v_until > SYSDATE(6), FALSE);
+  IF v_until IS NOT NULL THEN
     BEGIN
       -- There is no room for it in memory, or no such table.
       DECLARE EXIT HANDLER FOR SQLEXCEPTION
         UPDATE lockkeeper_lock SET token = NULL WHERE name = a_name AND token = a_token;
-      CALL lockkeeper_free(a_name, a_token, v_fence, v_until);
+      REPLACE INTO lockkeeper_freed VALUES (UNHEX(SHA2(a_name, 256)), a_token, v_until);
     END;
   END IF;
   DELETE FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
-  SELECT CAST(COALESCE(v_held, 0) AS SIGNED) AS held;
-END //
-DROP PROCEDURE IF EXISTS lockkeeper_free //
--- Notes that a token gave its lock back, unless a later one did.
-CREATE PROCEDURE lockkeeper_free(
-  a_name VARBINARY(512), a_token VARBINARY(64), a_fence BIGINT, a_until DATETIME(6)
-) SQL SECURITY INVOKER MODIFIES SQL DATA
-BEGIN
-  INSERT INTO lockkeeper_freed (id, token, fence, until)
-    VALUES (UNHEX(SHA2(a_name, 256)), a_token, a_fence, a_until)
-    ON DUPLICATE KEY UPDATE
-      token = IF(fence < a_fence, a_token, token), until = IF(fence < a_fence, a_until, until),
-      fence = GREATEST(fence, a_fence);
+  SELECT CAST(v_held AS SIGNED) AS held;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_sweep //
 -- Removes what nobody needs any more, a little at a time. The clock carries a forgotten fence on.
 CREATE PROCEDURE lockkeeper_sweep() SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
-  DELETE FROM lockkeeper_freed WHERE until < SYSDATE(6) LIMIT 2000;
+  DELETE FROM lockkeeper_freed WHERE until < SYSDATE(6);
   DELETE FROM lockkeeper_claim WHERE until < SYSDATE(6) - INTERVAL 1 MINUTE LIMIT 100;
   DELETE FROM lockkeeper_lock WHERE used < SYSDATE(6) - INTERVAL 30 DAY
     AND (token IS NULL OR until < SYSDATE(6))
@@ -330,23 +326,21 @@ DROP PROCEDURE IF EXISTS lockkeeper_break //
 -- Takes a lock away from all who hold it, for operators.
 CREATE PROCEDURE lockkeeper_break(a_name VARBINARY(512)) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
-  DECLARE v_last BIGINT;
   DECLARE v_holder VARBINARY(64);
+  DECLARE v_alone BOOLEAN;
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   START TRANSACTION;
-  SELECT fence, token INTO v_last, v_holder FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+  SELECT token INTO v_holder FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
   DELETE FROM lockkeeper_claim WHERE name = a_name AND fence IS NOT NULL;
-  UPDATE lockkeeper_lock SET token = NULL WHERE name = a_name;
+  -- Its holder may have been moved to the line, and still think that it is alone.
+  UPDATE lockkeeper_lock SET token = '' WHERE name = a_name AND until > SYSDATE(6);
+  SET v_alone = ROW_COUNT();
   COMMIT;
   -- A renewal that was under way may have copied it to the line after we looked there.
   DELETE FROM lockkeeper_claim WHERE name = a_name AND token = v_holder;
-  IF v_holder IS NOT NULL THEN
-    BEGIN
-      -- Its release will say that it held; there is no room to tell it otherwise.
-      DECLARE CONTINUE HANDLER FOR 1114 BEGIN END;
-      CALL lockkeeper_free(a_name, '', v_last, SYSDATE(6) + INTERVAL 1 DAY);
-    END;
+  IF v_alone THEN
+    DELETE FROM lockkeeper_freed WHERE id = UNHEX(SHA2(a_name, 256));
   END IF;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_guard //
