@@ -312,7 +312,7 @@ DROP PROCEDURE IF EXISTS lockkeeper_sweep //
 -- Removes what nobody needs any more, a little at a time. The clock carries a forgotten fence on.
 CREATE PROCEDURE lockkeeper_sweep() SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
-  DELETE FROM lockkeeper_freed WHERE until < SYSDATE(6);
+  DELETE FROM lockkeeper_freed WHERE until < SYSDATE(6) LIMIT 2000;
   DELETE FROM lockkeeper_claim WHERE until < SYSDATE(6) - INTERVAL 1 MINUTE LIMIT 100;
   DELETE FROM lockkeeper_lock WHERE used < SYSDATE(6) - INTERVAL 30 DAY
     AND (token IS NULL OR until < SYSDATE(6))
