@@ -4,6 +4,7 @@
 //! it is: a second key with the same number is refused, so two names never share a lock.
 
 use async_trait::async_trait;
+use sha2::{Digest, Sha256};
 use sqlx::Row;
 use sqlx::postgres::{PgConnection, PgRow};
 use std::time::{Duration, SystemTime};
@@ -11,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use super::connect::NAME;
 use crate::backend::{Entry, Guarantees, Mode, Query, Support};
 use crate::backends::sql::{Ask, Hold, Seen, Taken, fence, promises};
+use crate::key::Key;
 use crate::owner::whoami;
 
 /// Locks of the server's lock manager.
@@ -29,7 +31,26 @@ impl Hold for Advisory {
 
     const SEES_WAITERS: bool = true;
 
+    /// Mostly it is free, and its next fence is from a stretch that is committed already: then one plain
+    /// statement takes it. The function waits, and begins the next stretch.
     async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
+        if !ask.read && !wait {
+            let taking = sqlx::query_scalar(
+                "UPDATE lockkeeper_last l
+                 SET fence = l.fence + 1, pid = pg_backend_pid(), who = $3, note = $4,
+                     since = clock_timestamp()
+                 FROM lockkeeper_bound b WHERE l.key = $1 AND b.key = $1
+                   AND CASE WHEN l.fence < b.fence THEN pg_try_advisory_lock(b.id) END
+                 RETURNING l.fence, set_config('idle_session_timeout', $2, false)",
+            )
+            .bind(ask.key.as_str())
+            .bind(milliseconds(ask.ttl).to_string())
+            .bind(whoami())
+            .bind(&ask.note);
+            if let Some(fence) = taking.fetch_optional(&mut *wire).await? {
+                return Ok(Taken::Fenced(fence));
+            }
+        }
         let fence: Option<i64> =
             sqlx::query_scalar("SELECT lockkeeper_advise($1, $2, $3, $4, $5, $6)")
                 .bind(ask.key.as_str())
@@ -47,12 +68,19 @@ impl Hold for Advisory {
         sqlx::query("SELECT 1").execute(wire).await.map(|_| true)
     }
 
+    /// All of it: a statement that had to wait for a row may have asked the server twice.
     async fn give_back(wire: &mut PgConnection, ask: &Ask) -> sqlx::Result<bool> {
-        sqlx::query_scalar("SELECT lockkeeper_unadvise($1, $2)")
-            .bind(ask.key.as_str())
-            .bind(ask.read)
-            .fetch_one(wire)
-            .await
+        let giving = match ask.read {
+            false => {
+                "SELECT pg_advisory_unlock($1), pg_advisory_unlock_all(),
+                   set_config('idle_session_timeout', '0', false)"
+            }
+            true => {
+                "SELECT pg_advisory_unlock_shared($1), pg_advisory_unlock_all(),
+                   set_config('idle_session_timeout', '0', false)"
+            }
+        };
+        sqlx::query_scalar(giving).bind(number(&ask.key)).fetch_one(wire).await
     }
 
     async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
@@ -101,6 +129,13 @@ pub(super) fn seen(row: &PgRow) -> sqlx::Result<Seen> {
         slots: Vec::new(),
     };
     Ok(Seen { key: row.try_get("key")?, number, holds, last, entry })
+}
+
+/// The number of a key, as `lockkeeper_id` in the database has it.
+fn number(key: &Key) -> i64 {
+    let hash = Sha256::digest(format!("lockkeeper:{key}"));
+    let (first, _) = hash.split_first_chunk().expect("a hash is longer than that");
+    i64::from_be_bytes(*first)
 }
 
 /// After how much silence the server ends a session.

@@ -20,11 +20,10 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
            current_setting('max_connections')::bigint AS connections,
            (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
            (SELECT reset_val FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout') AS idle,
-           has_table_privilege('lockkeeper_lock', 'SELECT, INSERT, UPDATE, DELETE')
-             AND has_table_privilege('lockkeeper_claim', 'SELECT, INSERT, UPDATE, DELETE')
-             AND has_table_privilege('lockkeeper_bound', 'SELECT, INSERT, UPDATE, DELETE')
-             AND has_table_privilege('lockkeeper_last', 'SELECT, INSERT, UPDATE, DELETE')
-             AND has_table_privilege('lockkeeper_row', 'SELECT, INSERT, UPDATE, DELETE') AS allowed,
+           has_table_privilege('lockkeeper_all', 'SELECT') AND NOT EXISTS (
+             SELECT FROM unnest(ARRAY['lock', 'claim', 'bound', 'last', 'row']) AS name,
+                    unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS right_to
+             WHERE NOT has_table_privilege('lockkeeper_' || name, right_to)) AS allowed,
            abs(extract(epoch FROM clock_timestamp()) - $1)::float8 AS skew",
     )
     .bind(seconds_since_1970())
@@ -40,7 +39,8 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
         row.get("allowed"),
         Severity::Problem,
         "rights to read and write the tables of lockkeeper".into(),
-        "grant SELECT, INSERT, UPDATE and DELETE on the tables named lockkeeper_*",
+        "grant SELECT on lockkeeper_all, and SELECT, INSERT, UPDATE and DELETE on the tables named \
+         lockkeeper_*",
     );
     judge(
         !row.get::<bool, _>("standby"),

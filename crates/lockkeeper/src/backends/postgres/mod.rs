@@ -5,6 +5,7 @@
 //! for as long as a connection lives. They do not exclude each other: everyone names the same strategy.
 
 mod advisory;
+mod claim;
 mod connect;
 mod doctor;
 mod lease;

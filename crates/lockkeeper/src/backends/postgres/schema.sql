@@ -1,16 +1,23 @@
 -- lockkeeper's tables and functions, version 1. Running this again changes nothing.
 --
 -- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
--- it also carries the key's fence. lockkeeper_claim is the line: whoever holds or waits, in order.
--- Nothing is put into the line without a word in that row, lockkeeper_lock.sole: so one who finds there
--- that nobody is in line, or nobody else, need not look.
+-- it also carries the key's fence, and the holder as long as it is alone: taking and giving back a lock
+-- that nobody else wants changes this row and nothing else. As soon as others come, all of them are in
+-- line, in lockkeeper_claim: whoever holds or waits, in order.
 -- Time is clock_timestamp() read after the latch is held: now() would be older than the wait for it.
+--
+-- Only who gives a lock to somebody takes the latch FOR UPDATE: lockkeeper_guard keeps off just those.
 
 CREATE TABLE IF NOT EXISTS lockkeeper_lock (
   key   text COLLATE "C" PRIMARY KEY,
   fence bigint NOT NULL,
-  used  timestamptz NOT NULL DEFAULT clock_timestamp(),
-  sole  text COLLATE "C"    -- the only token in line, or '' if there is none, or null if one has to look
+  token text COLLATE "C",  -- who holds alone, or '' if nobody does, or null if one has to look at the line
+  owner text COLLATE "C",
+  kind  text COLLATE "C",
+  since timestamptz NOT NULL DEFAULT clock_timestamp(),
+  until timestamptz,
+  who   text,
+  note  text
 ) WITH (fillfactor = 70);
 
 CREATE TABLE IF NOT EXISTS lockkeeper_claim (
@@ -62,8 +69,6 @@ $$;
 CREATE OR REPLACE FUNCTION lockkeeper_turn(
   a_key text, a_token text, a_place bigint, a_owner text, a_kind text, a_take bigint, a_permits bigint
 ) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-  inside boolean;
 BEGIN
   IF a_kind = 'semaphore' THEN
     RETURN (
@@ -71,14 +76,13 @@ BEGIN
       WHERE c.key = a_key AND c.token <> a_token AND (c.fence IS NOT NULL OR c.place < a_place));
   END IF;
   -- An owner that is in already is not made to queue behind those who wait for it.
-  inside := EXISTS (
-    SELECT FROM lockkeeper_claim c
-    WHERE c.key = a_key AND c.token <> a_token AND c.fence IS NOT NULL AND c.owner = a_owner);
   RETURN NOT EXISTS (
     SELECT FROM lockkeeper_claim c
     WHERE c.key = a_key AND c.token <> a_token AND c.owner <> a_owner
-      AND (c.fence IS NOT NULL OR (c.place < a_place AND NOT inside))
-      AND NOT (a_kind = 'read' AND c.kind = 'read'));
+      AND NOT (a_kind = 'read' AND c.kind = 'read')
+      AND (c.fence IS NOT NULL OR (c.place < a_place AND NOT EXISTS (
+        SELECT FROM lockkeeper_claim i
+        WHERE i.key = a_key AND i.token <> a_token AND i.fence IS NOT NULL AND i.owner = a_owner))));
 END $$;
 
 -- Tells those whose turn it is. They are a run from the front of the line.
@@ -92,6 +96,15 @@ BEGIN
   END LOOP;
 END $$;
 
+-- Everybody, in line or alone, and the last fence of each key.
+CREATE OR REPLACE VIEW lockkeeper_all AS
+  SELECT c.key, c.place, c.owner, c.kind, c.take, c.permits, c.fence, c.slots, c.since, c.until, c.who, c.note,
+         l.fence AS last
+    FROM lockkeeper_claim c LEFT JOIN lockkeeper_lock l USING (key)
+  UNION ALL
+  SELECT l.key, 0, l.owner, l.kind, 1, 0, l.fence, '{}', l.since, l.until, l.who, l.note, l.fence
+    FROM lockkeeper_lock l WHERE l.token <> '';
+
 -- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds.
 CREATE OR REPLACE FUNCTION lockkeeper_attempt(
   a_key text, a_token text, a_owner text, a_kind text, a_take bigint, a_permits bigint,
@@ -99,46 +112,54 @@ CREATE OR REPLACE FUNCTION lockkeeper_attempt(
   OUT clash text, OUT granted boolean, OUT fence bigint, OUT slots bigint[], OUT pause bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
+  latch lockkeeper_lock;
   mine lockkeeper_claim;
-  last bigint;
+  over bigint;
+  others bigint;
   instant timestamptz;
-  alone boolean;
   -- A transaction that the lock guards may be in the way; the caller asks again.
   patience text := set_config('lock_timeout', '5000', true);
 BEGIN
-  -- Mostly nobody is there, and then this is all. Whoever waits here for the row reads it again after the
-  -- wait, but would not see what the one before put in line: therefore only the row is asked.
-  IF a_kind <> 'semaphore' THEN
-    WITH latch AS (
-      UPDATE lockkeeper_lock l SET sole = a_token, used = clock_timestamp(),
-          fence = CASE a_kind WHEN 'read' THEN l.fence ELSE greatest(l.fence + 1, lockkeeper_micros()) END
-        WHERE l.key = a_key AND l.sole = '' RETURNING l.fence
-    ) INSERT INTO lockkeeper_claim AS c
-          (key, token, owner, kind, take, permits, fence, since, until, wake, who, note)
-        SELECT a_key, a_token, a_owner, a_kind, a_take, a_permits, latch.fence, clock_timestamp(),
-               clock_timestamp() + a_ttl * interval '1 microsecond', a_wake, a_who, a_note
-        FROM latch
-      RETURNING c.fence INTO fence;
-    IF FOUND THEN
-      granted := true;
-      RETURN;
-    END IF;
-  END IF;
   LOOP
-    SELECT l.fence INTO last FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
+    SELECT * INTO latch FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
     EXIT WHEN FOUND;
     INSERT INTO lockkeeper_lock (key, fence) VALUES (a_key, lockkeeper_micros()) ON CONFLICT DO NOTHING;
   END LOOP;
   instant := clock_timestamp();
-  alone := a_kind <> 'semaphore' AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = a_key);
-  IF NOT alone THEN
-    DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
-    IF FOUND THEN
-      PERFORM lockkeeper_wake(a_key);
+  IF latch.token <> '' AND latch.until > instant THEN
+    -- One who only asks does not make a line.
+    IF a_stay = 0 AND a_kind <> 'semaphore' AND latch.token <> a_token AND latch.owner <> a_owner
+        AND NOT (a_kind = 'read' AND latch.kind = 'read') THEN
+      granted := false;
+      pause := greatest(1, extract(epoch FROM latch.until - instant) * 1000000);
+      PERFORM set_config('synchronous_commit', 'off', true);
+      RETURN;
     END IF;
-    SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
+    -- The one who was alone goes in line, where others can stand too.
+    INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, fence, since, until, wake, who, note)
+      VALUES (a_key, latch.token, latch.owner, latch.kind, 1, 0, latch.fence, latch.since, latch.until, '',
+              latch.who, latch.note);
   END IF;
-  IF mine.token IS NULL AND NOT alone THEN
+  SELECT count(*) FILTER (WHERE c.until <= instant), count(*) FILTER (WHERE c.until > instant)
+    INTO over, others FROM lockkeeper_claim c WHERE c.key = a_key;
+  IF over > 0 THEN
+    DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
+    PERFORM lockkeeper_wake(a_key);
+  END IF;
+  IF others > 0 THEN
+    SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
+  ELSIF a_kind <> 'semaphore' THEN
+    UPDATE lockkeeper_lock l
+      SET token = a_token, owner = a_owner, kind = a_kind, since = clock_timestamp(),
+          until = clock_timestamp() + a_ttl * interval '1 microsecond', who = a_who, note = a_note,
+          fence = CASE a_kind WHEN 'read' THEN l.fence ELSE greatest(l.fence + 1, lockkeeper_micros()) END
+      WHERE l.key = a_key RETURNING true, l.fence INTO granted, fence;
+    RETURN;
+  END IF;
+  IF latch.token IS NOT NULL THEN
+    UPDATE lockkeeper_lock l SET token = NULL, until = NULL WHERE l.key = a_key;
+  END IF;
+  IF mine.token IS NULL THEN
     SELECT c.kind || CASE c.kind WHEN 'semaphore' THEN '(' || c.take || ' of ' || c.permits || ')' ELSE '' END
       INTO clash FROM lockkeeper_claim c
       WHERE c.key = a_key AND ((c.kind = 'semaphore') <> (a_kind = 'semaphore') OR c.permits <> a_permits)
@@ -149,7 +170,7 @@ BEGIN
     END IF;
   END IF;
 
-  granted := alone OR mine.fence IS NOT NULL;
+  granted := mine.fence IS NOT NULL;
   IF NOT granted THEN
     granted := lockkeeper_turn(
       a_key, a_token, coalesce(mine.place, 9223372036854775807), a_owner, a_kind, a_take, a_permits);
@@ -161,7 +182,6 @@ BEGIN
       INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, since, until, wake, who, note)
         VALUES (a_key, a_token, a_owner, a_kind, a_take, a_permits,
                 instant, instant + a_stay * interval '1 microsecond', a_wake, a_who, a_note);
-      UPDATE lockkeeper_lock l SET sole = NULL WHERE l.key = a_key;
     ELSE
       UPDATE lockkeeper_claim c SET until = instant + a_stay * interval '1 microsecond'
         WHERE c.key = a_key AND c.token = a_token;
@@ -183,19 +203,18 @@ BEGIN
         SELECT s FROM generate_series(0, (SELECT count(*) FROM taken) + a_take - 1) s
         WHERE s NOT IN (SELECT slot FROM taken) ORDER BY s LIMIT a_take
       ) SELECT array_agg(s) INTO slots FROM free;
-    ELSIF a_kind <> 'read' AND NOT alone THEN
+    ELSIF a_kind <> 'read' AND a_owner <> a_token THEN
       -- An owner that enters again through another client has the fence that it has already.
       SELECT c.fence INTO fence FROM lockkeeper_claim c
         WHERE c.key = a_key AND c.owner = a_owner AND c.fence IS NOT NULL AND c.kind <> 'read' LIMIT 1;
     END IF;
     IF a_kind = 'read' THEN
-      fence := last;
+      fence := latch.fence;
     ELSIF fence IS NULL THEN
-      fence := greatest(last + 1, lockkeeper_micros());
+      fence := greatest(latch.fence + 1, lockkeeper_micros());
     END IF;
     UPDATE lockkeeper_lock l
-      SET fence = greatest(l.fence, lockkeeper_attempt.fence), used = instant,
-          sole = CASE WHEN alone THEN a_token END
+      SET fence = greatest(l.fence, lockkeeper_attempt.fence), since = instant
       WHERE l.key = a_key;
   END IF;
   instant := clock_timestamp();
@@ -213,14 +232,20 @@ BEGIN
   END IF;
 END $$;
 
--- Extends leases that are still alive, and says which.
+-- Extends leases that are still alive, and says which. Who is alone may be put in line meanwhile, and
+-- nobody ever goes the other way: so the line comes last.
 CREATE OR REPLACE FUNCTION lockkeeper_renew(a_keys text[], a_tokens text[], a_ttls bigint[])
-RETURNS SETOF text LANGUAGE sql AS $$
-  UPDATE lockkeeper_claim c SET until = clock_timestamp() + a.ttl * interval '1 microsecond'
-  FROM unnest(a_keys, a_tokens, a_ttls) AS a (key, token, ttl)
-  WHERE c.key = a.key AND c.token = a.token AND c.fence IS NOT NULL AND c.until > clock_timestamp()
-  RETURNING c.token
-$$;
+RETURNS SETOF text LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN QUERY UPDATE lockkeeper_lock l SET until = clock_timestamp() + a.ttl * interval '1 microsecond'
+    FROM unnest(a_keys, a_tokens, a_ttls) AS a (key, token, ttl)
+    WHERE l.key = a.key AND l.token = a.token AND l.until > clock_timestamp()
+    RETURNING l.token;
+  RETURN QUERY UPDATE lockkeeper_claim c SET until = clock_timestamp() + a.ttl * interval '1 microsecond'
+    FROM unnest(a_keys, a_tokens, a_ttls) AS a (key, token, ttl)
+    WHERE c.key = a.key AND c.token = a.token AND c.fence IS NOT NULL AND c.until > clock_timestamp()
+    RETURNING c.token;
+END $$;
 
 -- Removes what nobody needs any more, a little at a time, without waiting for anyone.
 CREATE OR REPLACE FUNCTION lockkeeper_sweep() RETURNS void LANGUAGE sql AS $$
@@ -229,20 +254,23 @@ CREATE OR REPLACE FUNCTION lockkeeper_sweep() RETURNS void LANGUAGE sql AS $$
     LIMIT 100 FOR UPDATE SKIP LOCKED));
   -- The clock carries a fence on that is forgotten.
   DELETE FROM lockkeeper_lock WHERE ctid = ANY (ARRAY(
-    SELECT l.ctid FROM lockkeeper_lock l WHERE l.used < clock_timestamp() - interval '30 days'
-      AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = l.key)
+    SELECT l.ctid FROM lockkeeper_lock l WHERE l.since < clock_timestamp() - interval '30 days'
+      AND (l.token = '' OR l.until < clock_timestamp()
+        OR (l.token IS NULL AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = l.key)))
     LIMIT 100 FOR UPDATE SKIP LOCKED));
   -- A row that somebody holds is locked, and passed over.
   DELETE FROM lockkeeper_row WHERE ctid = ANY (ARRAY(
-    SELECT r.ctid FROM lockkeeper_row r JOIN lockkeeper_bound b USING (key)
-    WHERE b.used < clock_timestamp() - interval '30 days' LIMIT 100 FOR UPDATE OF r SKIP LOCKED));
+    SELECT r.ctid FROM lockkeeper_row r JOIN lockkeeper_bound b USING (key) LEFT JOIN lockkeeper_last l USING (key)
+    WHERE greatest(b.used, l.since) < clock_timestamp() - interval '30 days'
+    LIMIT 100 FOR UPDATE OF r SKIP LOCKED));
   WITH idle AS (
     DELETE FROM lockkeeper_bound WHERE ctid = ANY (ARRAY(
-      SELECT b.ctid FROM lockkeeper_bound b WHERE b.used < clock_timestamp() - interval '30 days'
+      SELECT b.ctid FROM lockkeeper_bound b LEFT JOIN lockkeeper_last t USING (key)
+      WHERE greatest(b.used, t.since) < clock_timestamp() - interval '30 days'
         AND NOT EXISTS (SELECT FROM lockkeeper_row r WHERE r.key = b.key)
         AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1
           AND (l.classid::bigint << 32) | l.objid::bigint = b.id)
-      LIMIT 100 FOR UPDATE SKIP LOCKED))
+      LIMIT 100 FOR UPDATE OF b SKIP LOCKED))
     RETURNING key
   ) DELETE FROM lockkeeper_last USING idle WHERE lockkeeper_last.key = idle.key;
 $$;
@@ -254,34 +282,29 @@ DECLARE
   -- A release that a crash forgets costs the rest of the lease, and so need not be on disk.
   haste text := set_config('synchronous_commit', 'off', true);
 BEGIN
-  -- Who is alone in line holds, and has nobody to tell.
-  WITH latch AS (
-    UPDATE lockkeeper_lock l SET sole = '' WHERE l.key = a_key AND l.sole = a_token RETURNING l.key
-  ) DELETE FROM lockkeeper_claim c
-      WHERE c.key = a_key AND c.token = a_token AND EXISTS (SELECT FROM latch)
-    RETURNING c.until > clock_timestamp() INTO held;
+  PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR NO KEY UPDATE;
+  UPDATE lockkeeper_lock l SET token = '' WHERE l.key = a_key AND l.token = a_token
+    RETURNING l.until > clock_timestamp() INTO held;
   IF NOT FOUND THEN
-    PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
     DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token
       RETURNING c.fence IS NOT NULL AND c.until > clock_timestamp() INTO held;
     IF FOUND THEN
       PERFORM lockkeeper_wake(a_key);
     END IF;
-    UPDATE lockkeeper_lock l SET sole = '' WHERE l.key = a_key
+    UPDATE lockkeeper_lock l SET token = '' WHERE l.key = a_key AND l.token IS NULL
       AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = a_key);
-  END IF;
-  IF random() < 0.002 THEN
-    PERFORM lockkeeper_sweep();
   END IF;
   RETURN coalesce(held, false);
 END $$;
 
 -- Takes a lock away from all who hold it, for operators.
-CREATE OR REPLACE FUNCTION lockkeeper_break(a_key text) RETURNS SETOF lockkeeper_claim LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION lockkeeper_break(a_key text) RETURNS SETOF lockkeeper_all LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
-  RETURN QUERY DELETE FROM lockkeeper_claim c
-    WHERE c.key = a_key AND c.fence IS NOT NULL AND c.until > clock_timestamp() RETURNING c.*;
+  PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR NO KEY UPDATE;
+  RETURN QUERY SELECT * FROM lockkeeper_all a
+    WHERE a.key = a_key AND a.fence IS NOT NULL AND a.until > clock_timestamp();
+  UPDATE lockkeeper_lock l SET token = '' WHERE l.key = a_key AND l.token <> '';
+  DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.fence IS NOT NULL;
   PERFORM lockkeeper_wake(a_key);
 END $$;
 
@@ -291,7 +314,7 @@ CREATE OR REPLACE FUNCTION lockkeeper_guard(a_key text, a_fence bigint) RETURNS 
 DECLARE
   last bigint;
 BEGIN
-  SELECT l.fence INTO last FROM lockkeeper_lock l WHERE l.key = a_key FOR SHARE;
+  SELECT l.fence INTO last FROM lockkeeper_lock l WHERE l.key = a_key FOR KEY SHARE;
   IF last IS DISTINCT FROM a_fence THEN
     SELECT l.fence INTO last FROM lockkeeper_last l WHERE l.key = a_key FOR SHARE;
   END IF;
@@ -302,30 +325,27 @@ BEGIN
   RETURN true;
 END $$;
 
--- The fence of a lock that a connection holds. Fences are given from a stretch of one second, whose end
--- is committed before the first of them: most grants wait for no disk. After a crash lockkeeper_last is
+-- The fence of a lock that a connection holds. Fences are given from a stretch of a million, whose end is
+-- committed before the first of them: other grants wait for no disk. After a crash lockkeeper_last is
 -- empty, and the next stretch begins above the end of the one before.
 CREATE OR REPLACE FUNCTION lockkeeper_bind(
   a_key text, a_pid integer, a_read boolean, a_who text, a_note text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-  instant bigint := lockkeeper_micros();
   result bigint;
 BEGIN
   IF a_read THEN
     SELECT coalesce(l.fence, b.fence) INTO result
       FROM lockkeeper_bound b LEFT JOIN lockkeeper_last l USING (key) WHERE b.key = a_key;
     IF NOT FOUND THEN
-      INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, lockkeeper_id(a_key), instant)
+      INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, lockkeeper_id(a_key), lockkeeper_micros())
         ON CONFLICT (key) DO UPDATE SET used = clock_timestamp() RETURNING b.fence INTO result;
     END IF;
     RETURN result;
   END IF;
   UPDATE lockkeeper_last l
-    SET fence = greatest(l.fence + 1, instant), pid = a_pid, who = a_who, note = a_note,
-        since = clock_timestamp()
-    FROM lockkeeper_bound b
-    WHERE l.key = a_key AND b.key = a_key AND greatest(l.fence + 1, instant) <= b.fence
+    SET fence = l.fence + 1, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp()
+    FROM lockkeeper_bound b WHERE l.key = a_key AND b.key = a_key AND l.fence < b.fence
     RETURNING l.fence INTO result;
   IF FOUND THEN
     RETURN result;
@@ -333,8 +353,10 @@ BEGIN
   -- Of two who come here at once, the second waits at the first row that the first has, and goes on
   -- from the end of its stretch.
   PERFORM FROM lockkeeper_last l WHERE l.key = a_key FOR UPDATE;
-  INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, lockkeeper_id(a_key), instant + 1000000)
-    ON CONFLICT (key) DO UPDATE SET fence = greatest(b.fence, instant) + 1000000, used = clock_timestamp()
+  INSERT INTO lockkeeper_bound AS b (key, id, fence)
+    VALUES (a_key, lockkeeper_id(a_key), lockkeeper_micros() + 1000000)
+    ON CONFLICT (key) DO UPDATE
+      SET fence = greatest(b.fence, lockkeeper_micros()) + 1000000, used = clock_timestamp()
     RETURNING b.fence - 999999 INTO result;
   INSERT INTO lockkeeper_last (key, fence, pid, who, note, since)
     VALUES (a_key, result, a_pid, a_who, a_note, clock_timestamp())
@@ -370,15 +392,6 @@ BEGIN
     RETURN NULL;
   END IF;
   RETURN lockkeeper_bind(a_key, pg_backend_pid(), a_read, a_who, a_note);
-END $$;
-
-CREATE OR REPLACE FUNCTION lockkeeper_unadvise(a_key text, a_read boolean) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM set_config('idle_session_timeout', '0', false);
-  IF a_read THEN
-    RETURN pg_advisory_unlock_shared(lockkeeper_id(a_key));
-  END IF;
-  RETURN pg_advisory_unlock(lockkeeper_id(a_key));
 END $$;
 
 -- Locks a key's row in the transaction that is open: true, or false if it is busy and not waited for,

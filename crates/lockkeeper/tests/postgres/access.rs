@@ -1,0 +1,151 @@
+//! Who may use the database, how it is reached, and what is refused.
+
+use lockkeeper::backend::Severity;
+use lockkeeper::{Client, Loss};
+use lockkeeper_testkit::certificates;
+use lockkeeper_testkit::database::{Pgbouncer, Postgres};
+
+use super::{LEASE, database, server, strategy};
+
+#[tokio::test]
+async fn a_user_with_few_rights_can_do_everything() {
+    let url = server().url();
+    let name = format!("poor_{}", database(&url));
+    Client::connect(&url).await.unwrap();
+    server().sql(
+        database(&url),
+        &format!(
+            "CREATE ROLE {name} LOGIN;
+             GRANT SELECT, INSERT, UPDATE, DELETE ON lockkeeper_lock, lockkeeper_claim, lockkeeper_bound,
+               lockkeeper_last, lockkeeper_row TO {name};
+             GRANT SELECT ON lockkeeper_all TO {name}"
+        ),
+    );
+    let poor = url.replace("postgres@", &format!("{name}@"));
+    for place in [format!("{poor}?create=no"), strategy(&poor, "advisory"), strategy(&poor, "row")]
+    {
+        let client = Client::connect(&place).await.unwrap();
+        let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
+        assert_eq!(client.break_lock("key").await.unwrap().len(), 1);
+        assert_eq!(guard.lost().await, Loss::Gone);
+        let findings = client.doctor().await.unwrap();
+        assert!(findings.iter().all(|f| f.severity < Severity::Problem), "{findings:?}");
+    }
+    server().sql(database(&url), &format!("REVOKE UPDATE ON lockkeeper_claim FROM {name}"));
+    let client = Client::connect(&poor).await.unwrap();
+    let findings = client.doctor().await.unwrap();
+    let worst = findings.iter().find(|finding| finding.severity == Severity::Problem).unwrap();
+    assert!(worst.advice.contains("UPDATE"), "{findings:?}");
+}
+
+#[tokio::test]
+async fn missing_tables_that_may_not_be_made_are_named() {
+    let url = server().url();
+    let error = Client::connect(format!("{url}?create=no")).await.unwrap_err().to_string();
+    assert!(error.contains("lockkeeper explain --schema postgres:"), "{error}");
+    let error = Client::connect(format!("{url}?strategy=hope")).await.unwrap_err().to_string();
+    assert!(error.contains("lease, advisory, row"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_us_is_an_error_without_our_password() {
+    let url = format!("postgres://nobody:canary@127.0.0.1:{}/nowhere", server().address().port());
+    let error = Client::connect(&url).await.unwrap_err();
+    assert!(!error.is_retryable() && !format!("{error} {error:?}").contains("canary"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_pooler_that_lends_by_transaction_and_a_standby_are_refused() {
+    let mut server = Postgres::start();
+    let url = server.url();
+    Client::connect(&url).await.unwrap();
+    let pooler = Pgbouncer::start(&server);
+    for way in ["lease", "advisory", "row"] {
+        let through = strategy(&pooler.through(&server, &url), way);
+        let error = Client::connect(&through).await.unwrap_err().to_string();
+        assert!(error.contains("pooler") && error.contains("connect past"), "{error}");
+    }
+    server.crash();
+    std::fs::write(server.directory().join("data/standby.signal"), "").unwrap();
+    server.resume_service();
+    for way in ["lease", "advisory", "row"] {
+        let error = Client::connect(strategy(&url, way)).await.unwrap_err().to_string();
+        assert!(error.contains("standby") && error.contains("primary"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn tls_knows_whom_it_talks_to() {
+    let directory = tempfile::tempdir().unwrap();
+    certificates(directory.path());
+    let server = Postgres::start();
+    let (ours, theirs) = (directory.path(), server.directory().join("data"));
+    for file in ["server.key", "server.pem"] {
+        let (from, to) = (ours.join(file), theirs.join(file));
+        let copy = format!("cp {} {to} && chmod 600 {to}", from.display(), to = to.display());
+        server.sql("postgres", &format!("COPY (SELECT 1) TO PROGRAM '{copy}'"));
+    }
+    for setting in ["ssl_cert_file = 'server.pem'", "ssl_key_file = 'server.key'", "ssl = on"] {
+        server.sql("postgres", &format!("ALTER SYSTEM SET {setting}"));
+    }
+    server.sql("postgres", "SELECT pg_reload_conf()");
+    let url = server.url();
+    let with =
+        |ca: &str| format!("{url}?sslmode=verify-full&sslrootcert={}", ours.join(ca).display());
+    let client = loop {
+        match Client::connect(with("ca.pem")).await {
+            Ok(client) => break client,
+            // It has not read its new settings yet.
+            Err(error) => assert!(error.to_string().contains("TLS"), "{error}"),
+        }
+    };
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let safe = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity a USING (pid)
+                WHERE datname = current_database() AND application_name LIKE 'lockkeeper%'";
+    assert_eq!(server.sql(database(&url), safe), "t");
+    let error = Client::connect(with("other.pem")).await.unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+}
+
+/// Run again by the test below, with a password in the environment that nobody else should see.
+#[tokio::test]
+async fn child_that_has_the_password() {
+    if let Ok(url) = std::env::var("LOCKKEEPER_TEST_URL") {
+        let client = Client::connect(url).await.unwrap();
+        client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_password_comes_from_the_environment_or_a_file() {
+    let server = Postgres::start();
+    server.sql("postgres", "CREATE ROLE app LOGIN PASSWORD 'canary'");
+    let rules = server.directory().join("data/pg_hba.conf");
+    let trusting = std::fs::read_to_string(&rules).unwrap();
+    let strict = "host all app 127.0.0.1/32 scram-sha-256\n";
+    std::fs::write(&rules, strict.to_owned() + &trusting).unwrap();
+    server.sql("postgres", "SELECT pg_reload_conf()");
+    let url = server.url();
+    server.sql(database(&url), "GRANT ALL ON SCHEMA public TO app");
+    let url = url.replace("postgres@", "app@");
+    // The new rules are read soon; then nobody gets in without a password.
+    let refused = async || Client::connect(&url).await.err();
+    let error = loop {
+        if let Some(error) = refused().await {
+            break error;
+        }
+    };
+    assert!(!error.is_retryable(), "{error}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "canary\n").unwrap();
+    let by_file = format!("{url}?password_file={}", file.path().display());
+    let client = Client::connect(by_file).await.unwrap();
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "access::child_that_has_the_password"])
+        .env("LOCKKEEPER_TEST_URL", &url)
+        .env("PGPASSWORD", "canary")
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+}

@@ -1,0 +1,297 @@
+//! What the tables say at any time, and the transactions that they guard.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use lockkeeper::Client;
+use lockkeeper::backend::Mode;
+use lockkeeper::queue::{self, Place, Turn};
+use sqlx::Connection;
+use tokio::task::JoinSet;
+
+use super::{LEASE, database, server, strategy};
+
+#[path = "../../examples/guarded_transaction.rs"]
+#[expect(dead_code, reason = "its main function is not called here")]
+mod guarded_transaction;
+
+#[tokio::test]
+async fn a_stale_holder_cannot_write_in_a_guarded_transaction() {
+    for way in ["lease", "advisory", "row"] {
+        let url = server().url();
+        let sql = |statement: &str| server().sql(database(&url), statement);
+        let client = Client::connect(strategy(&url, way)).await.unwrap();
+        sql("CREATE TABLE orders (id int PRIMARY KEY, state text);
+             INSERT INTO orders VALUES (42, 'new')");
+        let stale = client.mutex("orders/42").ttl(LEASE).acquire().await.unwrap();
+        let write = |state: &str, fence: lockkeeper::Fence| {
+            format!(
+                "DO $$ BEGIN
+                   UPDATE orders SET state = '{state}'
+                     WHERE id = 42 AND lockkeeper_guard('orders/42', {fence});
+                 EXCEPTION WHEN SQLSTATE 'LK001' THEN INSERT INTO orders VALUES (0, 'refused {state}');
+                 END $$"
+            )
+        };
+        sql(&write("paid", stale.fence()));
+        client.break_lock("orders/42").await.unwrap();
+        let next = client.mutex("orders/42").acquire().await.unwrap();
+        sql(&write("sent", next.fence()));
+        sql(&write("lost", stale.fence()));
+        assert_eq!(sql("SELECT state FROM orders ORDER BY id"), "refused lost\nsent", "{way}");
+    }
+}
+
+/// A clock that goes back and a crash, of which both leave nothing but the committed bound.
+#[tokio::test]
+async fn fences_of_bound_locks_rise_without_the_help_of_a_clock() {
+    for way in ["advisory", "row"] {
+        let url = server().url();
+        let sql = |statement: &str| server().sql(database(&url), statement);
+        let client = Client::connect(strategy(&url, way)).await.unwrap();
+        let fence = async || {
+            let guard = client.mutex("key").acquire().await.unwrap();
+            let fence = guard.fence();
+            guard.release().await.unwrap();
+            fence
+        };
+        fence().await;
+        // As if all that was given came from a clock that was an hour ahead.
+        sql("UPDATE lockkeeper_bound SET fence = fence + 3600000000;
+             UPDATE lockkeeper_last l SET fence = b.fence - 5 FROM lockkeeper_bound b WHERE b.key = l.key");
+        let mut last = fence().await;
+        for _ in 0..12 {
+            let next = fence().await;
+            assert!(next > last, "{way}: {next} after {last}");
+            last = next;
+        }
+        let bound: u64 = sql("SELECT fence FROM lockkeeper_bound").parse().unwrap();
+        assert!(last.get() <= bound, "{way}: a crash could give {last} again");
+        sql("TRUNCATE lockkeeper_last");
+        assert!(fence().await.get() > bound, "{way}: what was given before the crash is not known");
+    }
+}
+
+#[tokio::test]
+async fn the_example_of_a_guarded_transaction_does_what_it_says() {
+    assert_eq!(guarded_transaction::run(&server().url()).await.unwrap(), "sent");
+}
+
+/// Renewals and the release go on; only a grant has to wait.
+#[tokio::test]
+async fn a_guarded_transaction_keeps_others_out_and_its_own_holder_alive() {
+    let url = server().url();
+    let (one, another) =
+        (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
+    let mut database = sqlx::PgConnection::connect(&url).await.unwrap();
+    let guard = one.mutex("key").ttl(LEASE).acquire().await.unwrap();
+    let fence = guard.fence();
+    let mut transaction = database.begin().await.unwrap();
+    sqlx::query("SELECT lockkeeper_guard('key', $1)")
+        .bind(fence.get().cast_signed())
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    tokio::time::sleep(LEASE * 2).await;
+    guard.check().unwrap();
+    assert!(another.mutex("key").try_acquire().await.unwrap().is_none(), "it is held");
+    guard.release().await.unwrap();
+    assert!(another.mutex("key").try_acquire().await.unwrap().is_none(), "it is guarded");
+    transaction.commit().await.unwrap();
+    assert!(another.mutex("key").acquire().await.unwrap().fence() > fence);
+}
+
+/// A statement that waits for a row asks again when it has it, and so may take the lock a second time.
+#[tokio::test]
+async fn an_advisory_lock_that_was_taken_twice_by_one_statement_is_given_back_whole() {
+    let url = server().url();
+    let client = Client::connect(strategy(&url, "advisory")).await.unwrap();
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let mut database = sqlx::PgConnection::connect(&url).await.unwrap();
+    let mut in_the_way = database.begin().await.unwrap();
+    let writing = sqlx::query("UPDATE lockkeeper_last SET note = 'other'");
+    writing.execute(&mut *in_the_way).await.unwrap();
+    let taking = tokio::spawn({
+        let client = client.clone();
+        async move { client.mutex("key").acquire().await.unwrap() }
+    });
+    let mut count = async |which: &str| -> i64 {
+        let counting = format!(
+            "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+             WHERE a.datname = current_database() AND {which}"
+        );
+        let counting = sqlx::query_scalar(sqlx::AssertSqlSafe(counting));
+        counting.fetch_one(&mut *in_the_way).await.unwrap()
+    };
+    while count("NOT l.granted").await == 0 {
+        assert!(!taking.is_finished(), "it did not wait");
+    }
+    assert_eq!(count("l.locktype = 'advisory'").await, 1);
+    in_the_way.commit().await.unwrap();
+    taking.await.unwrap().release().await.unwrap();
+    let left = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+                WHERE a.datname = current_database() AND l.locktype = 'advisory'";
+    assert_eq!(server().sql(super::database(&url), left), "0");
+}
+
+/// Counted by the server itself, which says it when a connection ends.
+#[tokio::test]
+async fn a_lock_that_one_alone_wants_is_one_row() {
+    let url = server().url();
+    let sql = |statement: &str| server().sql(database(&url), statement);
+    let client = Client::connect(&url).await.unwrap();
+    for _ in 0..20 {
+        client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    }
+    client.close().await;
+    let count = "SELECT string_agg(relname || ' ' || n_tup_ins || ' ' || n_tup_upd || ' ' || n_tup_del, ', '
+                   ORDER BY relname) FROM pg_stat_user_tables
+                 WHERE relname IN ('lockkeeper_lock', 'lockkeeper_claim')";
+    let started = std::time::Instant::now();
+    while sql(count) != "lockkeeper_claim 0 0 0, lockkeeper_lock 1 40 0" {
+        assert!(started.elapsed() < Duration::from_secs(30), "{}", sql(count));
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_needs_is_swept_away() {
+    let url = server().url();
+    let client = Client::connect(&url).await.unwrap();
+    let _held = client.mutex("held").acquire().await.unwrap();
+    let sql = |statement: &str| server().sql(database(&url), statement);
+    sql("INSERT INTO lockkeeper_lock (key, fence, token, since, until) VALUES
+           ('idle', 1, '', now() - interval '31 days', NULL), ('used', 1, '', now(), NULL),
+           ('forgotten', 1, NULL, now() - interval '31 days', NULL),
+           ('expired', 1, 't', now() - interval '31 days', now() - interval '30 days'),
+           ('line', 1, NULL, now() - interval '31 days', NULL);
+         UPDATE lockkeeper_lock SET since = now() - interval '31 days' WHERE key = 'held';
+         INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, since, until, wake, who)
+           VALUES ('gone', 't', 't', 'mutex', 1, 0, now(), now() - interval '1 hour', '', ''),
+                  ('line', 't', 't', 'mutex', 1, 0, now(), now() + interval '1 hour', '', '');
+         INSERT INTO lockkeeper_bound VALUES ('idle', 1, 1, now() - interval '31 days'), ('used', 2, 1, now());
+         INSERT INTO lockkeeper_row VALUES ('idle'), ('used');
+         SELECT lockkeeper_sweep()");
+    assert_eq!(
+        sql("SELECT string_agg(key, ' ' ORDER BY key) FROM lockkeeper_lock"),
+        "held line used"
+    );
+    assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_claim"), "line");
+    assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_row"), "used");
+    assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_bound"), "used");
+}
+
+/// Whoever believes the row of a lock about who is in line does not look: so it must never be wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lock_says_of_its_line_is_true_at_any_time() {
+    let url = server().url();
+    let sql = |statement: &str| server().sql(database(&url), statement);
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let client = Client::connect(&url).await.unwrap();
+        tasks.spawn(async move {
+            for _ in 0..25 {
+                let key = if fastrand::bool() { "one" } else { "other" };
+                let lock = if fastrand::bool() { client.read(key) } else { client.write(key) };
+                match fastrand::u8(..8) {
+                    0 => drop(client.break_lock(key).await.unwrap()),
+                    1..4 => drop(lock.try_acquire().await.unwrap()),
+                    _ => drop(lock.acquire().await.unwrap()),
+                }
+            }
+            for key in ["one", "other"] {
+                client.write(key).acquire().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    let wrong = "SELECT count(*) FROM lockkeeper_lock JOIN lockkeeper_claim USING (key)
+                 WHERE lockkeeper_lock.token IS NOT NULL";
+    while !tasks.is_empty() {
+        assert_eq!(sql(wrong), "0");
+        while let Some(task) = tasks.try_join_next() {
+            task.unwrap();
+        }
+    }
+    assert_eq!(sql("SELECT count(*) FROM lockkeeper_lock WHERE token = ''"), "2");
+}
+
+/// A waiter moves the holder from the lock's row to the line in the very moment in which it renews.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_finds_its_holder_wherever_it_is_moved() {
+    let url = server().url();
+    Client::connect(&url).await.unwrap();
+    let connect = async || sqlx::PgConnection::connect(&url).await.unwrap();
+    let (mut holder, mut waiter) = (connect().await, connect().await);
+    for round in 0..300 {
+        let key = format!("key {round}");
+        let attempt = "SELECT granted FROM lockkeeper_attempt(
+                         $1, $2, $2, 'mutex', 1, 0, 60000000, 5000000, 'channel', 'who', NULL)";
+        let held = sqlx::query_scalar::<_, bool>(attempt).bind(&key).bind("holder");
+        assert!(held.fetch_one(&mut holder).await.unwrap());
+        let waiting = sqlx::query_scalar::<_, bool>(attempt).bind(&key).bind("waiter");
+        let renewing =
+            sqlx::query_scalar("SELECT lockkeeper_renew(ARRAY[$1], '{holder}', '{60000000}')");
+        let (renewed, granted): (Vec<String>, _) = tokio::try_join!(
+            renewing.bind(&key).fetch_all(&mut holder),
+            waiting.fetch_one(&mut waiter)
+        )
+        .unwrap();
+        assert!(renewed == ["holder"] && !granted, "round {round}: {renewed:?}, {granted}");
+    }
+}
+
+/// Random lines, each under a key of its own, of which the database and the library must say the same.
+#[tokio::test]
+async fn the_rule_in_the_database_is_the_rule_of_the_library() {
+    let url = server().url();
+    Client::connect(&url).await.unwrap();
+    let seed = fastrand::u64(..);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut insert = String::from(
+        "INSERT INTO lockkeeper_claim
+           (key, token, owner, kind, take, permits, fence, since, until, wake, who)
+         VALUES ",
+    );
+    let mut expected = Vec::new();
+    for n in 0..300 {
+        let semaphore = random.bool();
+        let line: Vec<_> = (0..random.usize(1..8))
+            .map(|_| Place {
+                owner: random.u32(0..4),
+                mode: match (semaphore, random.u8(0..3)) {
+                    (true, take) => Mode::Permits { take: u32::from(take) + 1, limit: 4 },
+                    (false, 0) => Mode::Mutex,
+                    (false, 1) => Mode::Write,
+                    (false, _) => Mode::Read,
+                },
+                granted: random.u8(0..3) == 0,
+            })
+            .collect();
+        for (i, place) in line.iter().enumerate() {
+            let (take, limit) = match place.mode {
+                Mode::Permits { take, limit } => (take, limit),
+                _ => (1, 0),
+            };
+            let fence = if place.granted { "1" } else { "NULL" };
+            let (kind, owner) = (place.mode.kind(), place.owner);
+            write!(
+                insert,
+                "('{n:03}', '{i}', '{owner}', '{kind}', {take}, {limit}, {fence}, now(), now(), '', ''),"
+            )
+            .unwrap();
+            if !place.granted {
+                expected.push((queue::turn(&line, i) == Turn::In).to_string());
+            }
+        }
+    }
+    insert.pop();
+    server().sql(database(&url), &insert);
+    let told = server().sql(
+        database(&url),
+        "SELECT CASE WHEN lockkeeper_turn(key, token, place, owner, kind, take, permits)
+           THEN 'true' ELSE 'false' END
+         FROM lockkeeper_claim WHERE fence IS NULL ORDER BY key, place",
+    );
+    let told: Vec<_> = told.lines().collect();
+    assert!(expected.iter().any(|turn| turn == "true") && expected.len() > 100);
+    assert_eq!(told, expected, "seed {seed}");
+}
