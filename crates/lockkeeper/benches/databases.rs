@@ -145,10 +145,13 @@ async fn main() {
         "SELECT GET_LOCK('one', 0)",
         "SELECT RELEASE_LOCK('one')",
         [
-            "CALL lockkeeper_attempt(
-               'bare', 'token', 'token', 'mutex', 1, 0, 30000000, 5000000, 'who', NULL)",
-            "DELETE FROM lockkeeper_claim WHERE name = 'bare' AND token = 'token'
-               AND fence IS NOT NULL AND until > SYSDATE(6)",
+            "UPDATE lockkeeper_lock SET token = 'token', owner = 'token', kind = 'mutex', who = 'who',
+               note = NULL, used = SYSDATE(6), until = SYSDATE(6) + INTERVAL 30000000 MICROSECOND,
+               fence = LAST_INSERT_ID(
+                 GREATEST(fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)))
+             WHERE name = 'bare' AND token IS NOT NULL",
+            "REPLACE INTO lockkeeper_freed VALUES (REPEAT('b', 32), 'token',
+               SYSDATE(6) + INTERVAL 30000000 MICROSECOND)",
         ]
     );
 }

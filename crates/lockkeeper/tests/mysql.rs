@@ -3,14 +3,17 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use lockkeeper::Client;
 use lockkeeper::backend::Severity;
+use lockkeeper::{Client, Release};
 
 use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
 use lockkeeper_testkit::database::Mariadb;
 use sqlx::{Connection, MySqlConnection};
+
+#[path = "mysql/alone.rs"]
+mod alone;
 
 /// One server for all tests here; each has a database of its own.
 fn server() -> &'static Mariadb {
@@ -73,12 +76,37 @@ async fn a_stale_holder_cannot_write_in_a_guarded_transaction() {
     }
 }
 
+#[tokio::test]
+async fn a_name_of_any_characters_is_handed_on() {
+    for way in ["lease", "named", "row"] {
+        let key = "Schlüssel 🔒";
+        let url = server().url();
+        let place = strategy(&url, way);
+        let (one, other) =
+            (Client::connect(&place).await.unwrap(), Client::connect(&place).await.unwrap());
+        let guard = one.mutex(key).ttl(LEASE).acquire().await.unwrap();
+        let waiting = tokio::spawn(other.mutex(key).ttl(LEASE).acquire());
+        // Those who wait are told by the table, or are blocked in the server.
+        while one.inspect(key).await.unwrap().unwrap().waiters.is_none_or(|them| them.is_empty())
+            && server().busy_sessions(database(&url)) == 0
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let fence = guard.fence();
+        assert_eq!(guard.release().await.unwrap(), Release::Released, "{way}");
+        let next = waiting.await.unwrap().unwrap();
+        assert!(next.fence() > fence, "{way}");
+        assert_eq!(next.release().await.unwrap(), Release::Released, "{way}");
+    }
+}
+
 /// A foreign transaction that changed more is the one that InnoDB lets live.
 #[tokio::test]
 async fn a_deadlock_is_not_our_callers_problem() {
     let url = server().url();
     let client = Client::connect(&url).await.unwrap();
-    let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
+    // A reader is in the line also if it is alone.
+    let guard = client.read("key").ttl(LEASE).acquire().await.unwrap();
     let mut foreign = MySqlConnection::connect(&url).await.unwrap();
     sqlx::raw_sql(
         "CREATE TABLE heavy (n INT); START TRANSACTION;
@@ -90,7 +118,7 @@ async fn a_deadlock_is_not_our_callers_problem() {
     .unwrap();
     let other = Client::connect(&url).await.unwrap();
     // It gets the lock's row, and then has to wait for the claim's.
-    let waiting = tokio::spawn(other.mutex("key").acquire());
+    let waiting = tokio::spawn(other.write("key").acquire());
     while server().busy_sessions(database(&url)) == 0 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -112,17 +140,22 @@ async fn what_nobody_needs_is_swept_away() {
     let url = server().url();
     let client = Client::connect(&url).await.unwrap();
     let _held = client.mutex("held").acquire().await.unwrap();
+    let _line = client.read("line").acquire().await.unwrap();
     let sql = |statement: &str| server().sql(database(&url), statement);
     sql("INSERT INTO lockkeeper_lock (name, fence, used)
            VALUES ('idle', 1, NOW() - INTERVAL 31 DAY), ('used', 1, UTC_TIMESTAMP());
-         UPDATE lockkeeper_lock SET used = NOW() - INTERVAL 31 DAY WHERE name = 'held';
+         UPDATE lockkeeper_lock SET used = NOW() - INTERVAL 31 DAY WHERE name IN ('held', 'line');
          INSERT INTO lockkeeper_claim
              (name, token, place, owner, kind, take, permits, slots, since, until, who)
            VALUES ('gone', 't', 1, 't', 'mutex', 1, 0, '', NOW(), NOW() - INTERVAL 2 DAY, '');
+         INSERT INTO lockkeeper_freed
+           VALUES (UNHEX(SHA2('over', 256)), 'over', UTC_TIMESTAMP() - INTERVAL 1 SECOND),
+                  (UNHEX(SHA2('used', 256)), 'used', UTC_TIMESTAMP() + INTERVAL 1 DAY);
          CALL lockkeeper_sweep()");
     let left = "SELECT GROUP_CONCAT(name ORDER BY name) FROM lockkeeper_lock";
-    assert_eq!(sql(left), "held,used");
-    assert_eq!(sql("SELECT GROUP_CONCAT(name) FROM lockkeeper_claim"), "held");
+    assert_eq!(sql(left), "held,line,used");
+    assert_eq!(sql("SELECT GROUP_CONCAT(name) FROM lockkeeper_claim"), "line");
+    assert_eq!(sql("SELECT GROUP_CONCAT(token) FROM lockkeeper_freed WHERE token <> ''"), "used");
 }
 
 #[tokio::test]

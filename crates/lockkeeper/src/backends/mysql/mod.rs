@@ -5,9 +5,11 @@
 //! soon when it is next in line, rarely when it is not, and without a write. `named` and `row` let the
 //! server itself hold and queue for as long as a connection lives.
 
+mod alone;
 mod connect;
 mod doctor;
 mod lease;
+mod lease_claim;
 mod named;
 mod row;
 

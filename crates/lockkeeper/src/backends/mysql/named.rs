@@ -1,7 +1,10 @@
 //! The strategy `named`: locks that `GET_LOCK` takes for a connection.
 //!
 //! Their names are short, not case-sensitive, and of the whole server, so a key goes by 192 bits of a
-//! hash of the database and the key. The procedures in `schema.sql` and the statements here agree on it.
+//! hash of the database and the key. The cleaner in `schema.sql` and the statements here agree on it.
+//!
+//! Who finds the lock free has it and its fence by one statement. Nobody waits for a lock by a statement
+//! that writes: it would keep others from what it has locked already.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +12,7 @@ use async_trait::async_trait;
 use sqlx::Row;
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 
-use super::connect::NAME;
+use super::connect::{NAME, sweep};
 use crate::backend::{Entry, Guarantees, Mode, Query, Support};
 use crate::backends::sql::{Ask, Hold, Seen, Taken, fence, promises};
 use crate::owner::whoami;
@@ -30,31 +33,65 @@ impl Hold for Named {
 
     const SEES_WAITERS: bool = false;
 
+    async fn limit(wire: &mut MySqlConnection, silence: Duration) -> sqlx::Result<()> {
+        limit(wire, silence).await
+    }
+
     async fn take(wire: &mut MySqlConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
-        let rows = sqlx::query_scalar::<_, Option<i64>>("CALL lockkeeper_name(?, ?, ?, ?, ?)")
-            .bind(ask.key.as_str().as_bytes())
-            .bind(wait)
-            .bind(seconds(ask.ttl))
-            .bind(whoami())
-            .bind(&ask.note)
-            .fetch_all(wire)
-            .await?;
-        Ok(rows.first().copied().flatten().map_or(Taken::Busy, Taken::Fenced))
+        macro_rules! fence_if {
+            ($held:literal) => {
+                concat!(
+                    "INSERT INTO lockkeeper_bound (name, fence, pid, who, note, since)
+                     SELECT ?, LAST_INSERT_ID(CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)),
+                       CONNECTION_ID(), ?, ?, SYSDATE(6) FROM DUAL WHERE ",
+                    $held,
+                    " ON DUPLICATE KEY UPDATE
+                       fence = LAST_INSERT_ID(GREATEST(lockkeeper_bound.fence + 1,
+                         CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED))),
+                       pid = VALUES(pid), who = VALUES(who), note = VALUES(note), since = VALUES(since)"
+                )
+            };
+        }
+        let key = ask.key.as_str().as_bytes();
+        let statement = if wait {
+            let waiting = sqlx::query(
+                "DO GET_LOCK(CONCAT('lockkeeper:',
+                   LEFT(SHA2(CONCAT(DATABASE(), x'00', CAST(? AS BINARY)), 256), 48)), 3600)",
+            );
+            waiting.bind(key).execute(&mut *wire).await?;
+            fence_if!(
+                "IS_USED_LOCK(CONCAT('lockkeeper:',
+                   LEFT(SHA2(CONCAT(DATABASE(), x'00', CAST(? AS BINARY)), 256), 48))) = CONNECTION_ID()"
+            )
+        } else {
+            fence_if!(
+                "GET_LOCK(CONCAT('lockkeeper:',
+                   LEFT(SHA2(CONCAT(DATABASE(), x'00', CAST(? AS BINARY)), 256), 48)), 0) = 1"
+            )
+        };
+        let taking = sqlx::query(statement).bind(key).bind(whoami()).bind(&ask.note).bind(key);
+        let taken = taking.execute(wire).await?;
+        Ok(match taken.rows_affected() {
+            0 => Taken::Busy,
+            _ => Taken::Fenced(i64::try_from(taken.last_insert_id()).unwrap_or(i64::MAX)),
+        })
     }
 
     async fn beat(wire: &mut MySqlConnection, ask: &Ask) -> sqlx::Result<bool> {
         let asking = sqlx::query_scalar::<_, Option<i64>>(
             "SELECT CAST(IS_USED_LOCK(CONCAT('lockkeeper:',
-               LEFT(SHA2(CONCAT(DATABASE(), x'00', ?), 256), 48))) = CONNECTION_ID() AS SIGNED)",
+               LEFT(SHA2(CONCAT(DATABASE(), x'00', CAST(? AS BINARY)), 256), 48))) = CONNECTION_ID() AS SIGNED)",
         );
         let held = asking.bind(ask.key.as_str().as_bytes()).fetch_one(wire).await?;
         Ok(held == Some(1))
     }
 
-    async fn give_back(wire: &mut MySqlConnection, ask: &Ask) -> sqlx::Result<bool> {
-        let giving = sqlx::query_scalar::<_, i64>("CALL lockkeeper_unname(?)");
-        let held = giving.bind(ask.key.as_str().as_bytes()).fetch_all(wire).await?;
-        Ok(held.first() == Some(&1))
+    /// Whatever the connection holds, since it holds nothing else.
+    async fn give_back(wire: &mut MySqlConnection, _: &Ask) -> sqlx::Result<bool> {
+        let giving = sqlx::query_scalar::<_, i64>("SELECT CAST(RELEASE_ALL_LOCKS() AS SIGNED)");
+        let held = giving.fetch_one(&mut *wire).await? > 0;
+        sweep(wire).await?;
+        Ok(held)
     }
 
     async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
@@ -104,8 +141,9 @@ pub(super) fn seen(row: &MySqlRow) -> sqlx::Result<Option<Seen>> {
     Ok(Some(Seen { key: row.try_get("name")?, number, holds: true, last, entry }))
 }
 
-/// After how much silence the server ends a session: whole seconds, never less than the lease.
-pub(super) fn seconds(ttl: Duration) -> i64 {
-    let whole = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
-    i64::try_from(whole).unwrap_or(i64::MAX).clamp(1, 31_536_000)
+/// Has the server end the session after this silence: whole seconds, never less than the lease.
+pub(super) async fn limit(wire: &mut MySqlConnection, silence: Duration) -> sqlx::Result<()> {
+    let whole = silence.as_secs() + u64::from(silence.subsec_nanos() > 0);
+    let seconds = i64::try_from(whole).unwrap_or(i64::MAX).clamp(1, 31_536_000);
+    sqlx::query("SET SESSION wait_timeout = ?").bind(seconds).execute(wire).await.map(drop)
 }

@@ -4,11 +4,13 @@
 //! committed knows who holds it, and a release waits for no disk. The fence is committed on a connection
 //! apart, which makes sure that the row is still ours.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use sqlx::mysql::MySqlConnection;
 
 use super::connect::NAME;
-use super::named::{seconds, seen};
+use super::named::{limit, seen};
 use crate::backend::{Guarantees, Query, Support};
 use crate::backends::sql::{Ask, Hold, Seen, Taken, promises};
 use crate::owner::whoami;
@@ -29,17 +31,19 @@ impl Hold for Rows {
 
     const SEES_WAITERS: bool = false;
 
+    async fn limit(wire: &mut MySqlConnection, silence: Duration) -> sqlx::Result<()> {
+        limit(wire, silence).await
+    }
+
     async fn take(wire: &mut MySqlConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
-        let taking = sqlx::query_scalar::<_, i64>("CALL lockkeeper_hold(?, ?, ?)")
-            .bind(ask.key.as_str().as_bytes())
-            .bind(wait)
-            .bind(seconds(ask.ttl));
+        let taking = sqlx::query_scalar::<_, i64>("CALL lockkeeper_hold(?, ?)");
+        let taking = taking.bind(ask.key.as_str().as_bytes()).bind(wait);
         let held = taking.fetch_all(wire).await?;
         Ok(if held.first() == Some(&1) { Taken::Unfenced } else { Taken::Busy })
     }
 
     async fn mark(wire: &mut MySqlConnection, ask: &Ask, number: i64) -> sqlx::Result<Option<i64>> {
-        let rows = sqlx::query_scalar::<_, Option<i64>>("CALL lockkeeper_bind(?, ?, TRUE, ?, ?)")
+        let rows = sqlx::query_scalar::<_, Option<i64>>("CALL lockkeeper_bind(?, ?, ?, ?)")
             .bind(ask.key.as_str().as_bytes())
             .bind(number)
             .bind(whoami())

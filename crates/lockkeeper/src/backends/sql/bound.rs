@@ -47,6 +47,8 @@ pub(super) struct Shared<H: Hold> {
 pub(super) struct Dedicated<W> {
     pub(super) wire: W,
     pub(super) number: i64,
+    /// After how much silence the server ends it, if it was told.
+    silence: Option<Duration>,
 }
 
 /// A connection, and what the server said on it.
@@ -166,10 +168,10 @@ impl<H: Hold> Shared<H> {
             None => self.connect().await?,
         };
         let _gate = self.gate(&ask.key).lock().await;
-        let mut answer = within(STATEMENT, H::take(&mut connection.wire, ask, false)).await;
+        let mut answer = within(STATEMENT, connection.take::<H>(ask)).await;
         if was_idle && answer.is_err() && !is_refusal::<H::Wire>(&answer) {
             connection = self.connect().await?;
-            answer = within(STATEMENT, H::take(&mut connection.wire, ask, false)).await;
+            answer = within(STATEMENT, connection.take::<H>(ask)).await;
         }
         Ok((connection, answer))
     }
@@ -182,7 +184,7 @@ impl<H: Hold> Shared<H> {
         let mut wire = self.sessions.connect().await?;
         let number = within(STATEMENT, wire.number()).await;
         let number = number.map_err(|error| failed::<H::Wire>(error, "connect"))?;
-        Ok(Dedicated { wire, number })
+        Ok(Dedicated { wire, number, silence: None })
     }
 
     pub(super) fn spare(&self, connection: Dedicated<H::Wire>) {
@@ -190,6 +192,16 @@ impl<H: Hold> Shared<H> {
         if spare.len() < SPARE {
             spare.push(connection);
         }
+    }
+}
+
+impl<W: Greet> Dedicated<W> {
+    async fn take<H: Hold<Wire = W>>(&mut self, ask: &Ask) -> sqlx::Result<Taken> {
+        if self.silence != Some(ask.ttl) {
+            H::limit(&mut self.wire, ask.ttl).await?;
+            self.silence = Some(ask.ttl);
+        }
+        H::take(&mut self.wire, ask, false).await
     }
 }
 

@@ -21,6 +21,13 @@ pub(crate) trait Hold: fmt::Debug + Send + Sync + 'static {
     /// What it promises.
     const GUARANTEES: Guarantees;
 
+    /// Has the server end the session after so much silence, where that is not a part of taking.
+    ///
+    /// Asked for when it changes: a connection that is used again has it already.
+    async fn limit(_: &mut Self::Wire, _silence: Duration) -> sqlx::Result<()> {
+        Ok(())
+    }
+
     /// Takes the lock.
     async fn take(wire: &mut Self::Wire, ask: &Ask, wait: bool) -> sqlx::Result<Taken>;
 
