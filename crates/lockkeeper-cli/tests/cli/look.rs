@@ -54,6 +54,8 @@ fn watch_prints_a_line_per_change() {
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     let mut next = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
     let holder = place.start("run k -- sleep 60");
+    // A holder that did not start fails here, where it would be waited for in vain below.
+    place.until("k", 1, 0);
     let held = next();
     assert_eq!((&held["key"], held["holders"].as_array().unwrap().len()), (&"k".into(), 1));
     holder.signal(Signal::SIGTERM);
@@ -206,6 +208,7 @@ fn observers_see_leaders_come_and_go() {
     let mut lines = BufReader::new(observer.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "nobody leads");
     let leader = place.start("elect boss -- sleep 600");
+    place.until("boss", 1, 0);
     let line = lines.next().unwrap().unwrap();
     assert!(line.contains(&format!(" {} leads, term ", leader.pid())), "{line}");
     leader.signal(Signal::SIGTERM);

@@ -149,7 +149,7 @@ async fn the_release_of_a_broken_lock_says_that_it_was_gone() {
 async fn a_lock_is_renewed_while_others_wait_for_a_guarded_transaction() {
     let url = server().url();
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
-    let guard = one.mutex("key").ttl(LEASE).acquire().await.unwrap();
+    let guard = one.mutex("key").ttl(LEASE * 2).acquire().await.unwrap();
     let mut transaction = MySqlConnection::connect(&url).await.unwrap();
     sqlx::raw_sql("START TRANSACTION").execute(&mut transaction).await.unwrap();
     let guarding = sqlx::query("CALL lockkeeper_guard('key', ?)").bind(guard.fence().get());
@@ -159,7 +159,7 @@ async fn a_lock_is_renewed_while_others_wait_for_a_guarded_transaction() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let renewals = "SELECT COUNT(*) FROM lockkeeper_claim WHERE name = 'key'
-                      AND until > UTC_TIMESTAMP(6) AND since < UTC_TIMESTAMP(6) - INTERVAL 5 SECOND";
+                      AND until > UTC_TIMESTAMP(6) AND since < UTC_TIMESTAMP(6) - INTERVAL 7 SECOND";
     while server().sql(database(&url), renewals) == "0" {
         guard.check().unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
