@@ -156,6 +156,20 @@ async fn what_nobody_needs_is_swept_away() {
     assert_eq!(sql(left), "held,line,used");
     assert_eq!(sql("SELECT GROUP_CONCAT(name) FROM lockkeeper_claim"), "line");
     assert_eq!(sql("SELECT GROUP_CONCAT(token) FROM lockkeeper_freed WHERE token <> ''"), "used");
+    // However many keys there are, a few at a time: and each has its turn, but for those that are in use.
+    sql("INSERT INTO lockkeeper_lock (name, fence, used)
+           SELECT CONCAT('many ', seq), 1, NOW() - INTERVAL 31 DAY FROM seq_1_to_2500;
+         INSERT INTO lockkeeper_bound (name, fence, pid, who, since)
+           SELECT CONCAT('many ', seq), 1, 1, '', NOW() - INTERVAL 31 DAY FROM seq_1_to_1500");
+    let rest =
+        "SELECT COUNT(*) FROM lockkeeper_lock UNION ALL SELECT COUNT(*) FROM lockkeeper_bound";
+    let rests: Vec<_> = (0..5)
+        .map(|_| {
+            sql("CALL lockkeeper_sweep()");
+            sql(rest).replace('\n', " ")
+        })
+        .collect();
+    assert_eq!(rests, ["2503 500", "1505 0", "505 0", "3 0", "3 0"]);
 }
 
 #[tokio::test]

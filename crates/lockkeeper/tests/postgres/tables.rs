@@ -178,6 +178,24 @@ async fn what_nobody_needs_is_swept_away() {
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_claim"), "line");
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_row"), "used");
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_bound"), "used");
+    // However many keys there are, a few at a time: and each has its turn, but for those that are in use.
+    sql("INSERT INTO lockkeeper_lock (key, fence, token, since)
+           SELECT 'many ' || n, 1, '', now() - interval '31 days' FROM generate_series(1, 2500) n;
+         INSERT INTO lockkeeper_bound SELECT 'many ' || n, n + 10, 1, now() - interval '31 days'
+           FROM generate_series(1, 1500) n");
+    let rest =
+        "SELECT count(*) || ' ' || (SELECT count(*) FROM lockkeeper_bound) FROM lockkeeper_lock";
+    let rests: Vec<_> = (0..3)
+        .map(|_| {
+            sql("SELECT lockkeeper_sweep()");
+            sql(rest)
+        })
+        .collect();
+    assert_eq!(rests, ["1503 501", "503 1", "3 1"]);
+    // A table of ten thousand pages, of which a thousand are a tenth.
+    let part = sql("UPDATE pg_class SET relpages = 10000 WHERE relname = 'lockkeeper_lock';
+                    SELECT lockkeeper_part('lockkeeper_lock')");
+    assert_eq!(part.lines().last(), Some("10"));
 }
 
 /// Whoever believes the row of a lock about who is in line does not look: so it must never be wrong.

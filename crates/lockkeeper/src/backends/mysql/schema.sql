@@ -309,18 +309,52 @@ BEGIN
   SELECT CAST(v_held AS SIGNED) AS held;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_sweep //
--- Removes what nobody needs any more, a little at a time. The clock carries a forgotten fence on.
+-- Removes what nobody needs any more, a little at a time: of the keys, the next thousand in their order are
+-- looked at, however many there are, and those that somebody has locked are passed over. The clock carries
+-- a forgotten fence on.
 CREATE PROCEDURE lockkeeper_sweep() SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
+  DECLARE v_lock, v_bound, v_lock_end, v_bound_end, v_name VARBINARY(512);
+  DECLARE v_end BOOLEAN DEFAULT FALSE;
+  DECLARE locks CURSOR FOR
+    SELECT name FROM lockkeeper_lock WHERE name > v_lock AND name <= v_lock_end
+      AND used < SYSDATE(6) - INTERVAL 30 DAY AND (token IS NULL OR until < SYSDATE(6))
+      AND NOT EXISTS (SELECT 1 FROM lockkeeper_claim c WHERE c.name = lockkeeper_lock.name)
+      FOR UPDATE SKIP LOCKED;
+  DECLARE bounds CURSOR FOR
+    SELECT name FROM lockkeeper_bound WHERE name > v_bound AND name <= v_bound_end
+      AND since < SYSDATE(6) - INTERVAL 30 DAY
+      AND NOT EXISTS (SELECT 1 FROM lockkeeper_row r WHERE r.name = lockkeeper_bound.name)
+      AND IS_USED_LOCK(CONCAT('lockkeeper:', LEFT(SHA2(CONCAT(DATABASE(), x'00', name), 256), 48))) IS NULL
+      FOR UPDATE SKIP LOCKED;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   DELETE FROM lockkeeper_freed WHERE until < SYSDATE(6) LIMIT 2000;
   DELETE FROM lockkeeper_claim WHERE until < SYSDATE(6) - INTERVAL 1 MINUTE LIMIT 100;
-  DELETE FROM lockkeeper_lock WHERE used < SYSDATE(6) - INTERVAL 30 DAY
-    AND (token IS NULL OR until < SYSDATE(6))
-    AND NOT EXISTS (SELECT 1 FROM lockkeeper_claim c WHERE c.name = lockkeeper_lock.name) LIMIT 1000;
-  DELETE FROM lockkeeper_bound WHERE since < SYSDATE(6) - INTERVAL 30 DAY
-    AND NOT EXISTS (SELECT 1 FROM lockkeeper_row r WHERE r.name = lockkeeper_bound.name)
-    AND IS_USED_LOCK(CONCAT('lockkeeper:', LEFT(SHA2(CONCAT(DATABASE(), x'00', name), 256), 48))) IS NULL
-    LIMIT 1000;
+  SELECT swept_lock, swept_bound INTO v_lock, v_bound FROM lockkeeper_version LIMIT 1;
+  SELECT MAX(name) INTO v_lock_end
+    FROM (SELECT name FROM lockkeeper_lock WHERE name > v_lock ORDER BY name LIMIT 1000) n;
+  SELECT MAX(name) INTO v_bound_end
+    FROM (SELECT name FROM lockkeeper_bound WHERE name > v_bound ORDER BY name LIMIT 1000) n;
+  -- After the last comes the first.
+  UPDATE lockkeeper_version SET swept_lock = COALESCE(v_lock_end, ''), swept_bound = COALESCE(v_bound_end, '');
+  START TRANSACTION;
+  OPEN locks;
+  FETCH locks INTO v_name;
+  WHILE NOT v_end DO
+    DELETE FROM lockkeeper_lock WHERE name = v_name;
+    FETCH locks INTO v_name;
+  END WHILE;
+  CLOSE locks;
+  SET v_end = FALSE;
+  OPEN bounds;
+  FETCH bounds INTO v_name;
+  WHILE NOT v_end DO
+    DELETE FROM lockkeeper_bound WHERE name = v_name;
+    FETCH bounds INTO v_name;
+  END WHILE;
+  CLOSE bounds;
+  COMMIT;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_break //
 -- Takes a lock away from all who hold it, for operators.
@@ -440,6 +474,11 @@ BEGIN
     SET v_tries = v_tries + 1;
   END WHILE;
 END //
-CREATE TABLE IF NOT EXISTS lockkeeper_version (version INT NOT NULL PRIMARY KEY) ENGINE = InnoDB //
-INSERT IGNORE INTO lockkeeper_version VALUES (1) //
+-- Beside the version, how far the cleaner came.
+CREATE TABLE IF NOT EXISTS lockkeeper_version (
+  version     INT NOT NULL PRIMARY KEY,
+  swept_lock  VARBINARY(512) NOT NULL DEFAULT '',
+  swept_bound VARBINARY(512) NOT NULL DEFAULT ''
+) ENGINE = InnoDB //
+INSERT IGNORE INTO lockkeeper_version (version) VALUES (1) //
 DELIMITER ;

@@ -247,30 +247,39 @@ BEGIN
     RETURNING c.token;
 END $$;
 
--- Removes what nobody needs any more, a little at a time, without waiting for anyone.
+-- How many of a hundred pages are a thousand pages of this table.
+CREATE OR REPLACE FUNCTION lockkeeper_part(a_table regclass) RETURNS real LANGUAGE sql STABLE AS $$
+  SELECT least(100, 100000.0 / greatest(relpages, 1))::real FROM pg_class WHERE oid = a_table
+$$;
+
+-- Removes what nobody needs any more, a little at a time, without waiting for anyone: of the keys a
+-- thousand pages are looked at, chosen by chance, however many there are.
 CREATE OR REPLACE FUNCTION lockkeeper_sweep() RETURNS void LANGUAGE sql AS $$
   DELETE FROM lockkeeper_claim WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM lockkeeper_claim WHERE until < clock_timestamp() - interval '1 minute'
     LIMIT 100 FOR UPDATE SKIP LOCKED));
   -- The clock carries a fence on that is forgotten.
   DELETE FROM lockkeeper_lock WHERE ctid = ANY (ARRAY(
-    SELECT l.ctid FROM lockkeeper_lock l WHERE l.since < clock_timestamp() - interval '30 days'
+    SELECT l.ctid FROM lockkeeper_lock l TABLESAMPLE SYSTEM (lockkeeper_part('lockkeeper_lock'))
+    WHERE l.since < clock_timestamp() - interval '30 days'
       AND (l.token = '' OR l.until < clock_timestamp()
         OR (l.token IS NULL AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = l.key)))
-    LIMIT 100 FOR UPDATE SKIP LOCKED));
+    LIMIT 1000 FOR UPDATE SKIP LOCKED));
   -- A row that somebody holds is locked, and passed over.
   DELETE FROM lockkeeper_row WHERE ctid = ANY (ARRAY(
-    SELECT r.ctid FROM lockkeeper_row r JOIN lockkeeper_bound b USING (key) LEFT JOIN lockkeeper_last l USING (key)
+    SELECT r.ctid FROM lockkeeper_row r TABLESAMPLE SYSTEM (lockkeeper_part('lockkeeper_row'))
+      JOIN lockkeeper_bound b USING (key) LEFT JOIN lockkeeper_last l USING (key)
     WHERE greatest(b.used, l.since) < clock_timestamp() - interval '30 days'
-    LIMIT 100 FOR UPDATE OF r SKIP LOCKED));
+    LIMIT 1000 FOR UPDATE OF r SKIP LOCKED));
   WITH idle AS (
     DELETE FROM lockkeeper_bound WHERE ctid = ANY (ARRAY(
-      SELECT b.ctid FROM lockkeeper_bound b LEFT JOIN lockkeeper_last t USING (key)
+      SELECT b.ctid FROM lockkeeper_bound b TABLESAMPLE SYSTEM (lockkeeper_part('lockkeeper_bound'))
+        LEFT JOIN lockkeeper_last t USING (key)
       WHERE greatest(b.used, t.since) < clock_timestamp() - interval '30 days'
         AND NOT EXISTS (SELECT FROM lockkeeper_row r WHERE r.key = b.key)
         AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1
           AND (l.classid::bigint << 32) | l.objid::bigint = b.id)
-      LIMIT 100 FOR UPDATE OF b SKIP LOCKED))
+      LIMIT 1000 FOR UPDATE OF b SKIP LOCKED))
     RETURNING key
   ) DELETE FROM lockkeeper_last USING idle WHERE lockkeeper_last.key = idle.key;
 $$;
