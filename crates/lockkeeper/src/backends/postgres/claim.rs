@@ -99,6 +99,7 @@ impl LeaseClaim {
     /// free, or in somebody's hands just now, lets the function decide.
     async fn ask(&self, wire: &mut PgConnection) -> sqlx::Result<Answer> {
         let request = &self.request;
+        let owner = request.owner.as_ref().map_or(self.token.as_str(), |owner| owner.id());
         let (take, limit) = permits(request.mode);
         let note = request.note.as_deref().map(|note| note.replace('\0', ""));
         if self.is_new && !matches!(request.mode, Mode::Permits { .. }) {
@@ -116,7 +117,7 @@ impl LeaseClaim {
             )
             .bind(request.key.as_str())
             .bind(&self.token)
-            .bind(request.identity())
+            .bind(owner)
             .bind(request.mode.kind())
             .bind(micros(request.ttl))
             .bind(whoami())
@@ -132,7 +133,7 @@ impl LeaseClaim {
         )
         .bind(request.key.as_str())
         .bind(&self.token)
-        .bind(request.identity())
+        .bind(owner)
         .bind(request.mode.kind())
         .bind(take)
         .bind(limit)
