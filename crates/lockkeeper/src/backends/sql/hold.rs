@@ -74,6 +74,7 @@ pub(crate) const fn promises(
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) key: Key,
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "only advisory locks share"))]
     pub(crate) read: bool,
     /// After this silence the server ends the session.
     pub(crate) ttl: Duration,
