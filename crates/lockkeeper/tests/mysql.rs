@@ -236,7 +236,8 @@ async fn the_password_comes_from_the_environment() {
         &format!("CREATE USER {name} IDENTIFIED BY 'canary'; GRANT ALL ON *.* TO {name}"),
     );
     let url = url.replace("root@", &format!("{name}@"));
-    assert!(!Client::connect(&url).await.unwrap_err().is_retryable());
+    let error = Client::connect(&url).await.unwrap_err();
+    assert!(!error.is_retryable() && error.to_string().contains("MYSQL_PWD"), "{error}");
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child_that_has_the_password"])
         .env("LOCKKEEPER_TEST_URL", &url)

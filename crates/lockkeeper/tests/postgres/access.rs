@@ -52,6 +52,8 @@ async fn a_server_that_refuses_us_is_an_error_without_our_password() {
     let url = format!("postgres://nobody:canary@127.0.0.1:{}/nowhere", server().address().port());
     let error = Client::connect(&url).await.unwrap_err();
     assert!(!error.is_retryable() && !format!("{error} {error:?}").contains("canary"), "{error:?}");
+    let words = error.to_string();
+    assert!(words.contains("password_file") && !words.contains("at line"), "{words}");
 }
 
 #[tokio::test]

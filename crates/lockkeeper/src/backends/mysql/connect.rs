@@ -84,8 +84,17 @@ impl Greet for MySqlConnection {
     }
 
     fn advice(error: &dyn DatabaseError) -> Option<&'static str> {
-        let is_by_statement = number(error) == Some(1665);
-        is_by_statement.then_some("set binlog_format to MIXED or ROW")
+        match number(error)? {
+            1044 | 1142 | 1370 => {
+                Some("lockkeeper explain --schema mysql: shows what the rights are needed for")
+            }
+            1045 | 1698 => Some(
+                "the user is named by the URL; the password by the URL, MYSQL_PWD or the option \
+                 password_file",
+            ),
+            1665 => Some("set binlog_format to MIXED or ROW"),
+            _ => None,
+        }
     }
 
     fn was_in_the_way(error: &dyn DatabaseError) -> bool {

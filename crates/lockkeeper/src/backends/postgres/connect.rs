@@ -94,12 +94,27 @@ impl Greet for PgConnection {
         doctor::look(sessions).await
     }
 
-    /// A statement that we prepared is not there, or somebody else's is.
+    /// Without the line of the server's own source, which it also tells.
+    fn words(error: &dyn DatabaseError) -> String {
+        let code = error.code().unwrap_or_default();
+        format!("{} ({code})", error.message())
+    }
+
     fn advice(error: &dyn DatabaseError) -> Option<&'static str> {
-        let is_mixed_up = error.code().is_some_and(|code| code == "26000" || code == "42P05");
-        is_mixed_up.then_some(
-            "a pooler seems to lend connections by transaction; connect past it, to the server itself",
-        )
+        match &*error.code()? {
+            // A statement that we prepared is not there, or somebody else's is.
+            "26000" | "42P05" => Some(
+                "a pooler seems to lend connections by transaction; connect past it, to the server itself",
+            ),
+            "28000" | "28P01" => Some(
+                "the user is named by the URL; the password by the URL, PGPASSWORD, ~/.pgpass or the \
+                 option password_file",
+            ),
+            "42501" => {
+                Some("lockkeeper explain --schema postgres: shows what the rights are needed for")
+            }
+            _ => None,
+        }
     }
 
     fn was_in_the_way(error: &dyn DatabaseError) -> bool {

@@ -40,6 +40,11 @@ pub(crate) trait Greet: Connection + Sized {
     /// What would hurt in this deployment.
     async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>>;
 
+    /// What the server said.
+    fn words(error: &dyn DatabaseError) -> String {
+        error.to_string()
+    }
+
     /// What to do about an error that does not say it by itself.
     fn advice(error: &dyn DatabaseError) -> Option<&'static str>;
 
@@ -169,9 +174,11 @@ pub(crate) fn failed<C: Greet>(error: sqlx::Error, doing: &str) -> Error {
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
         _ => false,
     };
-    let advice = error.as_database_error().and_then(C::advice);
-    let source: Box<dyn StdError + Send + Sync> = match advice {
-        Some(advice) => format!("{error}; {advice}").into(),
+    let source: Box<dyn StdError + Send + Sync> = match error.as_database_error() {
+        Some(refusal) => match C::advice(refusal) {
+            Some(advice) => format!("{}; {advice}", C::words(refusal)).into(),
+            None => C::words(refusal).into(),
+        },
         None => Box::new(error),
     };
     Error::Backend { engine: C::ENGINE, doing: doing.to_owned(), retryable, source }
