@@ -213,3 +213,47 @@ async fn two_clients_by_turns_find_what_the_other_gave_back() {
         assert!(stranger.inspect(KEY).await.unwrap().is_none());
     }
 }
+
+/// A waiter moves the holder from the lock's row to the line in the very moment in which it renews.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_finds_its_holder_wherever_it_is_moved() {
+    let url = server().url();
+    Client::connect(&url).await.unwrap();
+    let connect = async || {
+        let mut wire = MySqlConnection::connect(&url).await.unwrap();
+        let settings = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
+                        SET SESSION time_zone = '+00:00'";
+        sqlx::raw_sql(settings).execute(&mut wire).await.unwrap();
+        wire
+    };
+    let (mut holder, mut waiter) = (connect().await, connect().await);
+    for round in 0..300 {
+        let key = format!("key {round}");
+        let attempt = "CALL lockkeeper_attempt(
+                         ?, ?, ?, 'mutex', 1, 0, 60000000, 5000000, TRUE, 'who', NULL)";
+        let token = format!("holder {round}");
+        let other = format!("waiter {round}");
+        let asking = |who| sqlx::query(attempt).bind(key.as_bytes()).bind(who).bind(who);
+        let held = asking(token.as_bytes()).fetch_all(&mut holder).await.unwrap();
+        assert!(held[0].get::<Option<i64>, _>("fence").is_some());
+        let hexadecimal: String = key.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let leases = format!(r#"[{{"t":"{token}","u":60000000,"k":"{hexadecimal}"}}]"#);
+        // A deadlock is asked again, as the library does.
+        let (renewed, waited) = loop {
+            let renewing = sqlx::query_scalar::<_, String>("CALL lockkeeper_renew(?)");
+            let both = tokio::join!(
+                renewing.bind(&leases).fetch_all(&mut holder),
+                asking(other.as_bytes()).fetch_all(&mut waiter)
+            );
+            match both {
+                (Ok(renewed), Ok(waited)) => break (renewed, waited),
+                (Err(error), _) | (_, Err(error)) => {
+                    let code = error.as_database_error().and_then(|error| error.code());
+                    assert_eq!(code.as_deref(), Some("40001"), "round {round}: {error}");
+                }
+            }
+        };
+        let granted = waited[0].get::<Option<i64>, _>("fence");
+        assert!(renewed == [token] && granted.is_none(), "round {round}: {renewed:?}, {granted:?}");
+    }
+}

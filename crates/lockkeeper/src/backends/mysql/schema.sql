@@ -113,7 +113,8 @@ BEGIN
       -- that comes after this look finds, by a later clock, that the lease is over if it is over now.
       SELECT 1 INTO v_found FROM lockkeeper_claim WHERE name = a_name AND token = v_holder FOR UPDATE;
       IF v_found IS NULL AND v_lease > v_now AND NOT v_holder <=> v_freed THEN
-        INSERT INTO lockkeeper_claim
+        -- A renewal may make its copy just now; then that one stays.
+        INSERT IGNORE INTO lockkeeper_claim
             (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
           SELECT name, token, next, owner, kind, 1, 0, fence, '', used, until, who, note
             FROM lockkeeper_lock WHERE name = a_name;
