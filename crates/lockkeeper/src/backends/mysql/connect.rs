@@ -19,9 +19,6 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 /// The version of [`SCHEMA`] that this code speaks.
 const VERSION: i32 = 1;
 
-/// One of so many releases also removes what nobody needs any more.
-const SWEEPS: u32 = 500;
-
 pub(super) const NAME: &str = "mysql";
 
 /// What a URL says.
@@ -77,6 +74,10 @@ impl Greet for MySqlConnection {
 
     async fn end(&mut self, number: i64) -> sqlx::Result<()> {
         sqlx::query("CALL lockkeeper_end(?)").bind(number).execute(self).await.map(drop)
+    }
+
+    async fn sweep(&mut self) -> sqlx::Result<()> {
+        sqlx::query("CALL lockkeeper_sweep()").execute(self).await.map(drop)
     }
 
     async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>> {
@@ -154,20 +155,6 @@ pub(super) async fn is_galera(wire: &mut MySqlConnection) -> sqlx::Result<bool> 
     let asking = sqlx::query("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'");
     let row = asking.fetch_optional(wire).await?;
     Ok(row.is_some_and(|row| row.get::<&str, _>(1) == "ON"))
-}
-
-/// Now and then removes what nobody needs any more. Whoever is in the way of that is left alone.
-pub(super) async fn sweep(wire: &mut MySqlConnection) -> sqlx::Result<()> {
-    if fastrand::u32(..SWEEPS) > 0 {
-        return Ok(());
-    }
-    match sqlx::query("CALL lockkeeper_sweep()").execute(wire).await {
-        Err(sqlx::Error::Database(error)) => {
-            tracing::debug!(%error, "what nobody needs is removed another time");
-            Ok(())
-        }
-        swept => swept.map(drop),
-    }
 }
 
 /// The version of the tables that are there.

@@ -12,7 +12,6 @@ use sqlx::mysql::{MySqlConnection, MySqlRow};
 use sqlx::{FromRow, Row as _};
 use tokio::time::sleep;
 
-use super::connect::sweep;
 use super::lease::Shared;
 use crate::backend::{Claim, Grant, Released, Request};
 use crate::backends::sql::{
@@ -179,7 +178,6 @@ impl LeaseClaim {
             let leaving = leaving.bind(key.as_str().as_bytes()).bind(self.token.as_bytes());
             return Ok(leaving.fetch_all(wire).await?.first() == Some(&1));
         }
-        sweep(wire).await?;
         Ok(true)
     }
 }
@@ -243,7 +241,9 @@ impl Claim for LeaseClaim {
         let shared = self.shared.clone();
         let mut session = shared.sessions.of(&self.request.key).await?;
         let answer = within(STATEMENT, self.leave(session.wire())).await;
-        match session.settle(answer, "release a lock")? {
+        let held = session.settle(answer, "release a lock")?;
+        shared.sessions.sweep(&self.request.key).await;
+        match held {
             true => Ok(Released::Yes),
             false => Ok(Released::AlreadyGone),
         }

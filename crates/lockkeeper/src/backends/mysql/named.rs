@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use sqlx::Row;
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 
-use super::connect::{NAME, sweep};
+use super::connect::NAME;
 use crate::backend::{Entry, Guarantees, Mode, Query, Support};
 use crate::backends::sql::{Ask, Hold, Seen, Taken, fence, promises};
 use crate::owner::whoami;
@@ -89,9 +89,7 @@ impl Hold for Named {
     /// Whatever the connection holds, since it holds nothing else.
     async fn give_back(wire: &mut MySqlConnection, _: &Ask) -> sqlx::Result<bool> {
         let giving = sqlx::query_scalar::<_, i64>("SELECT CAST(RELEASE_ALL_LOCKS() AS SIGNED)");
-        let held = giving.fetch_one(&mut *wire).await? > 0;
-        sweep(wire).await?;
-        Ok(held)
+        Ok(giving.fetch_one(wire).await? > 0)
     }
 
     async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {

@@ -15,9 +15,6 @@ use crate::backends::sql::{self, LOOK_AGAIN, STATEMENT, WAITER_LEASE, micros, pe
 use crate::error::Result;
 use crate::owner::whoami;
 
-/// One of so many releases also removes what nobody needs any more.
-const SWEEPS: u32 = 500;
-
 /// A row of a table, or what will be one.
 #[derive(Debug)]
 pub(super) struct LeaseClaim {
@@ -84,9 +81,7 @@ impl Claim for LeaseClaim {
         let mut session = self.shared.sessions.of(&self.request.key).await?;
         let answer = within(STATEMENT, self.leave(session.wire())).await;
         let held = session.settle(answer, "release a lock")?;
-        if fastrand::u32(..SWEEPS) == 0 {
-            self.sweep().await;
-        }
+        self.shared.sessions.sweep(&self.request.key).await;
         match held {
             true => Ok(Released::Yes),
             false => Ok(Released::AlreadyGone),
@@ -172,16 +167,6 @@ impl LeaseClaim {
             .bind(&self.token)
             .fetch_one(wire)
             .await
-    }
-
-    /// Not a part of any release: that one has happened.
-    async fn sweep(&self) {
-        let Ok(mut session) = self.shared.sessions.of(&self.request.key).await else { return };
-        let sweeping = sqlx::query("SELECT lockkeeper_sweep()").execute(session.wire());
-        let answer = within(STATEMENT, sweeping).await;
-        if let Err(error) = session.settle(answer, "remove what nobody needs") {
-            tracing::debug!(%error, "left for the next sweep");
-        }
     }
 }
 

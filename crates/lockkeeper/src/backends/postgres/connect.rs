@@ -90,6 +90,10 @@ impl Greet for PgConnection {
         ending.execute(self).await.map(drop)
     }
 
+    async fn sweep(&mut self) -> sqlx::Result<()> {
+        sqlx::query("SELECT lockkeeper_sweep()").execute(self).await.map(drop)
+    }
+
     async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>> {
         doctor::look(sessions).await
     }

@@ -371,9 +371,6 @@ BEGIN
     VALUES (a_key, result, a_pid, a_who, a_note, clock_timestamp())
     ON CONFLICT (key) DO UPDATE
       SET fence = result, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp();
-  IF random() < 0.01 THEN
-    PERFORM lockkeeper_sweep();
-  END IF;
   RETURN result;
 END $$;
 

@@ -35,7 +35,7 @@ pub(crate) struct Bound<H: Hold> {
 }
 
 pub(super) struct Shared<H: Hold> {
-    sessions: Sessions<H::Wire>,
+    pub(super) sessions: Sessions<H::Wire>,
     spare: Mutex<Vec<Dedicated<H::Wire>>>,
     /// An attempt passes only after a release that was begun before it: the two use different
     /// connections, and could overtake each other. Keys that share a gate only wait a little.

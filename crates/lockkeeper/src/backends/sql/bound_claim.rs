@@ -176,13 +176,15 @@ impl<H: Hold> Claim for BoundClaim<H> {
                 self.shared.end(number).await.map(|()| Released::Yes)
             }
             State::Held { kept, .. } => {
-                let _gate = self.shared.gate(&self.ask.key).lock().await;
+                let gate = self.shared.gate(&self.ask.key).lock().await;
                 let taken = kept.connection.lock().await.take();
                 let Some(mut connection) = taken else { return Ok(Released::AlreadyGone) };
                 let giving = H::give_back(&mut connection.wire, &self.ask);
                 match within(STATEMENT, giving).await {
                     Ok(true) => {
                         self.shared.spare(connection);
+                        drop(gate);
+                        self.shared.sessions.sweep(&self.ask.key).await;
                         Ok(Released::Yes)
                     }
                     // The connection ended before we asked, and its lock with it.

@@ -19,6 +19,9 @@ use crate::backend::Finding;
 use crate::error::{Error, Result};
 use crate::key::Key;
 
+/// One of so many releases also removes what nobody needs any more.
+const SWEEPS: u32 = 500;
+
 /// A kind of connection, and what is said on it first.
 #[async_trait]
 pub(crate) trait Greet: Connection + Sized {
@@ -36,6 +39,9 @@ pub(crate) trait Greet: Connection + Sized {
 
     /// Ends another connection, and waits until it has let go of what it held.
     async fn end(&mut self, number: i64) -> sqlx::Result<()>;
+
+    /// Removes what nobody needs any more.
+    async fn sweep(&mut self) -> sqlx::Result<()>;
 
     /// What would hurt in this deployment.
     async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>>;
@@ -95,6 +101,19 @@ impl<C: Greet> Sessions<C> {
             Ok(connection)
         };
         within(STATEMENT, connecting).await.map_err(|error| failed::<C>(error, "connect"))
+    }
+
+    /// One of many releases also removes what nobody needs any more. Whatever becomes of this, the
+    /// release has happened.
+    pub(crate) async fn sweep(&self, key: &Key) {
+        if fastrand::u32(..SWEEPS) > 0 {
+            return;
+        }
+        let Ok(mut session) = self.of(key).await else { return };
+        let answer = within(STATEMENT, session.wire().sweep()).await;
+        if let Err(error) = session.settle(answer, "remove what nobody needs") {
+            tracing::debug!(%error, "left for the next sweep");
+        }
     }
 
     /// Closes what is open and not in use.
