@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::Store;
 use super::check::{busy, nothing_left, queued, take};
+use crate::holder::process::entered;
 
 /// Whether a store spans processes. An engine of one process says so, and has nothing to show here.
 async fn spans_processes(store: &Store) -> bool {
@@ -118,4 +119,37 @@ pub(super) async fn killed_waiters_do_not_jam_the_queue(store: Store) {
     }
     served.join_all().await;
     nothing_left(&client, "key").await;
+}
+
+pub(super) async fn a_program_that_ends_gives_its_lock_back(store: Store) {
+    if !spans_processes(&store).await {
+        return;
+    }
+    let client = store.client().await;
+    for _ in 0..6 {
+        let mut program = store.holder("key", &["--leave"]);
+        program.granted().await;
+        program.ended().await;
+        take(client.mutex("key")).await.release().await.unwrap();
+    }
+}
+
+pub(super) async fn forked_workers_exclude_each_other(store: Store) {
+    if !spans_processes(&store).await {
+        return;
+    }
+    const WORKERS: u64 = 3;
+    const CYCLES: u64 = 20;
+    let arbiter = tempfile::tempdir().expect("there is room for a temporary directory");
+    let place = arbiter.path().to_str().expect("its path is UTF-8");
+    let (workers, cycles) = (WORKERS.to_string(), CYCLES.to_string());
+    let arguments = ["--fork", &workers, "--cycles", &cycles, "--arbiter", place];
+    let mut parent = store.forking_holder("key", &arguments);
+    let (mut said, done) = (Vec::new(), format!("done {CYCLES}"));
+    while said.iter().filter(|line| *line == "forked").count() < WORKERS as usize {
+        said.push(parent.said("").await);
+    }
+    let wrong: Vec<_> = said.iter().filter(|line| **line != "forked" && **line != done).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert_eq!(entered(arbiter.path(), 0), WORKERS * CYCLES, "an update was lost");
 }
