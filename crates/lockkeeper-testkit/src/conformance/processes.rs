@@ -145,11 +145,15 @@ pub(super) async fn forked_workers_exclude_each_other(store: Store) {
     let (workers, cycles) = (WORKERS.to_string(), CYCLES.to_string());
     let arguments = ["--fork", &workers, "--cycles", &cycles, "--arbiter", place];
     let mut parent = store.forking_holder("key", &arguments);
-    let (mut said, done) = (Vec::new(), format!("done {CYCLES}"));
-    while said.iter().filter(|line| *line == "forked").count() < WORKERS as usize {
-        said.push(parent.said("").await);
+    let (mut worked, mut refused) = (0, 0);
+    while worked + refused < WORKERS {
+        match parent.said("").await {
+            line if line == "forked" => worked += 1,
+            // An engine whose driver does not survive a fork says so.
+            line if line.starts_with("failed") && line.contains("fork") => refused += 1,
+            line => assert_eq!(line, format!("done {CYCLES}"), "something else came first"),
+        }
     }
-    let wrong: Vec<_> = said.iter().filter(|line| **line != "forked" && **line != done).collect();
-    assert!(wrong.is_empty(), "{wrong:?}");
-    assert_eq!(entered(arbiter.path(), 0), WORKERS * CYCLES, "an update was lost");
+    assert!(worked == 0 || refused == 0, "{worked} were let in and {refused} were not");
+    assert_eq!(entered(arbiter.path(), 0), worked * CYCLES, "an update was lost");
 }
