@@ -230,6 +230,7 @@ async fn claim(servers: &Servers) -> Box<dyn Claim> {
         owner: None,
         mode: Mode::Mutex,
         ttl: LONG,
+        fixed: false,
         fair: false,
         queue: true,
         note: None,

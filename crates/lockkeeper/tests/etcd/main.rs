@@ -3,6 +3,7 @@
 mod access;
 mod faults;
 mod interop;
+mod replies;
 
 use std::sync::OnceLock;
 use std::time::Duration;
