@@ -232,7 +232,8 @@ impl Wire {
             for id in 0.. {
                 let (client, _) = listener.accept().await.unwrap();
                 let server = TcpStream::connect(target).await.unwrap();
-                let connection = Connection { id, how, phase: shared.clone(), calls: counted.clone() };
+                let connection =
+                    Connection { id, how, phase: shared.clone(), calls: counted.clone() };
                 connections.spawn(connection.serve(client, server));
             }
         });

@@ -228,3 +228,20 @@ fn in_words(error: EtcdError) -> String {
         None => format!("{}: {}", status.code(), status.message()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_does_not_rule_out_an_effect_is_no_refusal() {
+        let is_refusal = |code| is_refusal(&EtcdError::GRpcStatus(tonic::Status::new(code, "")));
+        for code in [Code::PermissionDenied, Code::NotFound, Code::FailedPrecondition] {
+            assert!(is_refusal(code), "{code:?}");
+        }
+        // No space left, an answer that is too long, and no answer at all.
+        for code in [Code::ResourceExhausted, Code::OutOfRange, Code::Unavailable, Code::Internal] {
+            assert!(!is_refusal(code), "{code:?}");
+        }
+    }
+}

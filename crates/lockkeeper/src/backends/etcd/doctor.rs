@@ -73,7 +73,9 @@ async fn members(shared: &Shared) -> Vec<Finding> {
                 answering += 1;
                 findings.push(finding(
                     Severity::Fine,
-                    format!("member {address} answers, and shows its version and state only to root"),
+                    format!(
+                        "member {address} answers, and shows its version and state only to root"
+                    ),
                     "",
                 ));
             }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp};
 
-use super::{Shared, nested};
 use super::cluster::{NAME, PATIENCE};
 use super::line::{self, Seat};
 use super::names::Range;
 use super::record::Record;
+use super::{Shared, nested};
 use crate::backend::{Entry, Fence, Mode, Query, Snapshot};
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -42,7 +42,8 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
                 holder.left = left(shared, seat.lease).await?;
             }
         }
-        if !snapshot.holders.is_empty() || snapshot.waiters.as_ref().is_some_and(|w| !w.is_empty()) {
+        if !snapshot.holders.is_empty() || snapshot.waiters.as_ref().is_some_and(|w| !w.is_empty())
+        {
             snapshots.push(snapshot);
         }
     }

@@ -87,7 +87,10 @@ pub(super) fn refuse_data(key: &Key, line: &[Seat]) -> Result<()> {
     match line.iter().find(|seat| seat.record.is_none()) {
         Some(seat) => Err(Error::Conflict {
             key: key.clone(),
-            found: format!("{:?} holds data that is not a lock", String::from_utf8_lossy(&seat.name)),
+            found: format!(
+                "{:?} holds data that is not a lock",
+                String::from_utf8_lossy(&seat.name)
+            ),
         }),
         None => Ok(()),
     }

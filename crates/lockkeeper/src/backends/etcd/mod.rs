@@ -71,6 +71,9 @@ const GUARANTEES: Guarantees = Guarantees {
 /// How many operations go into one transaction; servers refuse more than 128.
 const OPERATIONS: usize = 100;
 
+/// The longest answer in bytes: a line of a hundred thousand, or as many permits.
+const LONGEST: usize = 64 << 20;
+
 /// Locks in an etcd cluster.
 #[derive(Debug, Clone)]
 pub struct Etcd {
@@ -225,7 +228,8 @@ impl Shared {
 
     async fn txn(&self, doing: &str, txn: Txn, doubt: &mut bool) -> Result<TxnResponse> {
         let answer = self.cluster.change(doing, PATIENCE, doubt, |client| {
-            let (mut client, txn) = (client.kv_client(), txn.clone());
+            let mut client = client.kv_client().max_decoding_message_size(LONGEST);
+            let txn = txn.clone();
             async move { client.txn(txn).await }
         });
         answer.await
@@ -233,7 +237,8 @@ impl Shared {
 
     async fn get(&self, doing: &str, key: Vec<u8>, options: GetOptions) -> Result<GetResponse> {
         let answer = self.cluster.ask(doing, PATIENCE, |client| {
-            let (mut client, key, options) = (client.kv_client(), key.clone(), options.clone());
+            let mut client = client.kv_client().max_decoding_message_size(LONGEST);
+            let (key, options) = (key.clone(), options.clone());
             async move { client.get(key, Some(options)).await }
         });
         answer.await
