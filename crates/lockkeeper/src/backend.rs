@@ -295,6 +295,9 @@ pub enum Renewal {
 pub enum Released {
     /// It was ours and is free, or there was nothing to undo.
     Yes,
+    /// As `Yes`, and somebody of another client waits for it. An engine that lets whoever comes first
+    /// in says so where it can, and the core lets others come first from time to time.
+    Wanted,
     /// It was not ours any more.
     AlreadyGone,
 }

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::backend::{Claim, Death, Fence, Grant, Lease, Mode};
-use crate::client::Inner;
+use crate::client::{Client, Inner};
 use crate::clock::{Moment, Validity};
 use crate::engine::{self, Chore};
 use crate::error::{Error, Loss, Result};
@@ -27,12 +27,14 @@ use crate::owner::Owner;
 /// Every kind of lock on every engine gives this one type. It is owned and `Send`: keep it in a
 /// struct, move it between tasks.
 ///
-/// Dropping it gives the lock back in the background, without blocking.
-/// [`release`](Guard::release) does the same and tells how it went.
+/// Dropping it gives the lock back in the background, without blocking; only the last handle of a
+/// [client](crate::Client) waits for that. [`release`](Guard::release) does the same and tells how it went.
 #[must_use = "the lock is given back as soon as the guard is dropped"]
 pub struct Guard {
     /// Taken out by `release`, so that the drop after it does nothing.
     hold: Option<Arc<Hold>>,
+    // Dropped after the release was begun, and may wait for it.
+    _client: Client,
 }
 
 /// How a release went.
@@ -142,13 +144,14 @@ impl Guard {
     /// Dropping the future leaves the rest of the release to the background.
     pub async fn release(mut self) -> Result<Release> {
         let hold = self.hold.take().expect("only release takes the hold");
+        hold.inner.check_process()?;
         let lost = hold.loss().is_some();
-        if !hold.inner.local.drop_guard(&hold) {
+        let Some(claim) = hold.inner.local.take_last_guard(&hold) else {
             return Ok(if lost { Release::AlreadyLost } else { Release::Released });
-        }
+        };
         hold.end(Loss::Released);
         // That it was lost is what the caller has to know, whether the engine answers or not.
-        let outcome = engine::release(&hold).await?;
+        let outcome = engine::release(&hold, claim).await?;
         Ok(if lost { Release::AlreadyLost } else { outcome })
     }
 
@@ -163,7 +166,11 @@ impl Guard {
     /// Another guard of the same hold, for a re-entrant owner. Called under the lock of `local`.
     pub(crate) fn another(hold: &Arc<Hold>) -> Self {
         hold.guards.fetch_add(1, Ordering::Relaxed);
-        Self { hold: Some(hold.clone()) }
+        Self::first(hold)
+    }
+
+    fn first(hold: &Arc<Hold>) -> Self {
+        Self { hold: Some(hold.clone()), _client: Client::of(&hold.inner) }
     }
 
     fn hold(&self) -> &Arc<Hold> {
@@ -175,6 +182,7 @@ impl Drop for Guard {
     /// Sends a message: it does not block, spawn or panic.
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take()
+            && !hold.inner.is_inherited()
             && hold.inner.local.drop_guard(&hold)
         {
             hold.end(Loss::Released);
@@ -286,7 +294,7 @@ impl Hold {
             });
             hold.state().listener = Some(task.abort_handle());
         }
-        let guard = Guard { hold: Some(hold.clone()) };
+        let guard = Guard::first(&hold);
         (hold, guard)
     }
 
@@ -300,6 +308,10 @@ impl Hold {
 
     pub(crate) fn key(&self) -> &Key {
         &self.key
+    }
+
+    pub(crate) fn fence(&self) -> Fence {
+        self.fence
     }
 
     pub(crate) fn mode(&self) -> Mode {
@@ -330,6 +342,11 @@ impl Hold {
     /// Whether nobody wants it, and nobody has begun to release it.
     pub(crate) fn is_leaving(&self) -> bool {
         !self.is_wanted() && self.claim().is_some()
+    }
+
+    /// Whether exactly one guard is left.
+    pub(crate) fn has_one_guard(&self) -> bool {
+        self.guards.load(Ordering::Relaxed) == 1
     }
 
     /// Takes one guard away and says how many are left.
@@ -433,6 +450,9 @@ impl Hold {
 
     /// Why it is not ours any more, by the clock at this moment.
     fn loss(self: &Arc<Self>) -> Option<Loss> {
+        if let Err(error) = self.inner.check_process() {
+            return Some(Loss::Disconnected(error.to_string()));
+        }
         let state = self.state();
         if let Some(loss) = &state.over {
             return Some(loss.clone());

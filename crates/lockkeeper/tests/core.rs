@@ -187,6 +187,24 @@ async fn the_next_acquire_comes_after_the_release_and_does_not_wait_for_its_answ
     assert_eq!(*calls.lock().unwrap(), ["attempt", "release", "attempt"]);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_release_that_another_task_helps_onto_the_wire_is_no_loss() {
+    let (_, client) = store();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..16 {
+        let lock = client.mutex("key");
+        tasks.spawn(async move {
+            for _ in 0..4_000 {
+                let guard = lock.clone().acquire().await.unwrap();
+                assert_eq!(guard.release().await.unwrap(), Release::Released);
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn two_tasks_of_one_owner_share_a_hold_also_when_they_come_together() {
     let (memory, client) = store();

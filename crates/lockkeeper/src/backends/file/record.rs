@@ -160,7 +160,7 @@ impl Record {
             fence: Fence::default(),
             slots: Vec::new(),
             since: SystemTime::now(),
-            who: whoami().to_owned(),
+            who: whoami(),
             note: request.note.as_deref().map(str::to_owned),
         }
     }
@@ -299,7 +299,7 @@ mod tests {
     fn record(mode: Mode, slots: Vec<u32>, note: Option<&str>) -> Record {
         let request = Request {
             key: Key::new("k").unwrap(),
-            token: Token::source().next(),
+            token: Token::fresh(),
             owner: None,
             mode,
             ttl: Duration::from_secs(30),

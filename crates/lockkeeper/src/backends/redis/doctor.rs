@@ -130,7 +130,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     for mode in kinds {
-        let token = Token::source().next();
+        let token = Token::fresh();
         let key = Key::new(format!("lockkeeper-doctor-{token}"))
             .expect("a token has no control characters");
         let request = Request {
