@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use lockkeeper::backend::Mode;
 use lockkeeper::{Client, Error, Owner, Release};
+use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::redis::{Cluster, Server, eventually};
 use tokio::time::timeout;
 
@@ -215,6 +216,30 @@ async fn a_string_is_shared_with_set_nx_and_compare_and_delete() {
     server.ask(&["SET", "N", "foreign"]);
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     assert_eq!(server.ask(&["GET", "N"]), "foreign");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_slow_to_reach_is_dialed_once_for_many_waits() {
+    let server = Server::start();
+    let holder = connect(server.url() + "?layout=string").await;
+    let guard = holder.mutex("N").acquire().await.unwrap();
+    let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await;
+    let waiter = connect(format!("redis://{}?layout=string", proxy.address())).await;
+    // Longer than one wait of somebody who asks again and again.
+    proxy.latency(Duration::from_millis(150));
+    let connections = || -> u64 {
+        let stats = server.ask(&["INFO", "stats"]);
+        let count = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        count.expect("it is counted").trim().parse().unwrap()
+    };
+    let before = connections();
+    let mut waiting = Box::pin(waiter.mutex("N").acquire());
+    assert!(timeout(Duration::from_secs(4), &mut waiting).await.is_err());
+    // One is the question's own.
+    let opened = connections() - before - 1;
+    assert!(opened <= 1, "{opened} connections for one that listens");
+    guard.release().await.unwrap();
+    timeout(TTL, waiting).await.expect("it asks again").unwrap().release().await.unwrap();
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@
 
 local lock, state, queue, _, beats, claims, who, permits, slots, other_queue = unpack(KEYS)
 local stem, publish = ARGV[1], ARGV[2]
-local kind = kind_of(lock, state, who, permits, stem)
+local kind = kind_of(lock, state, stem)
 if kind == 'none' then
   return 0
 end

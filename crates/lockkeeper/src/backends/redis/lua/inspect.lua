@@ -14,7 +14,7 @@ local function record(field)
   return redis.call('hget', who, field) or held
 end
 
-local kind, limit = kind_of(lock, state, who, permits, stem), ''
+local kind, limit = kind_of(lock, state, stem), ''
 local holders = {}
 if kind == 'string' and is_string_lock(lock, state, ARGV[2] == '1') then
   kind = 'token'

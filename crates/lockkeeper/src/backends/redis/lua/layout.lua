@@ -12,19 +12,24 @@ local function is_noted(state, field)
   return held and string.match(held, '^[^\t]*\t[^\t]*\t([^\t]*)') == field
 end
 
-local function is_hold(field, count, state, who, stem)
+-- The name of something else that we keep beside the lock. All of them end alike.
+local function beside(state, kind)
+  return kind .. string.sub(state, #'lockkeeper' + 1)
+end
+
+local function is_hold(field, count, state, stem)
   if not string.find(count, '^[1-9]%d*$') then
     return false
   end
   return string.find(field, UUID)
     or is_noted(state, field)
-    or who and redis.call('hexists', who, field) == 1
+    or redis.call('hexists', beside(state, 'lockkeeper_who'), field) == 1
     or stem and redis.call('exists', stem .. ':' .. field .. ':rwlock_timeout:1') == 1
 end
 
 -- Answers what is there: none, mutex, read, write, semaphore; string; data for a hash that is no lock;
 -- else the type. For a lock also how long it lasts, and for a mutex its field.
-local function kind_of(lock, state, who, permits, stem)
+local function kind_of(lock, state, stem)
   local found = redis.call('type', lock).ok
   if found ~= 'hash' then
     return found
@@ -39,14 +44,14 @@ local function kind_of(lock, state, who, permits, stem)
   end
   local mode = redis.call('hget', lock, 'mode')
   if mode == 'semaphore' then
-    return (not permits or redis.call('exists', permits) == 1) and mode or 'data', left
+    return redis.call('exists', beside(state, 'lockkeeper_permits')) == 1 and mode or 'data', left
   end
   if mode ~= 'read' and mode ~= 'write' then
     return 'data'
   end
   local fields = redis.call('hgetall', lock)
   for i = 1, #fields, 2 do
-    if fields[i] ~= 'mode' and not is_hold(fields[i], fields[i + 1], state, who, stem) then
+    if fields[i] ~= 'mode' and not is_hold(fields[i], fields[i + 1], state, stem) then
       return 'data'
     end
   end

@@ -1,6 +1,6 @@
 -- A mutex that is fair, or has an owner.
 
-local found = kind_of(lock, state, who, permits, stem)
+local found = kind_of(lock, state, stem)
 if found ~= 'none' and found ~= 'mutex' then
   return {-1, found}
 end

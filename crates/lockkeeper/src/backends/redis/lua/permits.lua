@@ -3,7 +3,7 @@
 
 local take, limit = tonumber(ARGV[14]), ARGV[15]
 
-local found = kind_of(lock, state, who, permits, stem)
+local found = kind_of(lock, state, stem)
 if found ~= 'none' and found ~= 'semaphore' then
   return {-1, found}
 end

@@ -1,6 +1,6 @@
 -- The shared side of a read-write lock.
 
-local found = kind_of(lock, state, who, permits, stem)
+local found = kind_of(lock, state, stem)
 if found ~= 'none' and found ~= 'read' and found ~= 'write' then
   return {-1, found}
 end

@@ -36,7 +36,7 @@ end
 
 -- What is there that is no read-write lock.
 local function conflict()
-  local found = kind_of(lock, state, who, nil, stem)
+  local found = kind_of(lock, state, stem)
   if found == 'none' then
     return nil
   end

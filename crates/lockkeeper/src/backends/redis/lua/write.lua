@@ -1,6 +1,6 @@
 -- The exclusive side of a read-write lock. The entry is the writer's field.
 
-local found = kind_of(lock, state, who, permits, stem)
+local found = kind_of(lock, state, stem)
 if found ~= 'none' and found ~= 'read' and found ~= 'write' then
   return {-1, found}
 end
