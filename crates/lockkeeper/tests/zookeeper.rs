@@ -26,7 +26,7 @@ fn store(servers: &'static OnceLock<Ensemble>, start: fn() -> Ensemble) -> Store
 }
 
 /// Nodes of an application's own queue.
-const NODES: [&str; 2] = ["block-0000000001", "lock-0000000007"];
+const NODES: [&str; 2] = ["block-0000000001", "clock-0000000007"];
 
 async fn plant(hosts: String, dir: String) {
     let zk = zk::Client::connect(&hosts).await.unwrap();

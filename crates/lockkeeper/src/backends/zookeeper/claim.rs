@@ -8,7 +8,6 @@ use zookeeper_client as zk;
 use super::error::failed;
 use super::names::{Kind, Node, line};
 use super::place::{Place, Standing};
-use super::session::Session;
 use super::watch::{Alarm, end_of};
 use super::{LEASES, LOCKS, Shared, record};
 use crate::backend::{Asked, Claim, Fence, Grant, Mode, Released, Request};
@@ -77,19 +76,6 @@ impl Line {
         Ok(())
     }
 
-    /// Refuses to wait for a node that does not end with a session: it is an application's, and no lock.
-    async fn refuse_data(&self, session: &Session, name: &str) -> Result<()> {
-        let path = format!("{}/{name}", self.place.dir());
-        let stat = session.zk.check_stat(&path).await;
-        match stat.map_err(failed(format!("look at {path:?}")))? {
-            Some(stat) if stat.ephemeral_owner == 0 => Err(Error::Conflict {
-                key: self.request.key.clone(),
-                found: format!("the node {path:?} is not ephemeral, so it is no lock"),
-            }),
-            _ => Ok(()),
-        }
-    }
-
     /// Readers carry the fence of the last writer, which each writer notes before it begins.
     async fn fence(&self, standing: &Standing) -> Result<Fence> {
         let own = Fence::new(standing.created.try_into().unwrap_or(0));
@@ -132,11 +118,8 @@ impl Claim for Line {
         if !self.request.queue && self.place.standing().is_none() {
             let others = line(&self.place.others(&session).await?);
             let (mode, mine) = (self.request.mode, Kind::of(self.request.mode));
-            let busy = others.iter().find(|node| queue::conflict(mode, node.kind.mode()));
-            if let Some(holder) = busy
-                && others.iter().all(|node| node.kind.mixes(mine))
-            {
-                self.refuse_data(&session, &holder.name).await?;
+            let busy = others.iter().any(|node| queue::conflict(mode, node.kind.mode()));
+            if busy && others.iter().all(|node| node.kind.mixes(mine)) {
                 return Ok(None);
             }
         }
@@ -154,10 +137,6 @@ impl Claim for Line {
                 return Ok(None);
             }
             Turn::Behind(ahead) => {
-                if let Err(refused) = self.refuse_data(&session, &line[ahead].name).await {
-                    self.place.leave().await?;
-                    return Err(refused);
-                }
                 let path = format!("{}/{}", self.place.dir(), line[ahead].name);
                 self.waiting = Some(Waiting { path, alarm: None });
                 return Ok(None);
