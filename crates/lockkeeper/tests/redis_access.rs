@@ -21,7 +21,7 @@ async fn connect(url: impl AsRef<str>) -> Client {
 const RIGHTS: &str = "~app:* ~lockkeeper* ~redisson_lock* ~{app:*}:*:rwlock_timeout:* \
     &redisson_lock__channel:* &redisson_rwlock:* &lockkeeper_* \
     +ping +hello +eval +evalsha +time +type +exists +del +get +set +incr +pexpire +pttl \
-    +hset +hget +hmget +hgetall +hdel +hexists +hincrby +hlen \
+    +hset +hget +hgetall +hdel +hexists +hincrby +hlen \
     +lindex +lpos +lrange +lrem +rpush +zadd +zrem +zscore +zincrby +zrange +zrangebyscore \
     +setbit +bitpos +publish +subscribe +unsubscribe +scan";
 

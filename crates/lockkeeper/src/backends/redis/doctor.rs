@@ -169,7 +169,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     // One cause is told once, whatever kinds it stops.
-    let mut failures: Vec<(String, &str, Vec<&str>)> = Vec::new();
+    let mut failures: Vec<(Error, Vec<&str>)> = Vec::new();
     for mode in kinds {
         let token = Token::source().next();
         let key = Key::new(format!("lockkeeper-doctor-{token}"))
@@ -192,30 +192,36 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
             findings.push(Finding { severity: Severity::Fine, what, advice: String::new() });
             continue;
         };
-        let (why, advice) = explain(&error);
-        match failures.iter_mut().find(|(other, ..)| *other == why) {
-            Some((_, _, kinds)) => kinds.push(mode.kind()),
-            None => failures.push((why, advice, vec![mode.kind()])),
+        match failures.iter_mut().find(|(other, _)| cause(other) == cause(&error)) {
+            Some((_, kinds)) => kinds.push(mode.kind()),
+            None => failures.push((error, vec![mode.kind()])),
         }
     }
-    findings.extend(failures.into_iter().map(|(why, advice, kinds)| Finding {
+    findings.extend(failures.into_iter().map(|(error, kinds)| Finding {
         severity: Severity::Problem,
-        what: format!(
-            "no lock of these kinds can be taken and given back: {}: {why}",
-            kinds.join(", ")
-        ),
-        advice: advice.to_owned(),
+        what: format!("no {} lock can be taken and given back: {error}", kinds.join(", ")),
+        advice: advice(code_of(&error)).to_owned(),
     }));
     findings
 }
 
-/// Why a lock could not be taken or given back, without the key, and what to do about it.
-fn explain(error: &Error) -> (String, &'static str) {
-    let Error::Backend { source, .. } = error else {
-        return (error.to_string(), "see docs/engines/redis.md");
-    };
-    let code = source.downcast_ref::<RedisError>().and_then(RedisError::code);
-    let advice = match code {
+/// What the server calls the reason why a lock could not be taken or given back.
+fn code_of(error: &Error) -> Option<&str> {
+    let Error::Backend { source, .. } = error else { return None };
+    source.downcast_ref().and_then(RedisError::code)
+}
+
+/// What two failures have in common that have one cause. Rights may be missing for one kind alone.
+fn cause(error: &Error) -> String {
+    match (code_of(error), error) {
+        (Some(code), _) if code != "NOPERM" => code.to_owned(),
+        (_, Error::Backend { source, .. }) => source.to_string(),
+        _ => error.to_string(),
+    }
+}
+
+fn advice(code: Option<&str>) -> &'static str {
+    match code {
         Some("NOPERM") => "see the least-privilege rules in docs/engines/redis.md",
         Some("READONLY") => "this is a replica, which takes no writes: name the master",
         Some("OOM") => {
@@ -226,6 +232,5 @@ fn explain(error: &Error) -> (String, &'static str) {
         }
         Some("NOREPLICAS") => "fewer replicas are connected than min-replicas-to-write asks for",
         _ => "see docs/engines/redis.md",
-    };
-    (source.to_string(), advice)
+    }
 }
