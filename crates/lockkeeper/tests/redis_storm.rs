@@ -1,6 +1,8 @@
 //! Many processes, all kinds of locks, and everything that can happen to Redis at once.
 #![cfg(feature = "redis")]
 
+use std::time::Duration;
+
 use lockkeeper_testkit::holder::Program;
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::redis::{DURABLE, Server};
@@ -35,6 +37,11 @@ async fn a_storm_on_one_server() {
         Fault::new("server killed and started again", move || async move {
             server.kill();
             server.restart();
+        }),
+        Fault::new("out of memory for a second", move || async move {
+            server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
         }),
     ];
     storm.rage(&proxies, &mut faults).await;

@@ -41,6 +41,11 @@ pub(super) struct Left {
     text: String,
 }
 
+/// What is at a lock file's name is something else.
+#[derive(Debug, thiserror::Error)]
+#[error("it is not a lock file of this version; if nobody uses it, remove it")]
+pub(super) struct NotOurs;
+
 /// One claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Record {
@@ -104,13 +109,7 @@ impl LockFile {
 
     /// Reads a whole file. Garbage is an error: it is never taken for a free lock.
     pub(super) fn parse(text: &[u8], expected: Option<&Key>) -> Result<Self> {
-        Self::read(text, expected).ok_or_else(|| {
-            Error::broken(
-                "file",
-                "read",
-                "it is not a lock file of this version; if nobody uses it, remove it",
-            )
-        })
+        Self::read(text, expected).ok_or_else(|| Error::broken("file", "read", NotOurs))
     }
 
     fn read(text: &[u8], expected: Option<&Key>) -> Option<Self> {

@@ -42,7 +42,7 @@ pub(super) fn is_fatal(error: &RedisError) -> bool {
 }
 
 fn may_pass(error: &RedisError) -> bool {
-    const PASSING: [&str; 8] = [
+    const PASSING: [&str; 10] = [
         "LOADING",
         "MASTERDOWN",
         "READONLY",
@@ -51,6 +51,9 @@ fn may_pass(error: &RedisError) -> bool {
         "NOREPLICAS",
         "BUSY",
         "MOVED",
+        // The server is full, or cannot write to its disk, until somebody makes room.
+        "OOM",
+        "MISCONF",
     ];
     error.is_io_error() || error.code().is_some_and(|code| PASSING.contains(&code))
 }
