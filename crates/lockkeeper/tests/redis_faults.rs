@@ -112,6 +112,29 @@ async fn killed_connections_are_made_again_and_no_wake_up_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_was_demoted_is_left_whatever_its_version() {
+    for server in [Server::start(), Server::oldest(&VOLATILE)] {
+        let client = connect(&server.url()).await;
+        client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+        // The commands of the server's own operator are not ours.
+        let connections = || server.ask(&["CLIENT", "LIST", "TYPE", "normal"]);
+        let ours =
+            connections().lines().next().map(|line| line.split(' ').next().unwrap().to_owned());
+        let ours = ours.expect("we are connected");
+        assert_eq!(server.ask(&["REPLICAOF", "127.0.0.1", "1"]), "OK");
+        let error = client.mutex("key").try_acquire().await.unwrap_err();
+        assert!(error.is_retryable(), "it may be the master again: {error}");
+        eventually("the connection is closed", || {
+            let open = connections();
+            let is_open = open.lines().any(|line| line.starts_with(&format!("{ours} ")));
+            (!is_open).then_some(()).ok_or(open)
+        });
+        server.ask(&["REPLICAOF", "NO", "ONE"]);
+        acquire(&client, "key").await.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_flush_is_a_loss_within_one_renewal() {
     let server = Server::start();
     let client = connect(&server.url()).await;

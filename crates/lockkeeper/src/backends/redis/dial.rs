@@ -85,11 +85,11 @@ impl Dial {
         }
     }
 
-    /// The generation whose connections count.
-    pub(super) fn generation(&self) -> u64 {
+    /// Whether answers of connections of this generation count.
+    pub(super) fn is_current(&self, generation: u64) -> bool {
         match &*self.target {
-            Target::Address { .. } => 0,
-            Target::Sentinels { sentinels, .. } => sentinels.generation(),
+            Target::Address { .. } => true,
+            Target::Sentinels { sentinels, .. } => sentinels.is_current(generation),
         }
     }
 

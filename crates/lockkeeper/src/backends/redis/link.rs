@@ -175,7 +175,7 @@ impl Link {
 
     /// Passes an answer on if it counts. Hangs up when it shows that the connection is of no more use.
     fn judge<T>(&self, line: &Arc<Line>, answer: RedisResult<T>) -> RedisResult<T> {
-        let outdated = line.generation != self.dial.generation();
+        let outdated = !self.dial.is_current(line.generation);
         if (outdated || answer.as_ref().is_err_and(is_fatal))
             && self.lock().take_if(|current| Arc::ptr_eq(current, line)).is_some()
         {
@@ -184,14 +184,14 @@ impl Link {
         match outdated {
             false => answer,
             true => {
-                let replaced = "the sentinels replace the server that answered";
+                let replaced = "the server that answered may not be the master any more";
                 Err(std::io::Error::new(std::io::ErrorKind::ConnectionAborted, replaced).into())
             }
         }
     }
 
     fn current(&self) -> Option<Arc<Line>> {
-        self.lock().clone().filter(|line| line.generation == self.dial.generation())
+        self.lock().clone().filter(|line| self.dial.is_current(line.generation))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Line>>> {

@@ -21,12 +21,16 @@ use redis::{
 };
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::dial::Dial;
 use super::pipe::silent;
 
 /// How often a sentinel is asked without a reason; also how soon after it failed.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// Without a word for so long, a process was stopped.
+const BEHIND: Duration = Duration::from_secs(2);
 
 /// From now on the old master is of no more use.
 const BEGIN: &str = "+failover-state-select-slave";
@@ -56,8 +60,8 @@ pub(super) struct Sentinels {
     state: Mutex<State>,
     /// Counts the changes of the master, to tell connections that are of no more use.
     generation: AtomicU64,
-    /// Tells of every word of a sentinel.
-    heard: watch::Sender<()>,
+    /// Tells of every word of a sentinel, and when it came.
+    heard: watch::Sender<Instant>,
 }
 
 #[derive(Debug)]
@@ -90,7 +94,7 @@ impl Sentinels {
     pub(super) fn new(dials: Vec<Dial>, master: String, timeout: Duration) -> Self {
         let opinions = vec![Opinion::Unknown; dials.len()];
         let state = State { opinions, master: None, tasks: Vec::new() };
-        let (heard, generation) = (watch::Sender::new(()), AtomicU64::new(0));
+        let (heard, generation) = (watch::Sender::new(Instant::now()), AtomicU64::new(0));
         Self { dials, master, timeout, state: Mutex::new(state), generation, heard }
     }
 
@@ -109,9 +113,19 @@ impl Sentinels {
         }
     }
 
-    /// Changes when the master does.
-    pub(super) fn generation(&self) -> u64 {
+    /// Whether the master of this generation still is the master.
+    pub(super) fn is_current(&self, generation: u64) -> bool {
+        self.generation() == generation && !self.is_behind()
+    }
+
+    fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
+    }
+
+    /// Whether we were stopped, and may have missed something. A sentinel that says nothing itself is
+    /// noticed by its task.
+    fn is_behind(&self) -> bool {
+        self.heard.borrow().elapsed() > BEHIND && self.lock().said().next().is_some()
     }
 
     /// Until the master is not the one of this generation any more.
@@ -141,8 +155,11 @@ impl Sentinels {
 
     /// `None` if it is worth waiting for more; with `any`, one sentinel is enough.
     fn known(&self, any: bool) -> Option<RedisResult<(Address, u64)>> {
+        if self.is_behind() {
+            return None;
+        }
         let state = self.lock();
-        let said = state.opinions.iter().filter(|o| matches!(o, Opinion::Said(_))).count();
+        let said = state.said().count();
         let all = !state.opinions.iter().any(|opinion| matches!(opinion, Opinion::Unknown));
         if !(all || any && said > 0) {
             return None;
@@ -204,7 +221,7 @@ impl Sentinels {
             self.generation.fetch_add(1, Ordering::SeqCst);
         }
         drop(state);
-        self.heard.send_replace(());
+        self.heard.send_replace(Instant::now());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -218,17 +235,24 @@ impl Drop for Sentinels {
     }
 }
 
+impl State {
+    fn said(&self) -> impl Iterator<Item = &View> {
+        said(&self.opinions)
+    }
+}
+
+fn said(opinions: &[Opinion]) -> impl Iterator<Item = &View> {
+    opinions.iter().filter_map(|opinion| match opinion {
+        Opinion::Said(view) => Some(view),
+        _ => None,
+    })
+}
+
 /// The master, if any sentinel has a word to say; `Some(None)` while another one is promoted.
 fn decide(opinions: &[Opinion]) -> Option<Option<Address>> {
-    let said = || {
-        opinions.iter().filter_map(|opinion| match opinion {
-            Opinion::Said(view) => Some(view),
-            _ => None,
-        })
-    };
-    let best = said().max_by_key(|view| view.epoch)?;
+    let best = said(opinions).max_by_key(|view| view.epoch)?;
     // One that leads a failover has the epoch of the old configuration until it is through.
-    let promoting = said().any(|view| view.promoting && view.epoch >= best.epoch);
+    let promoting = said(opinions).any(|view| view.promoting && view.epoch >= best.epoch);
     Some((!promoting).then(|| best.address.clone()))
 }
 
@@ -307,7 +331,7 @@ fn begins(push: &PushInfo, master: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn said(epoch: u64, port: u16, promoting: bool) -> Opinion {
+    fn says(epoch: u64, port: u16, promoting: bool) -> Opinion {
         Opinion::Said(View { epoch, address: ("h".to_owned(), port), promoting })
     }
 
@@ -317,16 +341,16 @@ mod tests {
 
     #[test]
     fn the_newest_configuration_counts() {
-        let opinions = [said(3, 1, false), said(4, 2, false), said(3, 1, false)];
+        let opinions = [says(3, 1, false), says(4, 2, false), says(3, 1, false)];
         assert_eq!(decide(&opinions), Some(Some(("h".to_owned(), 2))));
     }
 
     #[test]
     fn there_is_no_master_while_one_is_promoted() {
-        let opinions = [said(3, 1, false), said(3, 1, true), silence()];
+        let opinions = [says(3, 1, false), says(3, 1, true), silence()];
         assert_eq!(decide(&opinions), Some(None));
         // One that was left behind in a failover that another one finished.
-        let opinions = [said(4, 2, false), said(3, 1, true), silence()];
+        let opinions = [says(4, 2, false), says(3, 1, true), silence()];
         assert_eq!(decide(&opinions), Some(Some(("h".to_owned(), 2))));
     }
 
