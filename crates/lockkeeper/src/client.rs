@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
@@ -185,6 +186,14 @@ impl Client {
     /// [`Error::Backend`] when the engine cannot be asked at all.
     pub async fn doctor(&self) -> Result<Vec<Finding>> {
         self.inner.backend.doctor().await
+    }
+
+    /// How long a lock that is asked for with this `ttl` really lasts without a renewal, as far as is known
+    /// before it is granted; [`Guard::lease`](crate::Guard::lease) says it of a lock that is held.
+    ///
+    /// It is less than `ttl` where a session keeps the locks, and the servers keep it for a shorter time.
+    pub fn lease_of(&self, ttl: Duration) -> Duration {
+        self.inner.backend.lease_of(ttl)
     }
 
     /// What this engine promises.
