@@ -246,17 +246,24 @@ async fn one_who_asks_for_another_kind_disturbs_nobody() {
         };
         assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
         mutex.release().await.unwrap();
-        let mut refused = 0;
+        let (mut refused, mut entered) = (0, 0);
         for _ in 0..300 {
             match lock().try_acquire().await {
                 Err(Error::Conflict { .. }) => refused += 1,
-                // It may come when nobody is there.
-                Ok(Some(guard)) => drop(guard.release().await),
+                // It may come when nobody is there, or at the same moment as somebody else.
+                Ok(Some(guard)) => {
+                    entered += 1;
+                    drop(guard.release().await);
+                }
+                Ok(None) => {}
                 other => panic!("{other:?}"),
             }
             match lock().acquire_within(PATIENCE).await {
                 Err(Error::Conflict { .. }) => refused += 1,
-                Ok(guard) => drop(guard.release().await),
+                Ok(guard) => {
+                    entered += 1;
+                    drop(guard.release().await);
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -267,11 +274,15 @@ async fn one_who_asks_for_another_kind_disturbs_nobody() {
             grants += more;
             errors.extend(wrong);
         }
-        println!("{kind}: {grants} grants, {} errors, {refused} refused", errors.len());
+        println!(
+            "{kind}: {grants} grants, {} errors, {refused} refused, {entered} entered",
+            errors.len()
+        );
         assert!(refused > 100, "{refused}");
-        // Only one who finds the other kind inside may be refused, and that is over in a moment.
+        // Nobody is refused but by one who is inside, and that is over in a moment.
         let told = errors.first().cloned().unwrap_or_default();
-        assert!(errors.len() * 100 <= grants, "{} errors beside {grants}: {told}", errors.len());
+        assert!(entered > 0 || errors.is_empty(), "{} errors: {told}", errors.len());
+        assert!(errors.len() * 20 <= grants, "{} errors beside {grants}: {told}", errors.len());
     }
 }
 

@@ -54,7 +54,8 @@ impl Kind {
 
     /// Whether those who made such nodes see each other.
     pub(super) fn mixes(self, other: Kind) -> bool {
-        (self == Kind::Mutex) == (other == Kind::Mutex) && other != Kind::KazooRead
+        let kazoo = [self, other].contains(&Kind::KazooRead);
+        (self == Kind::Mutex) == (other == Kind::Mutex) && !kazoo
     }
 
     /// What a lock is used as that has such a node at the head of its line.
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(names(&ordered), [&before, &kazoo, &after]);
         let reader = Node::parse("1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b__rlock__0000000003").unwrap();
         assert_eq!(reader.kind, Kind::KazooRead);
-        assert!(!Kind::Write.mixes(reader.kind) && !Kind::Mutex.mixes(reader.kind));
+        assert!(!Kind::Write.mixes(reader.kind) && !reader.kind.mixes(Kind::Write));
         assert!(kazoo_permit(&["1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b".to_owned()]));
         assert!(!kazoo_permit(&[kazoo, before, after]));
         assert_eq!((Kind::Mutex.word(), Kind::Read.word()), ("lock-", "__READ__"));

@@ -42,7 +42,7 @@ struct Heard {
 }
 
 /// How many of them are remembered: more than fit into the length of a session.
-const MEMORY: usize = 12;
+const MEMORY: usize = 24;
 
 impl Session {
     async fn open(settings: &Settings) -> Result<Arc<Self>> {
@@ -56,7 +56,7 @@ impl Session {
         }
         let opened = Heard { asked, answered: Clock::System.now(), by_leader: true };
         let session = Arc::new(Self { zk, heard: Mutex::new(VecDeque::from([opened])) });
-        tokio::spawn(listen(Arc::downgrade(&session), session.length() / 8));
+        tokio::spawn(listen(Arc::downgrade(&session), session.length() / 16));
         Ok(session)
     }
 
@@ -72,7 +72,7 @@ impl Session {
     /// heard of every half a tick, which is a quarter of the shortest session, and it may be cut off
     /// before it does. So the write vouches for half of the length, and for no more than what is left
     /// since the last answer of which the leader was certainly told. That matters to a process that
-    /// was stopped for a while; everyone else has had an answer within the last eighth.
+    /// was stopped for a while; everyone else has had one in time.
     ///
     /// # Errors
     /// When that is too little to be of use. It passes: soon the leader is told of us.
@@ -141,26 +141,28 @@ async fn connect(settings: &Settings, session: Duration) -> Result<zk::Client> {
 }
 
 /// Asks something now and then, and notes the answers, for as long as the session is used.
+///
+/// It does not wait for an answer before it asks again, nor keep the session open while it waits.
 async fn listen(session: Weak<Session>, pace: Duration) {
-    let mut pause = pace;
     loop {
-        sleep(pause).await;
+        sleep(pace).await;
         let asked = Clock::System.now();
         let answer = match session.upgrade() {
             Some(session) if !session.is_over() => session.zk.check_stat("/"),
             _ => return,
         };
-        // It does not keep the session open while it waits.
-        let answered = answer.await.is_ok();
-        // The next server is asked as soon as there is one.
-        pause = if answered { pace } else { pace / 8 };
-        if answered && let Some(session) = session.upgrade() {
-            let mut heard = session.heard();
-            if heard.len() == MEMORY {
-                heard.pop_front();
+        let session = session.clone();
+        tokio::spawn(async move {
+            if answer.await.is_ok()
+                && let Some(session) = session.upgrade()
+            {
+                let mut heard = session.heard();
+                if heard.len() == MEMORY {
+                    heard.pop_front();
+                }
+                heard.push_back(Heard { asked, answered: Clock::System.now(), by_leader: false });
             }
-            heard.push_back(Heard { asked, answered: Clock::System.now(), by_leader: false });
-        }
+        });
     }
 }
 
