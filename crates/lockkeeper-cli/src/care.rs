@@ -25,7 +25,7 @@ pub(crate) struct Care<'a> {
     /// `None` when an outer run holds the lock.
     pub(crate) guard: Option<&'a Guard>,
     pub(crate) timeline: Timeline,
-    /// How often a renewal may move the deadline.
+    /// The lease that was asked for.
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) on_yield: OnYield,
@@ -140,7 +140,9 @@ impl Watch<'_> {
         let max_hold = care.max_hold.and_then(|limit| started.checked_add(limit));
         let far = started + Duration::from_secs(365 * 24 * 3600);
         let mut enough = pin!(sleep_until(max_hold.unwrap_or(far)));
-        let mut rounds = tokio::time::interval((care.ttl / 20).max(Duration::from_millis(5)));
+        // Much more often than a renewal may move the deadline.
+        let lease = care.guard.and_then(Guard::lease).unwrap_or(care.ttl);
+        let mut rounds = tokio::time::interval((lease / 20).max(Duration::from_millis(5)));
         rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let leased = care.guard.is_some_and(|guard| guard.remaining() != Duration::MAX);
         loop {

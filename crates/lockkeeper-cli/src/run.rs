@@ -4,7 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::time::Duration;
 
-use lockkeeper::backend::{Death, Scope};
+use lockkeeper::backend::Scope;
 use lockkeeper::{Client, Error, Guard, Lock, Owner, Release};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
@@ -121,18 +121,10 @@ async fn hold_and_run(
     if guarantees.scope == Scope::Process {
         say.warn(format_args!("{place} excludes only inside one process: this keeps nobody out"));
     }
-    let limit = match args.lease {
-        Some(lease) => Limit::Fixed(lease),
-        None if guarantees.death == Death::AtOnce => Limit::None,
-        None => Limit::Renewed(ttl),
-    };
+    let limit = Limit::of(&client, ttl, args.lease);
     let timeline = Timeline::new(limit, grace, on_lost)?;
     let lock = lock(&client, &args.key, &args.terms).owner(&owner);
-    let lock = match limit {
-        Limit::None => lock.ttl(ttl),
-        Limit::Renewed(ttl) => lock.ttl(ttl).margin(timeline.notice(ttl)),
-        Limit::Fixed(lease) => lock.lease(lease).margin(timeline.notice(lease)),
-    };
+    let lock = limit.terms(lock, &timeline, ttl);
     let acquire = async {
         tokio::select! {
             acquired = acquire(&client, lock, &args.key, &args.terms) => acquired,
@@ -145,6 +137,7 @@ async fn hold_and_run(
         Ok(guard) => {
             let granted = Instant::now();
             let (max_hold, on_yield) = (args.max_hold, args.care.on_yield);
+            let timeline = timeline.held(limit, &guard, grace);
             let care =
                 Care { guard: Some(&guard), timeline, ttl, max_hold, on_yield, signals, say };
             let environment = environment(&guard, &owner, place);

@@ -103,6 +103,15 @@ impl Guard {
         hold.until_end().unwrap_or(Duration::MAX)
     }
 
+    /// How long the lock lasts without a renewal: what the store granted, which may be less than the
+    /// `ttl` that was asked for.
+    ///
+    /// `None` when there is no lease, because the kernel or a connection holds the lock.
+    pub fn lease(&self) -> Option<Duration> {
+        let hold = self.hold();
+        hold.state().validity.map(|_| hold.ttl())
+    }
+
     /// Resolves when the lock is lost, with the reason.
     ///
     /// It fires a margin (a third of the lease, unless [set](crate::Lock::margin)) before the lock
@@ -249,7 +258,7 @@ impl Hold {
         let limited = terms.fixed || !grant.bound;
         // A session or a connection vouches for less than a long fixed lease, again and again.
         let fixed = terms.fixed && ttl >= terms.ttl;
-        let margin = if terms.fixed && !fixed { ttl / 3 } else { terms.margin(ttl) };
+        let margin = terms.margin(ttl);
         let limit = terms.fixed.then(|| Validity::new(asked, terms.ttl, terms.margin(terms.ttl)));
         let span = tracing::debug_span!(
             "hold",

@@ -13,3 +13,4 @@ mod run;
 mod signals;
 mod terminal;
 mod usage;
+mod zookeeper;
