@@ -8,6 +8,7 @@
 //!   server on a free port, to be paused, killed and restarted.
 //! - [`ports`] finds ports for servers that are killed and started again.
 //! - [`Load`](load::Load) lets many take a few locks again and again while servers are hurt.
+//! - [`storm`] does the same with processes that are stopped and killed, and with all kinds of locks.
 //! - [`certificates()`] makes certificates for tests of TLS.
 //! - [`history`] records who held what and when, and says what must not have happened.
 //! - [`simulation`] lets whole worlds happen in paused time, each decided by a seed;
@@ -26,5 +27,6 @@ pub mod ports;
 pub mod proxy;
 pub mod server;
 pub mod simulation;
+pub mod storm;
 
 pub use certificates::certificates;

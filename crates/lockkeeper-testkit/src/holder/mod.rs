@@ -24,6 +24,7 @@ use nix::unistd::Pid;
 use tokio::sync::mpsc;
 
 pub use process::main;
+pub(crate) use process::say;
 
 /// Marks the lines that are meant for us; a test executable prints others as well.
 pub(crate) const MARK: &str = "lockkeeper-holder: ";
@@ -120,9 +121,13 @@ impl Holder {
     /// # Panics
     /// When it cannot be started.
     pub fn start(program: &Program, url: &str, key: &str, arguments: &[&str]) -> Self {
-        let arguments = [&["--url", url, "--key", key], arguments].concat();
+        Self::launch(program, &[&["--url", url, "--key", key], arguments].concat())
+    }
+
+    /// Starts a process with all of its arguments.
+    pub(crate) fn launch(program: &Program, arguments: &[&str]) -> Self {
         let mut child = program
-            .command(&arguments)
+            .command(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -22,14 +22,22 @@ use super::MARK;
 /// `violation TEXT`, `done N`. Lines in, each answered by a line that starts with the same word:
 /// `check`, `remaining`, `release`; `acquire` begins again; `exit` ends without releasing.
 /// The end of the input releases and ends.
+///
+/// With `storm` as the first argument it is one of the processes of a [storm](crate::storm) instead.
 pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
+    let arguments: Vec<_> = arguments.collect();
+    if let [first, rest @ ..] = &arguments[..]
+        && first == "storm"
+    {
+        return crate::storm::main(rest);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .expect("a runtime can be started");
     let outcome = runtime.block_on(async {
-        let plan = Plan::parse(arguments)?;
+        let plan = Plan::parse(arguments.into_iter())?;
         let client = Client::connect(&plan.url).await?;
         let outcome = match plan.cycles {
             Some(_) => cycle(&plan, &client).await,
@@ -245,7 +253,7 @@ fn read_commands() -> mpsc::Receiver<String> {
     commands
 }
 
-fn say(what: impl std::fmt::Display) {
+pub(crate) fn say(what: impl std::fmt::Display) {
     let mut out = std::io::stdout().lock();
     // It fails when nobody listens any more; then our input ends too.
     let _ = writeln!(out, "{MARK}{what}").and_then(|()| out.flush());

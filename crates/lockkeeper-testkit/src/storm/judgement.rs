@@ -1,0 +1,96 @@
+//! What a storm came to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use super::log;
+use crate::history::{History, Violation, check};
+
+/// How many messages of a sort are shown.
+const SHOWN: usize = 5;
+
+/// What a storm came to.
+#[derive(Debug)]
+pub struct Judgement {
+    /// How many grants there were.
+    pub grants: usize,
+    /// How many of which fault there were.
+    pub faults: BTreeMap<&'static str, usize>,
+    /// How often holders lost a lock, by the reason that they were told.
+    pub losses: BTreeMap<String, usize>,
+    /// How releases ended.
+    pub releases: BTreeMap<String, usize>,
+    /// What callers were told instead of being let in, where faults explain it.
+    pub failures: BTreeMap<String, usize>,
+    /// Two at the same time in what one must hold alone: allowed only where the store forgets locks.
+    pub overlaps: Vec<String>,
+    /// Everything else that must not be.
+    pub violations: Vec<String>,
+}
+
+impl Judgement {
+    pub(super) fn of(
+        logs: &[PathBuf],
+        left: Vec<String>,
+        faults: BTreeMap<&'static str, usize>,
+    ) -> Self {
+        let mut history = History { left, ..History::default() };
+        let mut surprises = Vec::new();
+        let (mut losses, mut releases, mut failures) =
+            (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        for log in logs {
+            let said = log::read(log);
+            history.acquisitions.extend(said.acquisitions);
+            count(&mut losses, said.lost);
+            count(&mut releases, said.released);
+            count(&mut failures, said.failed);
+            surprises.extend(said.surprises.into_iter().map(Violation::Surprise));
+        }
+        let (overlaps, others): (Vec<_>, Vec<_>) = check(&history)
+            .into_iter()
+            .chain(surprises)
+            .partition(|violation| matches!(violation, Violation::Overlap(_)));
+        let text = |all: Vec<Violation>| all.iter().map(Violation::to_string).collect();
+        Self {
+            grants: history.acquisitions.len(),
+            faults,
+            losses,
+            releases,
+            failures,
+            overlaps: text(overlaps),
+            violations: text(others),
+        }
+    }
+
+    /// Whether nothing happened that must not.
+    pub fn is_clean(&self) -> bool {
+        self.grants > 0 && self.overlaps.is_empty() && self.violations.is_empty()
+    }
+}
+
+fn count(counts: &mut BTreeMap<String, usize>, texts: Vec<String>) {
+    for text in texts {
+        *counts.entry(text).or_default() += 1;
+    }
+}
+
+impl fmt::Display for Judgement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let faults: usize = self.faults.values().sum();
+        writeln!(f, "{} grants under {faults} faults {:?}", self.grants, self.faults)?;
+        writeln!(f, "losses {:?}, releases {:?}", self.losses, self.releases)?;
+        let failed: usize = self.failures.values().sum();
+        writeln!(f, "{failed} failures, for instance:")?;
+        for (text, n) in self.failures.iter().take(SHOWN) {
+            writeln!(f, "  {n} × {text}")?;
+        }
+        for (name, all) in [("overlaps", &self.overlaps), ("violations", &self.violations)] {
+            writeln!(f, "{} {name}", all.len())?;
+            for text in all.iter().take(SHOWN) {
+                writeln!(f, "  {text}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! What a process of the storm writes down, a line for each event, and how it is read again.
+//!
+//! A line is written before anything else happens, by one call: whoever is killed has said everything
+//! but its last half line. All times are of the machine's monotonic clock, which its processes share.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use lockkeeper::backend::Mode;
+use lockkeeper::{Guard, Release};
+use nix::time::{ClockId, clock_gettime};
+
+use crate::history::Acquisition;
+
+/// Now, by a clock that all processes of this machine share.
+pub(crate) fn now() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock").into()
+}
+
+/// Where one process writes.
+#[derive(Debug)]
+pub(crate) struct Log(Mutex<File>);
+
+impl Log {
+    pub(crate) fn create(path: &Path) -> Self {
+        let file = OpenOptions::new().append(true).create(true).open(path);
+        Self(Mutex::new(file.expect("the storm's directory can be written to")))
+    }
+
+    pub(crate) fn granted(
+        &self,
+        n: usize,
+        guard: &Guard,
+        owner: &str,
+        called: Duration,
+        ttl: Duration,
+    ) {
+        let (kind, take, limit) = match guard.mode() {
+            Mode::Mutex => ("mutex", 0, 0),
+            Mode::Read => ("read", 0, 0),
+            Mode::Write => ("write", 0, 0),
+            Mode::Permits { take, limit } => ("permits", take, limit),
+        };
+        let slots: Vec<_> = guard.slots().iter().map(u32::to_string).collect();
+        let (key, fence, called, returned) =
+            (guard.key(), guard.fence(), called.as_nanos(), now().as_nanos());
+        let (ttl, slots) = (ttl.as_nanos(), slots.join(","));
+        self.write(&format!(
+            "granted {n} {key} {kind} {take} {limit} {owner} {called} {returned} {fence} {ttl} {slots}"
+        ));
+    }
+
+    /// The lock vouched for itself at this moment, which was read before it was asked.
+    pub(crate) fn vouched(&self, n: usize, at: Duration) {
+        self.write(&format!("vouched {n} {}", at.as_nanos()));
+    }
+
+    pub(crate) fn released(&self, n: usize, outcome: Release) {
+        self.write(&format!("released {n} {outcome:?}"));
+    }
+
+    pub(crate) fn lost(&self, n: usize, why: &str) {
+        self.write(&format!("lost {n} {why}"));
+    }
+
+    /// Something that faults explain.
+    pub(crate) fn failed(&self, why: &str) {
+        self.write(&format!("failed {why}"));
+    }
+
+    /// Something that no fault explains.
+    pub(crate) fn surprise(&self, why: &str) {
+        self.write(&format!("surprise {why}"));
+    }
+
+    fn write(&self, line: &str) {
+        let line = format!("{}\n", line.replace('\n', " "));
+        let mut file = self.0.lock().expect("nothing panics here");
+        file.write_all(line.as_bytes()).expect("the storm's directory can be written to");
+    }
+}
+
+/// What one process said.
+#[derive(Debug, Default)]
+pub(crate) struct Said {
+    pub(crate) acquisitions: Vec<Acquisition>,
+    pub(crate) released: Vec<String>,
+    pub(crate) lost: Vec<String>,
+    pub(crate) failed: Vec<String>,
+    pub(crate) surprises: Vec<String>,
+}
+
+/// How often a process was let in so far.
+pub(crate) fn grants(path: &Path) -> usize {
+    text(path).lines().filter(|line| line.starts_with("granted ")).count()
+}
+
+/// The end of what a process said.
+pub(crate) fn last_words(path: &Path) -> String {
+    let text = text(path);
+    let lines: Vec<_> = text.lines().rev().take(5).collect();
+    lines.join(" | ")
+}
+
+pub(crate) fn read(path: &Path) -> Said {
+    let text = text(path);
+    // A killed process may have left half a line at the end.
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let mut said = Said::default();
+    let mut at = HashMap::new();
+    for line in whole.lines() {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (n, what) = rest.split_once(' ').unwrap_or((rest, ""));
+        match word {
+            "granted" => {
+                at.insert(n.to_owned(), said.acquisitions.len());
+                said.acquisitions.push(acquisition(what));
+            }
+            "vouched" => said.acquisitions[at[n]].deadline = Some(nanos(what)),
+            "released" => said.released.push(what.to_owned()),
+            "lost" => said.lost.push(what.to_owned()),
+            "failed" => said.failed.push(rest.to_owned()),
+            "surprise" => said.surprises.push(rest.to_owned()),
+            _ => said.surprises.push(format!("a line of the log makes no sense: {line:?}")),
+        }
+    }
+    said
+}
+
+fn acquisition(line: &str) -> Acquisition {
+    let words: Vec<_> = line.split(' ').collect();
+    let [key, kind, take, limit, owner, called, returned, fence, ttl, slots] = words[..] else {
+        panic!("not a grant: {line:?}")
+    };
+    let number = |text: &str| text.parse::<u32>().expect("the log has numbers here");
+    let returned = nanos(returned);
+    Acquisition {
+        key: key.to_owned(),
+        mode: match kind {
+            "mutex" => Mode::Mutex,
+            "read" => Mode::Read,
+            "write" => Mode::Write,
+            _ => Mode::Permits { take: number(take), limit: number(limit) },
+        },
+        owner: owner.to_owned(),
+        called: nanos(called),
+        admitted: None,
+        returned,
+        fence: fence.parse().expect("the log has a fence here"),
+        slots: slots.split(',').filter(|slot| !slot.is_empty()).map(number).collect(),
+        ttl: nanos(ttl),
+        last_use: None,
+        release: None,
+        released: None,
+        lost: None,
+        // Nothing is claimed beyond what the holder vouched for.
+        deadline: Some(returned),
+    }
+}
+
+fn nanos(text: &str) -> Duration {
+    Duration::from_nanos(text.parse().expect("the log has a time here"))
+}
+
+fn text(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
