@@ -396,6 +396,8 @@ pub struct Guarantees {
     pub read_write: Support,
     /// A number of permits.
     pub semaphore: Support,
+    /// How many permits of a semaphore one claim may take at once; 0 where there are no semaphores.
+    pub most_permits: u32,
     /// In which order waiters are served.
     pub order: Order,
     /// Where fences come from.

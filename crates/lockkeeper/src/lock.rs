@@ -253,6 +253,12 @@ impl Lock {
                 "cannot take {take} of {limit} permits; take at least one and at most as many as there are"
             )));
         }
+        if let Mode::Permits { take, .. } = self.mode
+            && take > guarantees.most_permits
+        {
+            let most = guarantees.most_permits;
+            return Err(refuse(format!("{take} permits at once; one claim takes at most {most}")));
+        }
         if !TTL_RANGE.contains(&self.ttl) {
             return Err(Error::Config(format!(
                 "a lease of {:?} is not possible; it is between {:?} and 366 days",

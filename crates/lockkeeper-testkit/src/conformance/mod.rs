@@ -84,6 +84,7 @@ macro_rules! __cases {
             permits::every_slot_has_fences_of_its_own_that_rise
             permits::limits_that_differ_are_refused_naming_both
             permits::a_semaphore_is_not_a_mutex
+            permits::many_permits_are_taken_or_refused_with_the_number
 
             reentrance::an_owner_enters_again_and_others_do_not
             reentrance::the_last_guard_releases
