@@ -243,7 +243,11 @@ impl Watch<'_> {
         match self.care.guard.and_then(Guard::trouble) {
             Some(trouble) if trouble.failures > self.failures => {
                 let told = format!("cannot renew the lock, trying again: {}", trouble.error);
-                if self.failures == 0 { say.warn(told) } else { say.note(told) }
+                if self.failures == 0 {
+                    say.warn(told)
+                } else {
+                    say.note(told)
+                }
                 self.failures = trouble.failures;
             }
             None if self.failures > 0 => {
@@ -302,7 +306,9 @@ impl Watch<'_> {
         if !self.max_hold && self.lost.is_none() {
             let reason = match self.care.fixed {
                 true => Loss::Ended.to_string(),
-                false => self.with_cause("its lease was about to run out, and nothing had renewed it"),
+                false => {
+                    self.with_cause("its lease was about to run out, and nothing had renewed it")
+                }
             };
             self.care.say.warn(format_args!("the lock is lost: {reason}"));
             self.lost = Some(reason);

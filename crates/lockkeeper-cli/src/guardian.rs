@@ -361,8 +361,8 @@ fn has_jobs() -> bool {
     let session = getsid(None).unwrap_or(Pid::this());
     let mut found = false;
     descendants::visit(Pid::this(), |pid| {
-        found |= Process::look(pid)
-            .is_some_and(|process| process.session == session && !process.zombie);
+        found |=
+            Process::look(pid).is_some_and(|process| process.session == session && !process.zombie);
         !found
     });
     found

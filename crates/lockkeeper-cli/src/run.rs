@@ -238,7 +238,11 @@ impl Waits<'_> {
             return Err(failure);
         }
         let told = format!("waiting for {} to answer: {}", self.place, failure.message);
-        if self.told { self.say.note(told) } else { self.say.warn(told) }
+        if self.told {
+            self.say.note(told)
+        } else {
+            self.say.warn(told)
+        }
         self.told = true;
         tokio::time::sleep_until(next).await;
         Ok(())

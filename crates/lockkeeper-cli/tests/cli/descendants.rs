@@ -80,7 +80,8 @@ impl Cell {
         let path = place.path("worker");
         std::fs::write(&path, worker).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let script = script.replace("$LOCKKEEPER ", &format!("{} ", env!("CARGO_BIN_EXE_lockkeeper")));
+        let script =
+            script.replace("$LOCKKEEPER ", &format!("{} ", env!("CARGO_BIN_EXE_lockkeeper")));
         let words = format!("run {} k{n} -- echo $$ >> pids; {script}", fate.flags());
         let holder = place.start(&words);
         let name = format!("{name}, {fate:?}, {}", url.unwrap_or("file:"));
@@ -105,8 +106,9 @@ impl Cell {
         let wrapper = holder.pid();
         let guardian = guardian_of(wrapper);
         // The next holder looks for everyone of the one before.
-        let check = "for p in $(cat pids); do kill -0 $p 2>/dev/null && echo overlap $p; done; echo in";
-        let next = format!("run k{n} -- {check}");
+        let check =
+            "for p in $(cat pids); do kill -0 $p 2>/dev/null && echo overlap $p; done; echo in";
+        let next = format!("run --ttl 3s k{n} -- {check}");
         let early = !matches!(self.fate, Fate::Broken | Fate::ServerGone);
         let mut waiter = early.then(|| self.place.start(&next));
         match self.fate {
@@ -253,7 +255,8 @@ fn a_command_that_breeds_is_ended_to_the_last() {
         std::fs::set_permissions(place.path(name), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     for faulty in ["", "guardian killed"] {
-        let run = place.start("run --max-hold 400ms --grace 50ms k -- setsid ./breeder & ./breeder");
+        let run =
+            place.start("run --max-hold 400ms --grace 50ms k -- setsid ./breeder & ./breeder");
         if faulty.is_empty() {
             run.end().exits(124);
         } else {
