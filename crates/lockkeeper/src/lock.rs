@@ -266,7 +266,7 @@ impl Lock {
                 TTL_RANGE.start()
             )));
         }
-        let lease = if self.fixed { self.ttl } else { self.inner.backend.lease_of(self.ttl) };
+        let lease = if self.fixed { self.ttl } else { self.inner().backend.lease_of(self.ttl) };
         if self.margin.is_some_and(|margin| margin >= lease) {
             return Err(Error::Config(format!(
                 "a margin of {:?} leaves nothing of a lease of {lease:?}; it must be shorter",
