@@ -283,6 +283,7 @@ mod tests {
             ttl: Duration::from_secs(30),
             fair: false,
             queue: true,
+            fixed: false,
             note: None,
         };
         Line::new(shared, request)
