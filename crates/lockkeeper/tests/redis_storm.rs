@@ -172,7 +172,7 @@ async fn a_storm_on_a_majority() {
     let hosts: Vec<_> = servers.iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
     let url = format!("redlock://{}", hosts.join(","));
     let plan = Plan { kinds: vec![Kind::Mutex, Kind::ReadWrite], ..Plan::default() };
-    let mut storm = Storm::start(&Program::test(module_path!()), &[url.clone()], plan);
+    let mut storm = Storm::start(&Program::test(module_path!()), std::slice::from_ref(&url), plan);
     let those = &servers;
     let mut faults = [
         scripts_forgotten(those),
