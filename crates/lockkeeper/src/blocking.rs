@@ -51,12 +51,12 @@ struct Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        let runtime = self.runtime.take();
+        let Some(runtime) = self.runtime.take() else { return };
         match self.process == std::process::id() {
-            true => runtime.map(Runtime::shutdown_background),
+            true => runtime.shutdown_background(),
             // A forked process has its memory, but not its threads.
-            false => Some(std::mem::forget(runtime)),
-        };
+            false => std::mem::forget(runtime),
+        }
     }
 }
 
