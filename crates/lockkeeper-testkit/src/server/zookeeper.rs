@@ -211,7 +211,8 @@ impl Ensemble {
         let number = |word: &str| {
             i64::from_str_radix(word.trim_end_matches(':').strip_prefix("0x")?, 16).ok()
         };
-        let sessions: Vec<_> = dump.split_whitespace().filter_map(number).collect();
+        let numbers = dump.split_whitespace().filter_map(number);
+        let sessions: Vec<_> = numbers.filter(|number| *number != 0).collect();
         let chosen = fastrand::choice(&sessions);
         chosen.is_some_and(|session| leader.close(*session).is_ok())
     }
@@ -264,13 +265,10 @@ impl Server {
         hello.extend(16i32.to_be_bytes());
         hello.extend(password(session));
         hello.push(0);
-        stream.write_all(&hello)?;
-        let mut length = [0; 4];
-        stream.read_exact(&mut length)?;
-        let length = usize::try_from(i32::from_be_bytes(length)).unwrap_or(0).min(1024);
-        stream.read_exact(&mut vec![0; length])?;
+        // In one go: its owner comes back at once, and would have it again.
         let (xid, close) = (1i32, -11i32);
-        stream.write_all(&[8i32, xid, close].map(i32::to_be_bytes).concat())?;
+        hello.extend([8i32, xid, close].map(i32::to_be_bytes).concat());
+        stream.write_all(&hello)?;
         // The server answers, and hangs up.
         stream.read_to_end(&mut Vec::new()).map(drop)
     }

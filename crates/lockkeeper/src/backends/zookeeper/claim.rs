@@ -281,6 +281,7 @@ mod tests {
             owner: None,
             mode: Mode::Write,
             ttl: Duration::from_secs(30),
+            fixed: false,
             fair: false,
             queue: true,
             fixed: false,
