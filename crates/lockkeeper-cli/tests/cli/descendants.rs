@@ -48,8 +48,7 @@ impl Fate {
     /// A lease that ends, or one that is renewed.
     fn flags(self) -> &'static str {
         match self {
-            Fate::Expiry | Fate::GuardianStopped => "--lease 3s",
-            Fate::WrapperStopped => "--lease 4s",
+            Fate::Expiry | Fate::GuardianStopped | Fate::WrapperStopped => "--lease 5s",
             _ => "--ttl 3s",
         }
     }
@@ -83,10 +82,19 @@ impl Cell {
         let script =
             script.replace("$LOCKKEEPER ", &format!("{} ", env!("CARGO_BIN_EXE_lockkeeper")));
         let words = format!("run {} k{n} -- echo $$ >> pids; {script}", fate.flags());
-        let holder = place.start(&words);
         let name = format!("{name}, {fate:?}, {}", url.unwrap_or("file:"));
-        eventually(&format!("{name}: a worker"), || {
-            (place.content("pids").lines().count() == 2).then_some(())
+        // On a busy machine a lease may be over before the worker is at work.
+        let holder = eventually(&format!("{name}: a worker"), || {
+            let _ = std::fs::remove_file(place.path("pids"));
+            let mut holder = place.start(&words);
+            let told = || std::fs::read_to_string(place.path("pids")).unwrap_or_default();
+            while holder.is_running() {
+                if told().lines().count() == 2 {
+                    return Some(holder);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            None
         });
         Self { name, place, fate, holder: Some(holder) }
     }
