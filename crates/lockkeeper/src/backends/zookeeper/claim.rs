@@ -284,7 +284,6 @@ mod tests {
             fixed: false,
             fair: false,
             queue: true,
-            fixed: false,
             note: None,
         };
         Line::new(shared, request)
