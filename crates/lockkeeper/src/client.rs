@@ -230,6 +230,14 @@ impl Client {
         self.inner.backend.doctor().await
     }
 
+    /// How long a lock that is asked for with this `ttl` really lasts without a renewal, as far as is known
+    /// before it is granted; [`Guard::lease`](crate::Guard::lease) says it of a lock that is held.
+    ///
+    /// It is less than `ttl` where a session keeps the locks, and the servers keep it for a shorter time.
+    pub fn lease_of(&self, ttl: Duration) -> Duration {
+        self.inner.backend.lease_of(ttl)
+    }
+
     /// What this engine promises.
     pub fn guarantees(&self) -> Guarantees {
         self.inner.guarantees

@@ -50,6 +50,16 @@ pub enum Release {
     Unconfirmed,
 }
 
+/// Renewals that failed since the engine confirmed one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Trouble {
+    /// How many failed in a row.
+    pub failures: u32,
+    /// What the last one failed with.
+    pub error: String,
+}
+
 impl Guard {
     /// The number to send along with every access to the protected resource, which refuses lower ones.
     pub fn fence(&self) -> Fence {
@@ -101,6 +111,23 @@ impl Guard {
             return Duration::ZERO;
         }
         hold.until_end().unwrap_or(Duration::MAX)
+    }
+
+    /// How long the lock lasts without a renewal: what the store granted, which may be less than the
+    /// `ttl` that was asked for.
+    ///
+    /// `None` when there is no lease, because the kernel or a connection holds the lock.
+    pub fn lease(&self) -> Option<Duration> {
+        let hold = self.hold();
+        hold.state().validity.map(|_| hold.ttl())
+    }
+
+    /// The renewals that failed since the engine confirmed one; `None` while all is well.
+    ///
+    /// The lock is still ours until [`check`](Guard::check) says otherwise. After a loss this tells what
+    /// led to it.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.hold().state().trouble.clone()
     }
 
     /// Resolves when the lock is lost, with the reason.
@@ -233,6 +260,19 @@ struct State {
     due: Option<Instant>,
     /// The task that listens for the engine's own word that it is gone.
     listener: Option<AbortHandle>,
+    /// How many renewals are under way.
+    asking: u32,
+    trouble: Option<Trouble>,
+}
+
+impl State {
+    fn failed(&mut self, error: String) {
+        // What led to a loss does not change after it.
+        if self.over.is_none() {
+            let failures = self.trouble.as_ref().map_or(0, |trouble| trouble.failures);
+            self.trouble = Some(Trouble { failures: failures.saturating_add(1), error });
+        }
+    }
 }
 
 impl Hold {
@@ -249,7 +289,7 @@ impl Hold {
         let limited = terms.fixed || !grant.bound;
         // A session or a connection vouches for less than a long fixed lease, again and again.
         let fixed = terms.fixed && ttl >= terms.ttl;
-        let margin = if terms.fixed && !fixed { ttl / 3 } else { terms.margin(ttl) };
+        let margin = terms.margin(ttl);
         let limit = terms.fixed.then(|| Validity::new(asked, terms.ttl, terms.margin(terms.ttl)));
         let span = tracing::debug_span!(
             "hold",
@@ -277,6 +317,8 @@ impl Hold {
                 over: None,
                 due: None,
                 listener: None,
+                asking: 0,
+                trouble: None,
             }),
             changed: Notify::new(),
             claim: Mutex::new(Some(claim)),
@@ -386,6 +428,24 @@ impl Hold {
         std::mem::replace(&mut self.state().due, due)
     }
 
+    /// A renewal leaves. If another one is still under way, that one takes too long.
+    pub(crate) fn asking(&self) {
+        let mut state = self.state();
+        state.asking += 1;
+        if state.asking > 1 {
+            state.failed("no answer yet".to_owned());
+        }
+    }
+
+    /// A renewal came back, without an answer if there is an error.
+    pub(crate) fn asked(&self, error: Option<String>) {
+        let mut state = self.state();
+        state.asking -= 1;
+        if let Some(error) = error {
+            state.failed(error);
+        }
+    }
+
     /// A renewal that was asked for at `asked` was confirmed. False when it came too late to matter.
     pub(crate) fn renewed(&self, asked: Moment) -> bool {
         let now = self.inner.clock.now();
@@ -393,6 +453,7 @@ impl Hold {
         if state.over.is_some() {
             return false;
         }
+        state.trouble = None;
         let Some(validity) = state.validity else {
             self.inner.meters.renewed(None);
             return true;

@@ -253,6 +253,12 @@ impl Lock {
                 "cannot take {take} of {limit} permits; take at least one and at most as many as there are"
             )));
         }
+        if let Mode::Permits { take, .. } = self.mode
+            && take > guarantees.most_permits
+        {
+            let most = guarantees.most_permits;
+            return Err(refuse(format!("{take} permits at once; one claim takes at most {most}")));
+        }
         if !TTL_RANGE.contains(&self.ttl) {
             return Err(Error::Config(format!(
                 "a lease of {:?} is not possible; it is between {:?} and 366 days",
@@ -260,11 +266,11 @@ impl Lock {
                 TTL_RANGE.start()
             )));
         }
-        if self.margin.is_some_and(|margin| margin >= self.ttl) {
+        let lease = if self.fixed { self.ttl } else { self.inner().backend.lease_of(self.ttl) };
+        if self.margin.is_some_and(|margin| margin >= lease) {
             return Err(Error::Config(format!(
-                "a margin of {:?} leaves nothing of a lease of {:?}; it must be shorter",
+                "a margin of {:?} leaves nothing of a lease of {lease:?}; it must be shorter",
                 self.margin.unwrap_or_default(),
-                self.ttl
             )));
         }
         Ok(Terms {
@@ -303,8 +309,14 @@ impl Terms {
 
     /// The notice that the holder of such a lease gets.
     pub(crate) fn margin(&self, ttl: Duration) -> Duration {
-        // The end of a fixed lease is known from the start: nobody needs an early warning of it.
-        self.margin.unwrap_or(if self.fixed { Duration::ZERO } else { ttl / 3 })
+        match self.margin {
+            // A session or a connection keeps it alive until its end, and is renewed meanwhile.
+            _ if self.fixed && ttl < self.ttl => ttl / 3,
+            Some(margin) => margin,
+            // The end of a fixed lease is known from the start: nobody needs an early warning of it.
+            None if self.fixed => Duration::ZERO,
+            None => ttl / 3,
+        }
     }
 
     pub(crate) fn request(&self, token: Token, queue: bool) -> Request {

@@ -84,12 +84,14 @@ macro_rules! __cases {
             permits::every_slot_has_fences_of_its_own_that_rise
             permits::limits_that_differ_are_refused_naming_both
             permits::a_semaphore_is_not_a_mutex
+            permits::many_permits_are_taken_or_refused_with_the_number
 
             reentrance::an_owner_enters_again_and_others_do_not
             reentrance::the_last_guard_releases
             reentrance::a_writer_may_read
             reentrance::a_reader_may_not_write
             reentrance::an_owner_enters_through_another_client_where_promised
+            reentrance::a_short_hold_does_not_take_a_long_one_of_its_owner_along
 
             multi::all_or_nothing
             multi::any_order_of_arguments_ends
@@ -136,6 +138,8 @@ macro_rules! __cases {
             inspect::holders_and_waiters_are_seen
             inspect::a_lock_that_changes_hands_can_be_looked_at
             inspect::a_list_is_in_order_and_by_prefix
+            inspect::the_age_of_a_waiter_counts_from_when_it_began_to_wait
+            inspect::data_that_is_no_lock_is_left_alone
 
             names::different_names_never_share_a_lock
             names::bad_names_are_refused

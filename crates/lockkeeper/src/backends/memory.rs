@@ -39,6 +39,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: "memory",
     read_write: Support::Yes,
     semaphore: Support::Yes,
+    most_permits: 100_000,
     order: Order::Fifo,
     fence: FenceSource::Counter,
     death: Death::Lease,

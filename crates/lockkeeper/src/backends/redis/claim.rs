@@ -30,6 +30,9 @@ pub(super) const WAITER_LEASE: Duration = Duration::from_secs(6);
 /// How long Redisson's clients wait for a waiter before they drop it, by their default.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// How many permits one claim may take.
+const MOST_PERMITS: u32 = 10_000;
+
 /// How long what we keep beside a lock outlives its last use.
 const LIFE: Duration = Duration::from_secs(3600);
 
@@ -217,7 +220,15 @@ impl Ticket {
                 "{id:?} cannot be an owner on Redis: it has a meaning in the layout of the lock"
             )));
         }
-        Ok(())
+        match self.request.mode {
+            Mode::Permits { take, .. } if take > MOST_PERMITS => Err(Error::Unsupported {
+                engine: NAME,
+                what: format!(
+                    "take {take} permits at once; {MOST_PERMITS} are the most, since the server does nothing else meanwhile"
+                ),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Makes sure that every bell that may ring for us hangs.
@@ -429,16 +440,21 @@ fn read_answer(value: &Value) -> Option<Answer> {
 
 /// What is there instead, in words.
 pub(super) fn describe(found: &[String], wanted: Mode) -> String {
-    let there = match found {
+    format!("{}, and was asked for as {wanted}", what_is_there(found))
+}
+
+/// What a script says is there, in words.
+pub(super) fn what_is_there(found: &[String]) -> String {
+    match found {
         [kind, limit] => format!("it is used as a {kind} of {limit}"),
         [kind] => match kind.as_str() {
             "mutex" | "semaphore" => format!("it is used as a {kind}"),
             "read" | "write" => "it is used as a read-write lock".to_owned(),
-            "hash" => "a hash is there, as layout=hash and Redisson write it".to_owned(),
+            "hash" => "a hash is there, and layout=string needs a string".to_owned(),
+            "data" => "a hash is there that is no lock: a lock expires, and its fields are <uuid>:<n>, as Redisson and layout=hash write them".to_owned(),
             "string" => "a string is there, as layout=string and SET NX write it".to_owned(),
             other => format!("a {other} is there, which is no lock"),
         },
         _ => "something else is there".to_owned(),
-    };
-    format!("{there}, and was asked for as {wanted}")
+    }
 }

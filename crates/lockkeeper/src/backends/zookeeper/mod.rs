@@ -24,6 +24,7 @@ mod watch;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -37,6 +38,7 @@ use crate::backend::{
     Backend, Claim, Death, Entry, Fence, FenceSource, Finding, Grant, Guarantees, Lease, Mode,
     Order, Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
+use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::Token;
@@ -63,6 +65,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: error::NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
+    most_permits: 100,
     order: Order::Fifo,
     fence: FenceSource::Revision,
     death: Death::Session,
@@ -106,6 +109,10 @@ fn check_process() -> Result<()> {
 impl Backend for ZooKeeper {
     fn guarantees(&self) -> Guarantees {
         GUARANTEES
+    }
+
+    fn lease_of(&self, ttl: Duration) -> Duration {
+        ttl.min(self.shared.sessions.length() / 2)
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
@@ -160,6 +167,18 @@ struct Held {
     paths: Vec<String>,
 }
 
+/// One who was let in.
+struct Entered {
+    /// The node that is watched over.
+    standing: Standing,
+    /// All its nodes.
+    paths: Vec<String>,
+    fence: Fence,
+    slots: Vec<u32>,
+    /// What its node has to say since then.
+    news: Option<Vec<u8>>,
+}
+
 impl Shared {
     /// The directory of a lock.
     fn dir(&self, key: &Key) -> String {
@@ -172,22 +191,21 @@ impl Shared {
         if self.settings.root.is_empty() { "/" } else { &self.settings.root }
     }
 
+    /// A grant for as long as the session is vouched for by a write that left later than `asked`.
     fn grant(
         &self,
         request: &Request,
-        standing: &Standing,
-        paths: Vec<String>,
-        fence: Fence,
-        slots: Vec<u32>,
+        entry: Entered,
         bell: &Bell,
-    ) -> Grant {
+        asked: &Moment,
+    ) -> Result<Grant> {
+        let Entered { standing, paths, fence, slots, news } = entry;
+        let ttl = request.ttl.min(standing.session.vouched(asked)?);
         let held = Held { session: standing.session.clone(), paths };
         self.held().insert(request.token, held);
-        let lease = Lease::of(request);
-        let ttl = lease.ttl.min(standing.session.vouched());
-        let gone = watch::watch_over(standing.clone(), bell.clone());
-        let lease = Lease { ttl, ..lease };
-        Grant { fence, slots, lease, bound: false, gone: Some(Box::pin(gone)) }
+        let gone = watch::watch_over(standing, bell.clone(), news);
+        let lease = Lease { ttl, ..Lease::of(request) };
+        Ok(Grant { fence, slots, lease, bound: false, gone: Some(Box::pin(gone)) })
     }
 
     fn forget(&self, token: Token) {
