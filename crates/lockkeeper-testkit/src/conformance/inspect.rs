@@ -31,7 +31,7 @@ pub(super) async fn holders_and_waiters_are_seen(store: Store) {
     let [entry] = &snapshot.holders[..] else { panic!("one holder: {snapshot:?}") };
     assert_eq!(entry.mode, Mode::Mutex);
     assert_eq!(entry.note.as_deref(), Some("the holder's why"));
-    assert_eq!(entry.who.as_deref(), Some(whoami()));
+    assert_eq!(entry.who.as_deref(), Some(whoami().as_str()));
     assert_eq!(entry.fence.unwrap_or(guard.fence()), guard.fence());
     assert!(snapshot.fence.unwrap_or(guard.fence()) >= guard.fence());
     if line && matches!(store.guarantees().await.order, Order::Fifo) {

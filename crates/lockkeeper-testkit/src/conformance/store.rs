@@ -194,6 +194,13 @@ impl Store {
         let url = self.url.as_ref().expect("an engine that spans processes has a URL");
         Holder::start(program, url, key, arguments)
     }
+
+    /// As [`holder`](Store::holder), for one that can [fork](crate::holder::Holder::forking).
+    pub(super) fn forking_holder(&self, key: &str, arguments: &[&str]) -> Holder {
+        let program = self.helper.as_ref().expect("the runner names the helper");
+        let url = self.url.as_ref().expect("an engine that spans processes has a URL");
+        Holder::forking(program, url, key, arguments)
+    }
 }
 
 impl fmt::Debug for Store {

@@ -57,6 +57,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: "file",
     read_write: Support::Yes,
     semaphore: Support::Yes,
+    most_permits: 100_000,
     order: Order::Fifo,
     fence: FenceSource::Hybrid,
     death: Death::AtOnce,

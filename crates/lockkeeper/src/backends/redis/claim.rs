@@ -124,10 +124,9 @@ impl Ticket {
         let field = if string { request.token.to_string() } else { request.identity() };
         let lock = self.names.lock().to_owned();
         if !take {
-            let (script, channel): (&'static Script, _) = match string {
-                true => (&script::STRING_RELEASE, self.names.string_channel()),
-                false => (&script::MUTEX_RELEASE, self.names.base_channel(Mode::Mutex)),
-            };
+            let script: &'static Script =
+                if string { &script::STRING_RELEASE } else { &script::MUTEX_RELEASE };
+            let channel = self.simple_channel();
             let args = [field.as_str(), &channel, self.store.publish()];
             let call = Call { script, keys: &[lock], args: &args, hinted: false, replicas: 0 };
             return self.store.servers.call(self.names.slot(), call).await;
@@ -190,6 +189,19 @@ impl Ticket {
         let replicas = if take { self.store.settings.replicas } else { 0 };
         let call = Call { script, keys: &keys, args: &args, hinted: false, replicas };
         self.store.servers.call(self.names.slot(), call).await
+    }
+
+    /// Where the release of a lock without a line is told.
+    fn simple_channel(&self) -> String {
+        match self.store.settings.layout {
+            Layout::String => self.names.string_channel(),
+            _ => self.names.base_channel(Mode::Mutex),
+        }
+    }
+
+    /// Whether this client is one of those who heard of a release.
+    async fn hears_itself(&self, found: i64) -> bool {
+        found > 1 && self.store.servers.hears(self.names.slot(), &self.simple_channel()).await
     }
 
     fn entry(&self) -> String {
@@ -335,8 +347,12 @@ impl Claim for Ticket {
         let held = std::mem::replace(&mut self.trace, Trace::Nothing) == Trace::Held;
         self.released_once = false;
         // Only a hold that was there for certain can be gone.
-        let gone = found == 0 && held && !again;
-        Ok(if gone { Released::AlreadyGone } else { Released::Yes })
+        if found == 0 && held && !again {
+            return Ok(Released::AlreadyGone);
+        }
+        // A plain mutex counts those who heard of its release, among them perhaps this client.
+        let wanted = found > 1 + i64::from(self.hears_itself(found).await);
+        Ok(if wanted { Released::Wanted } else { Released::Yes })
     }
 
     fn replicas(&self) -> Option<u32> {
@@ -366,7 +382,7 @@ pub(super) fn record(request: &Request, entry: &str) -> String {
         other => other.kind(),
     };
     let note = request.note.as_deref().unwrap_or_default();
-    [mode, &short(since), entry, whoami(), note].join("\t")
+    [mode, &short(since), entry, &whoami(), note].join("\t")
 }
 
 /// How long what belongs to a lock outlives its last use.

@@ -171,7 +171,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
     // One cause is told once, whatever kinds it stops.
     let mut failures: Vec<(Error, Vec<&str>)> = Vec::new();
     for mode in kinds {
-        let token = Token::source().next();
+        let token = Token::fresh();
         let key = Key::new(format!("lockkeeper-doctor-{token}"))
             .expect("a token has no control characters");
         let request = Request {

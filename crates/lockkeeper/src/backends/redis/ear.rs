@@ -119,6 +119,13 @@ impl Ear {
         }
     }
 
+    /// Whether a channel is listened to.
+    pub(super) fn hears(&self, channel: &str) -> bool {
+        self.current().is_some_and(|hearing| {
+            hearing.lock().by_name.get(channel).is_some_and(|channel| channel.live)
+        })
+    }
+
     /// Gives the connection up; everyone who listens is rung.
     pub(super) fn close(&self) {
         let hearing = self.lock().take();

@@ -17,6 +17,8 @@ pub(super) enum Kind {
     Write,
     Read,
     Lease,
+    /// A reader of kazoo's, which does not see our nodes.
+    KazooRead,
 }
 
 /// The marks by which nodes are told apart.
@@ -27,7 +29,7 @@ const WORDS: [(&str, Kind); 6] = [
     ("lease-", Kind::Lease),
     // kazoo's: its nodes are in one line with ours, though we never make such.
     ("__lock__", Kind::Mutex),
-    ("__rlock__", Kind::Read),
+    ("__rlock__", Kind::KazooRead),
 ];
 
 impl Kind {
@@ -44,7 +46,7 @@ impl Kind {
         match self {
             Kind::Mutex => Mode::Mutex,
             Kind::Write => Mode::Write,
-            Kind::Read => Mode::Read,
+            Kind::Read | Kind::KazooRead => Mode::Read,
             // A foreign lease does not say how many there are.
             Kind::Lease => Mode::Permits { take: 1, limit: 0 },
         }
@@ -52,7 +54,16 @@ impl Kind {
 
     /// Whether those who made such nodes see each other.
     pub(super) fn mixes(self, other: Kind) -> bool {
-        (self == Kind::Mutex) == (other == Kind::Mutex)
+        let kazoo = [self, other].contains(&Kind::KazooRead);
+        (self == Kind::Mutex) == (other == Kind::Mutex) && !kazoo
+    }
+
+    /// What a lock is used as that has such a node at the head of its line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::KazooRead => "a read-write lock of kazoo's",
+            other => other.mode().kind(),
+        }
     }
 
     /// The end of a node's name, before its sequence.
@@ -112,6 +123,12 @@ pub(super) fn line(children: &[String]) -> Vec<Node> {
         nodes.sort_by_key(|node| (node.sequence.wrapping_sub(base), node.kind));
     }
     nodes
+}
+
+/// Whether somebody holds a permit of kazoo's among the children of a lock: a node of 32 hexadecimal digits.
+pub(super) fn kazoo_permit(children: &[String]) -> bool {
+    let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    children.iter().any(|name| name.len() == 32 && name.bytes().all(hex))
 }
 
 /// The length of `_c_<uuid>-`.
@@ -209,7 +226,10 @@ mod tests {
         let ordered = line(&[after.clone(), kazoo.clone(), before.clone()]);
         assert_eq!(names(&ordered), [&before, &kazoo, &after]);
         let reader = Node::parse("1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b__rlock__0000000003").unwrap();
-        assert_eq!(reader.kind, Kind::Read);
+        assert_eq!(reader.kind, Kind::KazooRead);
+        assert!(!Kind::Write.mixes(reader.kind) && !reader.kind.mixes(Kind::Write));
+        assert!(kazoo_permit(&["1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b".to_owned()]));
+        assert!(!kazoo_permit(&[kazoo, before, after]));
         assert_eq!((Kind::Mutex.word(), Kind::Read.word()), ("lock-", "__READ__"));
     }
 
