@@ -147,7 +147,7 @@ async fn a_full_queue_of_notifications_keeps_nobody_from_a_lock() {
     let clients = [connect().await, connect().await, connect().await];
     let first = clients[0].mutex("key").ttl(LEASE).acquire().await.unwrap();
     let mut waiting = JoinSet::new();
-    for client in clients[1..].to_vec() {
+    for client in clients[1..].iter().cloned() {
         waiting.spawn(async move { client.mutex("key").ttl(LEASE).acquire().await });
     }
     while sql("SELECT count(*) FROM lockkeeper_claim") != "3" {
@@ -166,7 +166,7 @@ async fn a_full_queue_of_notifications_keeps_nobody_from_a_lock() {
     }
     // A waiter that nobody tells of a lease that ran out asks itself, and must not fail either.
     let dead = clients[0].mutex("other").lease(Duration::from_secs(1)).acquire().await.unwrap();
-    for client in clients[1..].to_vec() {
+    for client in clients[1..].iter().cloned() {
         waiting.spawn(async move { client.mutex("other").acquire().await });
     }
     while let Some(next) = waiting.join_next().await {
