@@ -326,7 +326,7 @@ async fn guarded_transaction<K: Kind>(
     }
     for (way, client, _) in &clients {
         for n in 0..12 {
-            let lock = client.mutex(&format!("{way} {n}")).ttl(LEASE);
+            let lock = client.mutex(format!("{way} {n}")).ttl(LEASE);
             match lock.try_acquire().await {
                 Ok(Some(free)) => drop(free.release().await.unwrap()),
                 other => panic!("{way}: a free lock should be had: {other:?}"),
