@@ -42,6 +42,11 @@ pub(super) struct Left {
     text: String,
 }
 
+/// What is at a lock file's name is something else.
+#[derive(Debug, thiserror::Error)]
+#[error("it is not a lock file of this version; if nobody uses it, remove it")]
+pub(super) struct NotOurs;
+
 /// One claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Record {
@@ -105,13 +110,7 @@ impl LockFile {
 
     /// Reads a whole file. Garbage is an error: it is never taken for a free lock.
     pub(super) fn parse(text: &[u8], expected: Option<&Key>) -> Result<Self> {
-        Self::read(text, expected).ok_or_else(|| {
-            Error::broken(
-                "file",
-                "read",
-                "it is not a lock file of this version; if nobody uses it, remove it",
-            )
-        })
+        Self::read(text, expected).ok_or_else(|| Error::broken("file", "read", NotOurs))
     }
 
     fn read(text: &[u8], expected: Option<&Key>) -> Option<Self> {
@@ -161,7 +160,7 @@ impl Record {
             fence: Fence::default(),
             slots: Vec::new(),
             since: SystemTime::now(),
-            who: whoami().to_owned(),
+            who: whoami(),
             note: request.note.as_deref().map(str::to_owned),
         }
     }
@@ -291,7 +290,7 @@ mod tests {
     fn record(mode: Mode, slots: Vec<u32>, note: Option<&str>) -> Record {
         let request = Request {
             key: Key::new("k").unwrap(),
-            token: Token::source().next(),
+            token: Token::fresh(),
             owner: None,
             mode,
             ttl: Duration::from_secs(30),

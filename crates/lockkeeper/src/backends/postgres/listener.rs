@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::backends::sql::{STATEMENT, failed, within};
 use crate::error::Result;
+use crate::owner::random;
 
 /// What the server says when a transaction would tell more than its queue of notifications holds.
 const QUEUE_IS_FULL: &str = "54000";
@@ -36,7 +37,7 @@ struct Turns(Mutex<HashMap<String, Arc<Notify>>>);
 
 impl Listener {
     pub(super) fn new(options: PgConnectOptions) -> Self {
-        let channel = format!("lockkeeper_{:032x}", fastrand::u128(..));
+        let channel = format!("lockkeeper_{:032x}", random());
         Self { options, channel, turns: Arc::default(), task: AsyncMutex::default() }
     }
 
