@@ -268,8 +268,13 @@ impl Claim for Ticket {
                 // Somebody took our place away, or we found it where we did not look for those around it.
                 continue;
             };
-            if view.entered {
-                refuse_mix(&self.request.key, self.request.mode, &view.line[..me])?;
+            if view.entered
+                && let Err(refusal) =
+                    refuse_mix(&self.request.key, self.request.mode, &view.line[..me])
+            {
+                // Whoever is refused is not seen in line afterwards.
+                self.withdraw(lease).await?;
+                return Err(refusal);
             }
             let turn = line::turn(&view.line, me);
             self.ahead = self.behind(turn, &view, me);
