@@ -2,6 +2,7 @@
 
 mod config;
 mod cron;
+mod descendants;
 mod give_way;
 mod guardian;
 mod handle;
@@ -13,3 +14,4 @@ mod run;
 mod signals;
 mod terminal;
 mod usage;
+mod zookeeper;
