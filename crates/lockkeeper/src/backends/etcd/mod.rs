@@ -59,7 +59,8 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
-    most_permits: 127,
+    // With the longest name, about as many as a request may carry.
+    most_permits: 800,
     order: Order::Fifo,
     fence: FenceSource::Revision,
     death: Death::Lease,
