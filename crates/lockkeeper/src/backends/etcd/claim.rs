@@ -32,9 +32,6 @@ use crate::queue::{self, Turn};
 /// A lease counts as new within this part of its length.
 const RECENT: u32 = 10;
 
-/// How many permits one claim takes: with the longest name, about as many as a request may carry.
-const MOST_PERMITS: u32 = 800;
-
 /// One claim on one lock.
 #[derive(Debug)]
 pub(super) struct Ticket {
@@ -228,13 +225,6 @@ impl Ticket {
 #[async_trait]
 impl Claim for Ticket {
     async fn attempt(&mut self) -> Result<Option<Grant>> {
-        if let Mode::Permits { take, .. } = self.request.mode
-            && take > MOST_PERMITS
-        {
-            let what =
-                format!("take {take} permits at once; one claim takes at most {MOST_PERMITS}");
-            return Err(Error::Unsupported { engine: NAME, what });
-        }
         let begun = Clock::System.now();
         self.shared.departures.over(&self.request.key).await;
         loop {

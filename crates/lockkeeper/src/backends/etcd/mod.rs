@@ -59,6 +59,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
+    // With the longest name, about as many as a request may carry.
     most_permits: 800,
     order: Order::Fifo,
     fence: FenceSource::Revision,
