@@ -323,8 +323,9 @@ impl Claim for Permits {
             self.step = Step::Outside;
             self.gate.start_again();
         }
-        // One who does not queue looks first, so that it does not stand in anyone's way.
-        if !self.request.queue && self.gate.standing().is_none() {
+        // It looks before it stands, so that it is not in the way of those who take the lock for
+        // something else: there is no order between their line and this one.
+        if self.gate.standing().is_none() {
             let around = self.look(&session).await?;
             // Twice, because whoever asked for the wrong kind is gone in a moment.
             if matches!(self.stranger(&session, &around).await?, Stranger::Is(_))
@@ -332,7 +333,8 @@ impl Claim for Permits {
             {
                 return Err(self.conflict(&found));
             }
-            if !around.gates.is_empty() || self.is_full(&around.leases) {
+            let busy = !around.gates.is_empty() || self.is_full(&around.leases);
+            if busy && !self.request.queue {
                 return Ok(None);
             }
         }
