@@ -57,8 +57,11 @@ struct Around {
 /// Someone who takes the lock for something else.
 enum Stranger {
     None,
-    /// It came after us, and goes again. Nobody enters while this node of it is there.
-    Leaves(String),
+    /// It came after one of us, and goes again. Whoever came after it waits for that.
+    Leaves {
+        path: String,
+        made: i64,
+    },
     /// It was there first: the lock is this.
     Is(String),
 }
@@ -160,11 +163,12 @@ impl Permits {
         let made = session.created(&path);
         let gate = age(self.gate.dir(), &around.gates);
         let lease = age(&self.leases, &around.leases);
-        let Some(made) = made.await? else { return Ok(Stranger::Leaves(path)) };
+        // One that is gone may have hidden others: whoever listens for it looks again at once.
+        let Some(made) = made.await? else { return Ok(Stranger::Leaves { path, made: 0 }) };
         for ours in [gate, lease].into_iter().flatten() {
             if ours.await?.is_some_and(|ours| ours < made) {
                 // It will go, but it may not know yet that it has to.
-                return Ok(Stranger::Leaves(path));
+                return Ok(Stranger::Leaves { path, made });
             }
         }
         Ok(Stranger::Is(node.kind.name().to_owned()))
@@ -362,7 +366,7 @@ impl Claim for Permits {
                     Behind::Node(format!("{}/{}", self.gate.dir(), line[ahead].name))
                 }
                 Turn::In | Turn::Full => match stranger {
-                    Stranger::Leaves(path) => Behind::Node(path),
+                    Stranger::Leaves { path, made } if made < gate.created => Behind::Node(path),
                     _ if self.is_full(&around.leases) => Behind::Full,
                     _ => {
                         let taken = around.leases.iter().filter_map(Node::permit);
