@@ -28,7 +28,7 @@ pub(crate) async fn elect(args: Elect) -> exit::Outcome {
         true => interruptible(observe(&client, &args), &signals).await,
         false => lead(&client, &config, &args, &signals).await,
     };
-    client.close().await;
+    run::close(client, outcome.is_ok()).await;
     outcome
 }
 
@@ -99,6 +99,7 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
             guard: Some(&guard),
             timeline,
             ttl,
+            fixed: false,
             max_hold: None,
             on_yield: args.care.on_yield,
             signals,
@@ -108,7 +109,7 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
         status.held = seconds(granted.elapsed());
         let released = run::release(guard, say).await;
         let mut end = ended?;
-        end.lost = end.lost.or(released);
+        end.lost = end.lost.or(released.err().flatten());
         let code = run::verdict(&end, say, &mut status);
         status.exit_code = code;
         status.tell(&args.care, say);

@@ -6,8 +6,10 @@
 mod args;
 mod bench;
 mod care;
+mod cgroup;
 mod child;
 mod config;
+mod descendants;
 mod doctor;
 mod elect;
 mod exit;
@@ -18,6 +20,7 @@ mod holder;
 mod leash;
 mod look;
 mod manual;
+mod nested;
 mod once;
 mod prompt;
 mod run;

@@ -140,6 +140,18 @@ impl Timeline {
         Deadline { term: 0, kill: after(self.patience).min(self.deadline(remaining).kill) }
     }
 
+    /// From when on a guardian is late, and the wrapper does its work.
+    pub(crate) fn late(&self, deadline: Deadline) -> Deadline {
+        let usual = Duration::from_millis(100);
+        // Half of what is left between KILL and the end of validity.
+        let kill = if self.margin.is_zero() { usual } else { self.margin / 2 };
+        let add = |at: u64, by: Duration| {
+            at.saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX))
+        };
+        // TERM is not what the promise rests on, and twice is worse than late.
+        Deadline { term: add(deadline.term, usual.max(kill)), kill: add(deadline.kill, kill) }
+    }
+
     /// Whether the command may go on without its lock.
     pub(crate) fn ignores_loss(&self) -> bool {
         self.on_lost == OnLost::Ignore

@@ -304,6 +304,9 @@ pub enum Renewal {
 pub enum Released {
     /// It was ours and is free, or there was nothing to undo.
     Yes,
+    /// As `Yes`, and somebody of another client waits for it. An engine that lets whoever comes first
+    /// in says so where it can, and the core lets others come first from time to time.
+    Wanted,
     /// It was not ours any more.
     AlreadyGone,
 }
@@ -393,6 +396,8 @@ pub struct Guarantees {
     pub read_write: Support,
     /// A number of permits.
     pub semaphore: Support,
+    /// How many permits of a semaphore one claim may take at once; 0 where there are no semaphores.
+    pub most_permits: u32,
     /// In which order waiters are served.
     pub order: Order,
     /// Where fences come from.

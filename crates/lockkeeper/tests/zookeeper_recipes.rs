@@ -420,3 +420,18 @@ async fn a_hand_off_costs_as_many_requests_with_500_waiters_as_with_5() {
     assert!(costs[1] <= costs[0] + 1, "{costs:?}");
     assert!(costs[1] <= 6, "{costs:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_end_with_a_session_is_no_lock() {
+    let servers = single().await;
+    let client = Client::connect(servers.url("locks", SESSION)).await.unwrap();
+    let application = stranger(&servers).await;
+    let persistent = zk::CreateMode::Persistent.with_acls(zk::Acls::anyone_all());
+    application.mkdir("/locks/orders", &persistent).await.unwrap();
+    application.create("/locks/orders/lock-0000000007", b"value", &persistent).await.unwrap();
+    assert!(client.inspect("orders").await.unwrap().is_none());
+    assert!(client.list("").await.unwrap().is_empty());
+    assert!(client.break_lock("orders").await.unwrap().is_empty());
+    let (data, _) = application.get_data("/locks/orders/lock-0000000007").await.unwrap();
+    assert_eq!(data, b"value");
+}

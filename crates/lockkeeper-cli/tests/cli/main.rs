@@ -2,6 +2,7 @@
 
 mod config;
 mod cron;
+mod descendants;
 mod give_way;
 mod guardian;
 mod handle;

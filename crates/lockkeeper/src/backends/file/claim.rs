@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout_at};
 use super::kernel::{self, Bytes, Hold};
 use super::record::{Record, State};
 use super::sleepers::Sleepers;
-use super::{DECIDING, Opened, Shared, both, failed, ticket, waiting};
+use super::{DECIDING, Opened, Shared, both, failed, or_conflict, ticket, waiting};
 use crate::backend::{Claim, Fence, Grant, Lease, Mode, Released, Request};
 use crate::engine::Backoff;
 use crate::error::{Error, Result};
@@ -95,7 +95,8 @@ impl FileClaim {
     /// Decides under the byte of decisions whether it is our turn, and writes down what follows.
     fn judge(&mut self) -> Result<Option<Grant>> {
         let opened = self.opened.as_ref().expect("a file is open while it is decided on");
-        let mut file = opened.read_or_begin(&self.request.key)?;
+        let begun = opened.read_or_begin(&self.request.key);
+        let mut file = begun.map_err(|error| or_conflict(&self.request.key, error))?;
         if file.key != self.request.key {
             let found = format!("its file {} says that it is {:?}", self.path.display(), file.key);
             return Err(Error::Conflict { key: self.request.key.clone(), found });

@@ -27,7 +27,7 @@ use async_trait::async_trait;
 use self::claim::FileClaim;
 use self::directory::{Directory, Identity};
 use self::kernel::{Bytes, Hold};
-use self::record::{COUNTERS_AT, HEAD, Left, LockFile, RECORD, Record, State};
+use self::record::{COUNTERS_AT, HEAD, Left, LockFile, NotOurs, RECORD, Record, State};
 use super::Engine;
 use crate::backend::{
     Backend, Claim, Death, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query,
@@ -57,6 +57,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: "file",
     read_write: Support::Yes,
     semaphore: Support::Yes,
+    most_permits: 100_000,
     order: Order::Fifo,
     fence: FenceSource::Hybrid,
     death: Death::AtOnce,
@@ -156,7 +157,11 @@ impl Backend for Files {
         };
         let mut snapshots = Vec::new();
         for path in paths {
-            let snapshot = self.shared.look(&path)?;
+            let snapshot = match (self.shared.look(&path), query) {
+                (Err(error), Query::Prefix(_)) if is_foreign(&error) => continue,
+                (Err(error), Query::Key(key)) => return Err(or_conflict(key, error)),
+                (seen, _) => seen?,
+            };
             snapshots.extend(snapshot.filter(|snapshot| query.matches(snapshot.key.as_str())));
         }
         snapshots.sort_by(|a, b| a.key.cmp(&b.key));
@@ -166,7 +171,8 @@ impl Backend for Files {
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
         let shared = self.shared.clone();
         let key = key.clone();
-        let broken = tokio::task::spawn_blocking(move || shared.evict(&key)).await;
+        let evict = move || shared.evict(&key).map_err(|error| or_conflict(&key, error));
+        let broken = tokio::task::spawn_blocking(evict).await;
         broken.map_err(|error| failed("break a lock", io::Error::other(error)))?
     }
 
@@ -448,6 +454,21 @@ fn entry(record: &Record) -> Entry {
         left: None,
         fence: granted.then_some(record.fence),
         slots: record.slots.clone(),
+    }
+}
+
+/// Whether something else is at a lock file's name.
+fn is_foreign(error: &Error) -> bool {
+    matches!(error, Error::Backend { source, .. } if source.is::<NotOurs>())
+}
+
+/// An error at a key: if something else is at the name of its lock file, that is a conflict.
+fn or_conflict(key: &Key, error: Error) -> Error {
+    match error {
+        Error::Backend { doing, source, .. } if source.is::<NotOurs>() => {
+            Error::Conflict { key: key.clone(), found: format!("cannot {doing}: {source}") }
+        }
+        other => other,
     }
 }
 

@@ -23,11 +23,12 @@ mod tls;
 mod watch;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 
+use self::error::NAME;
 use self::place::Standing;
 use self::session::{Session, Sessions};
 use self::settings::Settings;
@@ -38,7 +39,7 @@ use crate::backend::{
     Order, Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::clock::Moment;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::Token;
 use crate::url::Endpoint;
@@ -64,6 +65,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: error::NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
+    most_permits: 100,
     order: Order::Fifo,
     fence: FenceSource::Revision,
     death: Death::Session,
@@ -82,9 +84,25 @@ pub struct ZooKeeper {
 /// Opens `zookeeper://h1,h2,h3/root` or, with TLS, `zookeepers://`.
 async fn open(endpoint: Endpoint) -> Result<ZooKeeper> {
     let settings = Settings::parse(&endpoint)?;
+    check_process()?;
     let sessions = Sessions::connect(settings.clone()).await?;
     let shared = Shared { settings, sessions, held: Mutex::default() };
     Ok(ZooKeeper { shared: Arc::new(shared) })
+}
+
+/// Refuses to wait in vain: one thread per process serves the sockets and timers of the client crate,
+/// and a process that is forked after it was started does not have it.
+fn check_process() -> Result<()> {
+    static STARTED_BY: OnceLock<u32> = OnceLock::new();
+    if *STARTED_BY.get_or_init(std::process::id) == std::process::id() {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        engine: NAME,
+        what: "connect in a process that was forked from one which had connected (the thread that \
+               serves its sockets stayed there); fork first, or start a program"
+            .to_owned(),
+    })
 }
 
 #[async_trait]

@@ -83,7 +83,12 @@ pub(super) struct Node {
 impl Node {
     fn parse(name: &str) -> Option<Self> {
         let read = |(word, kind): &(&str, Kind)| {
-            let (_, tail) = name.rsplit_once(word)?;
+            let (head, tail) = name.rsplit_once(word)?;
+            // kazoo's id is nothing but digits. `block-0000000001` is somebody else's.
+            let kazoo = head.len() == 32 && head.bytes().all(|byte| byte.is_ascii_hexdigit());
+            if !(head.is_empty() || head.ends_with('-') || kazoo) {
+                return None;
+            }
             // Ten places, of which one is the sign once the counter has wrapped around.
             let sequence = tail.parse().ok().filter(|n: &i32| format!("{n:010}") == tail)?;
             Some(Self { name: name.to_owned(), kind: *kind, sequence })
@@ -199,7 +204,8 @@ mod tests {
     fn nodes_of_all_who_follow_the_recipe_are_read_and_strangers_are_not() {
         let curator = "_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-0000000012";
         let children =
-            ["leases", "locks", "0abc", "lock-12", "lock-0000000011", curator].map(str::to_owned);
+            ["leases", "locks", "0abc", "lock-12", "block-0000000010", "lock-0000000011", curator]
+                .map(str::to_owned);
         assert_eq!(names(&line(&children)), ["lock-0000000011", curator]);
         assert_eq!(Node::parse("lock--000000177").map(|node| node.sequence), Some(-177));
         let node = Node::parse(curator).unwrap();
