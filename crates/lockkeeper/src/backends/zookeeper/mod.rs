@@ -65,7 +65,8 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: error::NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
-    most_permits: 100,
+    // They are made in one request; with a long key or note it holds fewer, see `permits.rs`.
+    most_permits: 3_000,
     order: Order::Fifo,
     fence: FenceSource::Revision,
     death: Death::Session,
