@@ -65,8 +65,8 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: error::NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
-    // They are made in one request; with a long key or note it holds fewer, see `permits.rs`.
-    most_permits: 3_000,
+    // They are made in one request, which keeps the servers busy; with a long note it holds fewer.
+    most_permits: 1_000,
     order: Order::Fifo,
     fence: FenceSource::Revision,
     death: Death::Session,
