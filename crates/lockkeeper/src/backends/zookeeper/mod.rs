@@ -65,6 +65,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: error::NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
+    // They are made in one request, which keeps the servers busy; with a long note it holds fewer.
     most_permits: 1_000,
     order: Order::Fifo,
     fence: FenceSource::Revision,

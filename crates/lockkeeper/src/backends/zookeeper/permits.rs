@@ -57,8 +57,11 @@ struct Around {
 /// Someone who takes the lock for something else.
 enum Stranger {
     None,
-    /// It came after us, and goes again. Nobody enters while this node of it is there.
-    Leaves(String),
+    /// It came after one of us, and goes again. Whoever came after it waits for that.
+    Leaves {
+        path: String,
+        made: i64,
+    },
     /// It was there first: the lock is this.
     Is(String),
 }
@@ -160,11 +163,12 @@ impl Permits {
         let made = session.created(&path);
         let gate = age(self.gate.dir(), &around.gates);
         let lease = age(&self.leases, &around.leases);
-        let Some(made) = made.await? else { return Ok(Stranger::Leaves(path)) };
+        // One that is gone may have hidden others: whoever listens for it looks again at once.
+        let Some(made) = made.await? else { return Ok(Stranger::Leaves { path, made: 0 }) };
         for ours in [gate, lease].into_iter().flatten() {
             if ours.await?.is_some_and(|ours| ours < made) {
                 // It will go, but it may not know yet that it has to.
-                return Ok(Stranger::Leaves(path));
+                return Ok(Stranger::Leaves { path, made });
             }
         }
         Ok(Stranger::Is(node.kind.name().to_owned()))
@@ -323,8 +327,9 @@ impl Claim for Permits {
             self.step = Step::Outside;
             self.gate.start_again();
         }
-        // One who does not queue looks first, so that it does not stand in anyone's way.
-        if !self.request.queue && self.gate.standing().is_none() {
+        // It looks before it stands, so that it is not in the way of those who take the lock for
+        // something else: there is no order between their line and this one.
+        if self.gate.standing().is_none() {
             let around = self.look(&session).await?;
             // Twice, because whoever asked for the wrong kind is gone in a moment.
             if matches!(self.stranger(&session, &around).await?, Stranger::Is(_))
@@ -332,7 +337,8 @@ impl Claim for Permits {
             {
                 return Err(self.conflict(&found));
             }
-            if !around.gates.is_empty() || self.is_full(&around.leases) {
+            let busy = !around.gates.is_empty() || self.is_full(&around.leases);
+            if busy && !self.request.queue {
                 return Ok(None);
             }
         }
@@ -360,7 +366,7 @@ impl Claim for Permits {
                     Behind::Node(format!("{}/{}", self.gate.dir(), line[ahead].name))
                 }
                 Turn::In | Turn::Full => match stranger {
-                    Stranger::Leaves(path) => Behind::Node(path),
+                    Stranger::Leaves { path, made } if made < gate.created => Behind::Node(path),
                     _ if self.is_full(&around.leases) => Behind::Full,
                     _ => {
                         let taken = around.leases.iter().filter_map(Node::permit);
