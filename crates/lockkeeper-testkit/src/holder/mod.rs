@@ -194,6 +194,18 @@ impl Holder {
         writeln!(input, "{command}").unwrap_or_else(|e| panic!("cannot tell the holder: {e}"));
     }
 
+    /// How many threads and how many open files it has.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn resources(&self) -> (usize, usize) {
+        let count = |what: &str| {
+            let listed = std::fs::read_dir(format!("/proc/{}/{what}", self.child.id()));
+            listed.expect("the kernel shows what a process has").count()
+        };
+        (count("task"), count("fd"))
+    }
+
     /// Closes its input: it releases what it holds and ends.
     pub fn finish(&mut self) {
         self.input = None;
