@@ -206,9 +206,12 @@ impl Watch<'_> {
     /// The guardian acted on a deadline, before we did.
     fn child_ended_by_guardian(&mut self) {
         if !self.max_hold && self.lost.is_none() {
-            let reason = "its lease was about to run out, and nothing had renewed it";
+            let reason = match self.care.timeline.is_fixed() {
+                true => Loss::Ended.to_string(),
+                false => "its lease was about to run out, and nothing had renewed it".to_owned(),
+            };
             self.care.say.warn(format_args!("the lock is lost: {reason}"));
-            self.lost = Some(reason.to_owned());
+            self.lost = Some(reason);
         }
     }
 

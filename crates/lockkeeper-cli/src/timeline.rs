@@ -23,6 +23,8 @@ pub(crate) struct Timeline {
     /// From KILL to the end of validity.
     margin: Duration,
     on_lost: OnLost,
+    /// Whether nothing renews the lease.
+    fixed: bool,
 }
 
 /// What limits a hold.
@@ -50,7 +52,8 @@ impl Timeline {
             Limit::Fixed(lease) => (lease, 2),
             Limit::None => {
                 let grace = grace.unwrap_or(usual);
-                return Ok(Self { grace, patience: grace, margin: Duration::ZERO, on_lost });
+                let margin = Duration::ZERO;
+                return Ok(Self { grace, patience: grace, margin, on_lost, fixed: false });
             }
         };
         let margin = (lease / 30).min(Duration::from_secs(1));
@@ -67,7 +70,8 @@ impl Timeline {
                 human((grace + Duration::from_secs(1)) * share)
             )));
         }
-        Ok(Self { grace, patience, margin, on_lost })
+        let fixed = matches!(limit, Limit::Fixed(_));
+        Ok(Self { grace, patience, margin, on_lost, fixed })
     }
 
     /// How long before the end of a lease its holder wants to be told, for the library.
@@ -98,6 +102,11 @@ impl Timeline {
     /// The deadline of a command that has to end now for another reason, and in any case in time.
     pub(crate) fn enough(&self, remaining: Duration) -> Deadline {
         Deadline { term: 0, kill: after(self.patience).min(self.deadline(remaining).kill) }
+    }
+
+    /// Whether the end of the lease was known from the start.
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.fixed
     }
 
     /// Whether the command may go on without its lock.

@@ -2,6 +2,7 @@
 
 mod config;
 mod cron;
+mod files;
 mod give_way;
 mod guardian;
 mod handle;
