@@ -427,7 +427,8 @@ async fn a_storm_of_stops_kills_full_disks_and_sweeps() {
     let mounted = as_root("a small file system").then(|| Mounted::new(scratch.path(), "size=1m"));
     let (small, directory) = (mounted.is_some(), scratch.path());
     let url = format!("file://{}", directory.display());
-    let mut storm = Storm::start(&Program::test(module_path!()), &[url.clone()], Plan::default());
+    let mut storm =
+        Storm::start(&Program::test(module_path!()), std::slice::from_ref(&url), Plan::default());
     let mut faults = [
         // As a process that is stopped right now; hardly ever would one be met by chance.
         Fault::new("stopped while it decides", move || async move {
