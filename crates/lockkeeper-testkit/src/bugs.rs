@@ -92,6 +92,7 @@ impl Buggy {
             owner: lease.owner.clone(),
             mode: lease.mode,
             ttl: lease.ttl,
+            fixed: false,
             fair: false,
             queue: false,
             note: None,

@@ -110,6 +110,7 @@ async fn hand_off(
             mode: Mode::Mutex,
             // Longer than this takes: nobody looks again by itself.
             ttl: Duration::from_secs(600),
+            fixed: false,
             fair: false,
             queue: true,
             note: None,

@@ -76,6 +76,7 @@ async fn fill(store: &Memory, n: u64) -> Result<()> {
         owner: None,
         mode: lockkeeper::backend::Mode::Mutex,
         ttl: Duration::from_secs(30),
+        fixed: false,
         fair: false,
         queue: true,
         note: None,

@@ -130,6 +130,8 @@ pub struct Request {
     pub mode: Mode,
     /// How long a grant lasts without renewal.
     pub ttl: Duration,
+    /// Whether it is never renewed, and so has to have its whole length from the start.
+    pub fixed: bool,
     /// First come, first served across processes, where the engine does not do so anyway.
     pub fair: bool,
     /// Whether to take a place in the queue when it is not our turn. Unset for a single try.

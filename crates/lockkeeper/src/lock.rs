@@ -312,6 +312,7 @@ impl Terms {
             owner: self.owner.clone(),
             mode: self.mode,
             ttl: self.ttl,
+            fixed: self.fixed,
             fair: self.fair,
             queue: queue && self.spin.is_none(),
             note: self.note.clone(),

@@ -17,7 +17,7 @@ const LIMIT: u32 = 3;
 fn request(key: Key, owner: Option<Owner>, mode: Mode) -> Request {
     let (token, ttl) = (Token::fresh(), Duration::from_secs(60));
     let fair = mode == Mode::Mutex;
-    Request { key, token, owner, mode, ttl, fair, queue: true, note: None }
+    Request { key, token, owner, mode, ttl, fixed: false, fair, queue: true, note: None }
 }
 
 /// Claims in the store beside the line that they should be in.

@@ -40,6 +40,7 @@ fn claim(backend: &Arc<dyn Backend>, key: &str) -> Box<dyn Claim> {
         owner: None,
         mode: Mode::Mutex,
         ttl: Duration::from_secs(30),
+        fixed: false,
         fair: false,
         queue: true,
         note: None,

@@ -7,7 +7,7 @@ use lockkeeper::{Error, Loss, Release};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Store;
-use super::check::{SOON, busy, eventually, take};
+use super::check::{SOON, busy, eventually, queued, take};
 use crate::link::Call;
 use crate::poll::poll_once;
 
@@ -27,6 +27,42 @@ pub(super) async fn a_fixed_lease_ends_by_itself(store: Store) {
     other.mutex("key").acquire_within(SOON).await.unwrap().release().await.unwrap();
     assert_eq!(link.calls(Call::Renew), 0, "a fixed lease is not renewed");
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
+
+/// Whatever a client kept of the lock that it had before, or of its time in the queue.
+pub(super) async fn a_fixed_lease_lasts_as_long_as_asked_whatever_was_before(store: Store) {
+    let ((client, link), other) = (store.linked().await, store.client().await);
+    let lease = store.lease();
+    let lock = || client.mutex("key").lease(lease);
+    let before = take(lock()).await;
+    assert_eq!(before.release().await.unwrap(), Release::Released);
+    for waits in [false, true] {
+        let first = match waits {
+            true => Some(other.mutex("key").acquire_within(SOON).await.unwrap()),
+            false => None,
+        };
+        let asked = Instant::now();
+        let waiting = tokio::spawn(lock().acquire_within(SOON));
+        if let Some(first) = first {
+            queued(&other, "key", 1).await;
+            first.release().await.unwrap();
+        }
+        let guard = waiting.await.unwrap().unwrap();
+        let (granted, left) = (Instant::now(), guard.remaining());
+        // A session vouches for a part of it, again and again.
+        if store.guarantees().await.death == Death::Lease {
+            let whole = left + asked.elapsed();
+            assert!(whole >= lease - lease / 50, "{left:?} left of {lease:?}");
+        }
+        assert_eq!(guard.lost().await, Loss::Ended);
+        let next = other.mutex("key").acquire_within(SOON).await.unwrap();
+        let held = granted.elapsed();
+        // Leases and sessions are rounded up, but nobody adds another one.
+        let longest = lease.max(store.grace()) + lease / 2 + store.slack();
+        assert!(held < longest, "free after {held:?} of a fixed lease of {lease:?}");
+        assert_eq!(link.calls(Call::Renew), 0, "a fixed lease is not renewed");
+        next.release().await.unwrap();
+    }
 }
 
 pub(super) async fn the_watchdog_keeps_a_lock_past_its_ttl(store: Store) {

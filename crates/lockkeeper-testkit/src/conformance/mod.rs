@@ -110,6 +110,7 @@ macro_rules! __cases {
             fences::readers_carry_the_last_writers_fence
 
             leases::a_fixed_lease_ends_by_itself
+            leases::a_fixed_lease_lasts_as_long_as_asked_whatever_was_before
             leases::the_watchdog_keeps_a_lock_past_its_ttl
             leases::a_hung_renewal_cannot_hide_a_loss
             leases::a_release_after_the_loss_says_so

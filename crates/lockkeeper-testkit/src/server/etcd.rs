@@ -162,10 +162,15 @@ impl Servers {
 
     /// How many unary requests the first member was sent, by its own count.
     pub fn requests(&self) -> usize {
+        self.requests_of("grpc_type=\"unary\"")
+    }
+
+    /// How many of those whose description contains this, for instance `etcdserverpb.Maintenance`.
+    pub fn requests_of(&self, what: &str) -> usize {
         let text = self.members[0].page("/metrics").expect("a member shows its metrics");
         let count = |line: &str| -> Option<usize> {
             let rest = line.strip_prefix("grpc_server_started_total")?;
-            rest.contains("unary").then(|| rest.rsplit_once(' ')?.1.parse().ok())?
+            rest.contains(what).then(|| rest.rsplit_once(' ')?.1.parse().ok())?
         };
         text.lines().filter_map(count).sum()
     }

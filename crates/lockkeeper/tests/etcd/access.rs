@@ -53,6 +53,20 @@ async fn the_least_rights_that_are_documented_are_enough_for_everything() {
     client.close().await;
 }
 
+/// Servers of version 3.6 answer those only to root.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_but_doctor_asks_for_what_only_root_may_see() {
+    let servers = guarded(&[]);
+    let client = Client::connect(url(&servers, "locks/")).await.unwrap();
+    let guard = client.mutex("key").ttl(TTL).acquire().await.unwrap();
+    assert_eq!(client.list("").await.unwrap().len(), 1);
+    guard.release().await.unwrap();
+    for service in ["etcdserverpb.Maintenance", "etcdserverpb.Cluster"] {
+        assert_eq!(servers.requests_of(service), 0, "{service}");
+    }
+    client.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_rights_and_wrong_passwords_are_told_at_once_and_without_the_password() {
     let servers = guarded(&[]);

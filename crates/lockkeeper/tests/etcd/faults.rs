@@ -230,6 +230,7 @@ async fn claim(servers: &Servers) -> Box<dyn Claim> {
         owner: None,
         mode: Mode::Mutex,
         ttl: LONG,
+        fixed: false,
         fair: false,
         queue: true,
         note: None,
@@ -339,6 +340,21 @@ async fn an_acquire_given_up_on_without_a_reply_leaves_nothing() {
     eventually("the place is taken", async || servers.keys().len() == 1).await;
     acquire.abort();
     proxy.heal().await;
+    eventually("the place is given up", async || servers.keys().is_empty()).await;
+    client.close().await;
+    assert_eq!(left(&servers).await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_runs_out_of_space_keeps_no_place_that_its_client_does_not_know_of() {
+    let servers = Servers::with(1, &["--quota-backend-bytes", "1048576"]);
+    let client = connect(servers.url("")).await;
+    // A lease that is used again.
+    client.mutex("key").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
+    // More than the store has space for. It may say so and take it all the same.
+    let long = "n".repeat(1_200_000);
+    let refused = client.mutex("key").ttl(LONG).note(&long).acquire().await;
+    assert!(refused.is_err(), "{refused:?}");
     eventually("the place is given up", async || servers.keys().is_empty()).await;
     client.close().await;
     assert_eq!(left(&servers).await, [""; 0]);

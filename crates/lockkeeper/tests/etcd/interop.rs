@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use etcd_client::{LockOptions, PutOptions};
 use lockkeeper::backend::{Mode, Severity};
-use lockkeeper::{Client, Error};
+use lockkeeper::{Backoff, Client, Error};
+use tokio::time::Instant;
 
 use lockkeeper_testkit::server::etcd::Servers;
 
@@ -140,6 +141,102 @@ async fn a_name_does_not_wait_for_names_nested_in_it_nor_for_data_beside_it() {
     nested.check().unwrap();
     nested.release().await.unwrap();
     assert_eq!(servers.keys(), ["a/data", "a/leased-data"]);
+}
+
+/// Services are often registered under a name and their lease, as elections are.
+#[tokio::test(flavor = "multi_thread")]
+async fn data_that_is_named_like_a_place_is_no_lock_and_is_left_alone() {
+    let servers = Servers::start(1);
+    let (a, b) = (
+        Client::connect(servers.url("")).await.unwrap(),
+        Client::connect(servers.url("")).await.unwrap(),
+    );
+    let mut raw = etcd_client::Client::connect([servers.address(0)], None).await.unwrap();
+    let lease = raw.lease_grant(600, None).await.unwrap().id();
+    let leased = || Some(PutOptions::new().with_lease(lease));
+    raw.put(format!("web/{lease:x}"), "10.0.0.1:80", leased()).await.unwrap();
+    for lock in [a.mutex("web"), a.read("web"), a.write("web"), a.semaphore("web", 2)] {
+        let tried = lock.clone().try_acquire().await;
+        assert!(matches!(tried, Err(Error::Conflict { .. })), "{tried:?}");
+        let waited = lock.acquire_within(Duration::from_secs(20)).await;
+        assert!(matches!(waited, Err(Error::Conflict { .. })), "{waited:?}");
+    }
+    assert!(a.inspect("web").await.unwrap().is_none());
+    assert!(a.list("").await.unwrap().is_empty());
+    let broken = a.break_lock("web").await;
+    assert!(matches!(broken, Err(Error::Conflict { .. })), "{broken:?}");
+    // Behind a lock it is nothing to the one who holds, and refused to those who come later.
+    let guard = a.mutex("shop").acquire().await.unwrap();
+    raw.put(format!("shop/{lease:x}"), "10.0.0.1:80", leased()).await.unwrap();
+    let waited = b.mutex("shop").acquire_within(Duration::from_secs(20)).await;
+    assert!(matches!(waited, Err(Error::Conflict { .. })), "{waited:?}");
+    guard.check().unwrap();
+    // Whoever was refused leaves in the background.
+    b.close().await;
+    let seen = a.inspect("shop").await.unwrap().unwrap();
+    assert_eq!((seen.holders.len(), seen.waiters.unwrap().len()), (1, 0));
+    guard.release().await.unwrap();
+    a.close().await;
+    assert_eq!(servers.keys(), [format!("shop/{lease:x}"), format!("web/{lease:x}")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_permits_are_taken_than_a_transaction_has_operations() {
+    let servers = Servers::start(1);
+    let (a, b) = (
+        Client::connect(servers.url("")).await.unwrap(),
+        Client::connect(servers.url("")).await.unwrap(),
+    );
+    // The longest name that there is, and one whose every byte is escaped.
+    let key = "/".repeat(512);
+    let lock = |client: &Client| client.semaphore(&key, 1600).permits(800);
+    let first = lock(&a).acquire().await.unwrap();
+    let second = lock(&b).acquire().await.unwrap();
+    let slots: std::collections::BTreeSet<_> = first.slots().iter().chain(second.slots()).collect();
+    assert_eq!(slots.len(), 1600, "two have one permit");
+    assert!(lock(&a).try_acquire().await.unwrap().is_none());
+    let broken = a.break_lock(&key).await.unwrap();
+    assert_eq!(broken.iter().map(|entry| entry.slots.len()).sum::<usize>(), 1600);
+    let third = lock(&a).acquire().await.unwrap();
+    third.release().await.unwrap();
+    drop((first, second));
+    a.close().await;
+    b.close().await;
+    assert_eq!(servers.keys(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_is_as_old_as_its_grant_however_it_waited() {
+    let servers = Servers::start(1);
+    let (a, b) = (
+        Client::connect(servers.url("")).await.unwrap(),
+        Client::connect(servers.url("")).await.unwrap(),
+    );
+    for spins in [false, true] {
+        let guard = a.mutex("key").acquire().await.unwrap();
+        let waiting = match spins {
+            true => b.mutex("key").spin(Backoff::default()),
+            false => b.mutex("key"),
+        };
+        let began = Instant::now();
+        let waiting = tokio::spawn(waiting.acquire());
+        // What a waiter is old does not count for the holder that it becomes.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        if !spins {
+            let seen = a.inspect("key").await.unwrap().unwrap();
+            let age = seen.waiters.unwrap()[0].since.unwrap().elapsed().unwrap();
+            assert!(age > Duration::from_secs(2) && age <= began.elapsed(), "{age:?}");
+        }
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        let guard = waiting.await.unwrap().unwrap();
+        let seen = a.inspect("key").await.unwrap().unwrap();
+        let age = seen.holders[0].since.unwrap().elapsed().unwrap();
+        // Clocks on the wall and those that only count are a little apart.
+        let most = released.elapsed() + Duration::from_millis(100);
+        assert!(age <= most, "a holder of {most:?} is said to hold for {age:?}");
+        guard.release().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,6 +3,8 @@
 mod access;
 mod faults;
 mod interop;
+mod replies;
+mod storm;
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -22,7 +22,7 @@ use super::pulse::Beat;
 use super::record::Record;
 use super::vigil::watch_over;
 use super::watch::Target;
-use super::{Held, Shared, patience};
+use super::{Held, Shared, nested, patience};
 use crate::backend::{Asked, Claim, Fence, Grant, Lease, Mode, Released, Request};
 use crate::backends::bell::Bell;
 use crate::clock::Clock;
@@ -39,7 +39,7 @@ pub(super) struct Ticket {
     pub(super) request: Request,
     pub(super) record: Record,
     lent: Option<Lent>,
-    /// The create revision of our place in line.
+    /// The create revision of our place in line; `None` only when an answer said that there is none.
     pub(super) number: Option<i64>,
     /// What has to happen before it can be our turn.
     ahead: Option<Ahead>,
@@ -136,20 +136,22 @@ impl Ticket {
                     return Ok(Some((fence(first.fence), view.revision)));
                 }
                 self.slots = queue::free_slots(view.slots.iter().map(|slot| slot.number), take);
-                for slot in &self.slots {
-                    let slot = names.slot(key, *slot);
-                    conditions.push(Compare::create_revision(slot.clone(), CompareOp::Equal, 0));
-                    then.push(TxnOp::put(slot, "", with_lease()));
-                }
+                let (start, end) = names.slots(key);
+                let none_since =
+                    Compare::create_revision(start, CompareOp::Less, view.revision + 1);
+                conditions.push(none_since.with_range(end));
+                let slots = self.slots.iter().map(|slot| names.slot(key, *slot));
+                then.extend(slots.map(|slot| TxnOp::put(slot, "", with_lease())));
             }
         }
-        let txn = Txn::new().when(conditions).and_then(then);
+        let txn = Txn::new().when(conditions).and_then(nested(then));
         let mut unanswered = false;
         let answer = self.shared.txn("confirm a place in line", txn, &mut unanswered).await;
         self.doubt |= unanswered;
         let answer = answer?;
         if let Some(TxnOpResponse::Put(before)) = answer.op_responses().first()
-            && before.prev_key().is_some_and(|before| Record::read(before.value()).asked)
+            && let Some(before) = before.prev_key()
+            && Record::read(before.value()).is_some_and(|before| before.asked)
         {
             // Somebody was quicker to see us in than we were.
             self.bell.ring();
@@ -191,8 +193,8 @@ impl Ticket {
         let seat = names.seat(key, lease);
         let ours = Compare::create_revision(seat.clone(), CompareOp::Equal, number);
         let slots = self.slots.iter().map(|slot| TxnOp::delete(names.slot(key, *slot), None));
-        let delete: Vec<_> = std::iter::once(TxnOp::delete(seat, None)).chain(slots).collect();
-        let txn = Txn::new().when([ours]).and_then(delete);
+        let delete = std::iter::once(TxnOp::delete(seat, None)).chain(slots).collect();
+        let txn = Txn::new().when([ours]).and_then(nested(delete));
         let answer = self.shared.txn("give up a place in line", txn, &mut self.unheard).await?;
         self.number = None;
         Ok(answer.succeeded())
@@ -229,8 +231,10 @@ impl Claim for Ticket {
             let (lease, ttl) = self.lease().await?;
             let lent = self.lent.as_ref().expect("it was just made or taken");
             let now = Clock::System.now();
-            // One that was kept alive a moment ago need not be again: the lock is that much shorter.
-            let recent = lent.age(&now) < ttl / RECENT;
+            // One that was kept alive a moment ago need not be again: the lock is that much shorter,
+            // and renewed that much earlier. One that is not renewed has to be of full length.
+            let enough = if self.request.fixed { Duration::ZERO } else { ttl / RECENT };
+            let recent = lent.age(&begun).is_zero() || lent.age(&now) < enough;
             let shared = self.shared.clone();
             let alive = async {
                 match recent {
@@ -259,11 +263,9 @@ impl Claim for Ticket {
                 (Ok(None), Beat::Alive) => return Ok(None),
                 (Ok(Some(view)), Beat::Alive) => view,
             };
-            self.number = view.number;
-            let me = view.line.iter().position(|seat| Some(seat.number) == view.number);
-            let (Some(number), Some(me)) = (view.number, me) else {
-                // The place that we had is gone while its lease is not: somebody took it away.
-                self.number = None;
+            let me = view.line.iter().position(|seat| Some(seat.number) == self.number);
+            let (Some(number), Some(me)) = (self.number, me) else {
+                // Somebody took our place away, or we found it where we did not look for those around it.
                 continue;
             };
             if view.entered {

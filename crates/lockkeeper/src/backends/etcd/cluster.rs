@@ -58,7 +58,8 @@ impl Cluster {
 
     /// As `ask`, for a request that matters even when nobody answers.
     ///
-    /// `doubt` is set when it went without an answer: it may take effect at any time from now on.
+    /// `doubt` is set when it went without an answer, or with one that does not say that it had no
+    /// effect: it may take effect at any time from now on.
     pub(super) async fn change<T, F>(
         &self,
         doing: &str,
@@ -74,7 +75,10 @@ impl Cluster {
             let at = self.current();
             match self.ask_member(at, patience, &request).await {
                 Ok(answer) => return Ok(answer),
-                Err(error) if is_answer(&error) => return Err(sorted(doing, error)),
+                Err(error) if is_answer(&error) => {
+                    *doubt |= !is_refusal(&error);
+                    return Err(sorted(doing, error));
+                }
                 Err(error) => failure = error,
             }
             *doubt = true;
@@ -165,9 +169,29 @@ fn is_answer(error: &EtcdError) -> bool {
     }
 }
 
+/// Whether the member says that it did nothing.
+///
+/// A store whose space is just running out does what it is asked to, and complains all the same.
+fn is_refusal(error: &EtcdError) -> bool {
+    matches!(error, EtcdError::GRpcStatus(status) if matches!(
+        status.code(),
+        Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::FailedPrecondition
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+    ))
+}
+
 /// Whether the member says that a thing we named does not exist.
 pub(super) fn is_not_found(error: &Error) -> bool {
     has_code(error, Code::NotFound)
+}
+
+/// Whether the member says that our user may not do this.
+pub(super) fn is_denied(error: &Error) -> bool {
+    has_code(error, Code::PermissionDenied)
 }
 
 /// Whether the member says that a thing we named exists already.
@@ -202,5 +226,22 @@ fn in_words(error: EtcdError) -> String {
     match std::iter::successors(first, |cause| cause.source()).last() {
         Some(cause) => format!("{}: {cause}", status.message()),
         None => format!("{}: {}", status.code(), status.message()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_does_not_rule_out_an_effect_is_no_refusal() {
+        let is_refusal = |code| is_refusal(&EtcdError::GRpcStatus(tonic::Status::new(code, "")));
+        for code in [Code::PermissionDenied, Code::NotFound, Code::FailedPrecondition] {
+            assert!(is_refusal(code), "{code:?}");
+        }
+        // No space left, an answer that is too long, and no answer at all.
+        for code in [Code::ResourceExhausted, Code::OutOfRange, Code::Unavailable, Code::Internal] {
+            assert!(!is_refusal(code), "{code:?}");
+        }
     }
 }

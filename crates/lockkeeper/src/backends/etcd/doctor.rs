@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{AlarmAction, AlarmType, StatusResponse};
+use etcd_client::{AlarmAction, AlarmType, Error as EtcdError, StatusResponse};
+use tonic::Code;
 
 use super::Shared;
 use super::claim::Ticket;
@@ -67,6 +68,16 @@ async fn members(shared: &Shared) -> Vec<Finding> {
             Ok(status) => {
                 answering += 1;
                 findings.extend(member(address, &status));
+            }
+            Err(EtcdError::GRpcStatus(status)) if status.code() == Code::PermissionDenied => {
+                answering += 1;
+                findings.push(finding(
+                    Severity::Fine,
+                    format!(
+                        "member {address} answers, and shows its version and state only to root"
+                    ),
+                    "",
+                ));
             }
             Err(error) => findings.push(finding(
                 Severity::Warning,
@@ -198,6 +209,7 @@ async fn permissions(shared: &Arc<Shared>) -> Finding {
         owner: None,
         mode: Mode::Mutex,
         ttl: Duration::from_secs(5),
+        fixed: false,
         fair: false,
         queue: false,
         note: None,

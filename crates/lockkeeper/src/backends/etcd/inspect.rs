@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp};
 
-use super::Shared;
 use super::cluster::{NAME, PATIENCE};
 use super::line::{self, Seat};
 use super::names::Range;
 use super::record::Record;
+use super::{Shared, nested};
 use crate::backend::{Entry, Fence, Mode, Query, Snapshot};
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -42,7 +42,10 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
                 holder.left = left(shared, seat.lease).await?;
             }
         }
-        snapshots.push(snapshot);
+        if !snapshot.holders.is_empty() || snapshot.waiters.as_ref().is_some_and(|w| !w.is_empty())
+        {
+            snapshots.push(snapshot);
+        }
     }
     Ok(snapshots)
 }
@@ -51,14 +54,15 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
 pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
     let line =
         line::line_of(&shared.names, key, &read_range(shared, shared.names.line(key)).await?);
+    line::refuse_data(key, &line)?;
     let snapshot = snapshot(shared, key.clone(), &line).await?;
     let mut broken = Vec::new();
     for (holder, seat) in snapshot.holders.into_iter().zip(line) {
         let same = Compare::create_revision(seat.name.clone(), CompareOp::Equal, seat.number);
         let slots = holder.slots.iter().map(|slot| shared.names.slot(key, *slot));
         let doomed = std::iter::once(seat.name).chain(slots);
-        let delete: Vec<_> = doomed.map(|name| TxnOp::delete(name, None)).collect();
-        let txn = Txn::new().when([same]).and_then(delete);
+        let delete = doomed.map(|name| TxnOp::delete(name, None)).collect();
+        let txn = Txn::new().when([same]).and_then(nested(delete));
         if shared.txn("break a lock", txn, &mut false).await?.succeeded() {
             broken.push(holder);
         }
@@ -85,7 +89,7 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
         let mut all = true;
         for (holder, seat) in holders.into_iter().zip(line) {
             if holder.who.is_some() {
-                match seat.record.asked || mark(shared, seat).await? {
+                match mark(shared, seat).await? {
                     true => told.push(holder),
                     false => all = false,
                 }
@@ -100,8 +104,12 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
 
 /// Notes that the one who stands here is asked to give way. False when the place changed meanwhile.
 async fn mark(shared: &Shared, seat: Seat) -> Result<bool> {
+    let Some(record) = seat.record else { return Ok(false) };
+    if record.asked {
+        return Ok(true);
+    }
     let same = Compare::mod_revision(seat.name.clone(), CompareOp::Equal, seat.changed);
-    let record = Record { asked: true, ..seat.record };
+    let record = Record { asked: true, ..record };
     // The place keeps its lease and its create revision.
     let put = TxnOp::put(seat.name, record.text(), Some(PutOptions::new().with_ignore_lease()));
     let txn = Txn::new().when([same]).and_then([put]);
@@ -128,7 +136,7 @@ async fn read_range(shared: &Shared, (mut start, end): Range) -> Result<Vec<KeyV
 
 /// Sorts a line into those who are in and those who wait. Those who are in are ahead of all who wait.
 async fn snapshot(shared: &Shared, key: Key, line: &[Seat]) -> Result<Snapshot> {
-    let mode = line.first().map_or(Mode::Mutex, |seat| seat.record.mode);
+    let mode = line.first().map_or(Mode::Mutex, Seat::mode);
     let beside = match mode {
         Mode::Mutex => Vec::new(),
         Mode::Read | Mode::Write => {
@@ -140,8 +148,9 @@ async fn snapshot(shared: &Shared, key: Key, line: &[Seat]) -> Result<Snapshot> 
     let mut holders = Vec::new();
     let mut waiters = Vec::new();
     for (at, seat) in line.iter().enumerate() {
-        let mut entry = entry(seat);
-        if waiters.is_empty() && line::turn(line, at) == Turn::In {
+        // What is not a lock is in the way of those behind it, and nobody's business otherwise.
+        let Some(mut entry) = entry(seat) else { continue };
+        if holders.len() == at && line::turn(line, at) == Turn::In {
             hold(&mut entry, seat, &beside);
             holders.push(entry);
         } else {
@@ -152,23 +161,24 @@ async fn snapshot(shared: &Shared, key: Key, line: &[Seat]) -> Result<Snapshot> 
     Ok(Snapshot { key, holders, waiters: Some(waiters), fence })
 }
 
-fn entry(seat: &Seat) -> Entry {
-    Entry {
+fn entry(seat: &Seat) -> Option<Entry> {
+    let record = seat.record.as_ref()?;
+    Some(Entry {
         identity: format!("{:x}", seat.lease),
-        mode: seat.record.mode,
-        who: seat.record.who.clone(),
-        note: seat.record.note.clone(),
-        since: seat.record.since,
+        mode: record.mode,
+        who: record.who.clone(),
+        note: record.note.clone(),
+        since: record.since,
         left: None,
         fence: None,
         slots: Vec::new(),
-    }
+    })
 }
 
 /// What only those who are in have.
 fn hold(entry: &mut Entry, seat: &Seat, beside: &[KeyValue]) {
     let fence = |revision: i64| u64::try_from(revision).ok().map(Fence::new);
-    match seat.record.mode {
+    match entry.mode {
         Mode::Mutex => entry.fence = fence(seat.number),
         Mode::Read | Mode::Write => {
             entry.fence = fence(beside.first().map_or(0, KeyValue::mod_revision));

@@ -23,7 +23,8 @@ pub(super) struct Seat {
     pub(super) number: i64,
     /// The revision of its last change.
     pub(super) changed: i64,
-    pub(super) record: Record,
+    /// `None` for a key that is named like a place, and holds something that no lock does.
+    pub(super) record: Option<Record>,
 }
 
 impl Seat {
@@ -41,6 +42,16 @@ impl Seat {
             record: Record::read(stored.value()),
         }
     }
+
+    /// Whatever is not a lock lets nobody in beside it.
+    pub(super) fn mode(&self) -> Mode {
+        self.record.as_ref().map_or(Mode::Mutex, |record| record.mode)
+    }
+
+    /// Whether it may be in one line with a lock of this mode.
+    pub(super) fn goes_with(&self, mode: Mode) -> bool {
+        self.record.is_some() && mixes(mode, self.mode())
+    }
 }
 
 /// Sorts the places of one lock into a line.
@@ -54,23 +65,38 @@ pub(super) fn line_of(names: &Names, key: &Key, stored: &[KeyValue]) -> Vec<Seat
 pub(super) fn turn(line: &[Seat], at: usize) -> Turn {
     let places: Vec<_> = line
         .iter()
-        .map(|seat| Place { owner: seat.number, mode: seat.record.mode, granted: false })
+        .map(|seat| Place { owner: seat.number, mode: seat.mode(), granted: false })
         .collect();
     queue::turn(&places, at)
 }
 
-/// Refuses a mode that does not go with the first one in line.
+/// Refuses a mode that does not go with the first one in line, and all of them beside other data.
 pub(super) fn refuse_mix(key: &Key, mode: Mode, line: &[Seat]) -> Result<()> {
+    refuse_data(key, line)?;
     match line.first() {
-        Some(first) if !mixes(mode, first.record.mode) => Err(Error::Conflict {
+        Some(first) if !first.goes_with(mode) => Err(Error::Conflict {
             key: key.clone(),
-            found: format!("it is used as {}, and was asked for as {mode}", first.record.mode),
+            found: format!("it is used as {}, and was asked for as {mode}", first.mode()),
         }),
         _ => Ok(()),
     }
 }
 
+/// Refuses a line in which there is something that is not a lock.
+pub(super) fn refuse_data(key: &Key, line: &[Seat]) -> Result<()> {
+    match line.iter().find(|seat| seat.record.is_none()) {
+        Some(seat) => Err(Error::Conflict {
+            key: key.clone(),
+            found: format!(
+                "{:?} holds data that is not a lock",
+                String::from_utf8_lossy(&seat.name)
+            ),
+        }),
+        None => Ok(()),
+    }
+}
+
 /// A mutex carries its own fence and readers carry the last writer's, so those two do not go together.
-pub(super) fn mixes(a: Mode, b: Mode) -> bool {
+fn mixes(a: Mode, b: Mode) -> bool {
     queue::mixes(a, b) && (a == Mode::Mutex) == (b == Mode::Mutex)
 }

@@ -1,6 +1,9 @@
 //! What a claim sees of its line, and how it takes its place there: in one transaction.
 //!
 //! Easy to get wrong: the transaction may run twice, so the place is made only if it does not exist.
+//! One that finds its place there may have others behind it.
+
+use std::time::SystemTime;
 
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
@@ -8,16 +11,14 @@ use etcd_client::{
 };
 
 use super::claim::Ticket;
-use super::line::{self, Seat, mixes, refuse_mix};
+use super::line::{self, Seat, refuse_mix};
 use crate::backend::Mode;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::queue::Turn;
 
 /// What a transaction showed.
 pub(super) struct View {
     pub(super) revision: i64,
-    /// The create revision of our place, if we have one.
-    pub(super) number: Option<i64>,
     /// Whether the place was taken in this very step.
     pub(super) entered: bool,
     /// Ourselves and those ahead of us. For a mutex, only the last one of those.
@@ -37,41 +38,33 @@ pub(super) struct Slot {
 
 impl View {
     fn of(revision: i64, line: Vec<Seat>) -> Self {
-        Self { revision, number: None, entered: false, line, written: 0, slots: Vec::new() }
+        Self { revision, entered: false, line, written: 0, slots: Vec::new() }
     }
-}
-
-/// How it went to take a place alone.
-enum Entered {
-    Alone(View),
-    /// It was ours already: the reply to an earlier request was lost.
-    Before,
-    /// Somebody is in line.
-    Not,
 }
 
 impl Ticket {
     /// Where we stand. Takes a place in line if we have none; `None` if a single try need not.
+    ///
+    /// The number of our place is noted by every answer that tells it, before anything else can fail.
     pub(super) async fn look(&mut self, lease: i64) -> Result<Option<View>> {
-        if self.number.is_none() {
-            let mut is_there = false;
-            if self.is_mutex() {
-                match self.enter_alone(lease).await? {
-                    Entered::Alone(view) => return Ok(Some(view)),
-                    Entered::Before => is_there = true,
-                    Entered::Not => {}
-                }
-            }
-            if !self.request.queue && !is_there && !self.would_be_let_in(lease).await? {
-                return Ok(None);
-            }
+        if self.number.is_none()
+            && self.is_mutex()
+            && let Some(view) = self.enter_alone(lease).await?
+        {
+            return Ok(Some(view));
+        }
+        if self.number.is_none() && !self.request.queue && !self.would_be_let_in(lease).await? {
+            return Ok(None);
         }
         self.view(lease).await.map(Some)
     }
 
     /// Takes a place if nobody else is in line, which is how it is most of the time: the smallest
     /// transaction that will do, because all of it goes through the cluster's log.
-    async fn enter_alone(&mut self, lease: i64) -> Result<Entered> {
+    ///
+    /// `None` if somebody is in line, maybe we ourselves: the reply to an earlier request was lost then.
+    async fn enter_alone(&mut self, lease: i64) -> Result<Option<View>> {
+        self.record.since = Some(SystemTime::now());
         let names = &self.shared.names;
         let seat = names.seat(&self.request.key, lease);
         let (start, end) = names.line(&self.request.key);
@@ -81,14 +74,14 @@ impl Ticket {
         let txn = Txn::new().when([empty]).and_then([put]).or_else([own]);
         let answer = self.shared.txn("take a place in line", txn, &mut self.doubt).await?;
         if !answer.succeeded() {
-            let own = stored(answer.op_responses().into_iter().next());
-            return Ok(if own.is_empty() { Entered::Not } else { Entered::Before });
+            self.number = self.own(answer.op_responses().into_iter().next(), lease)?;
+            return Ok(None);
         }
         let revision = revision(&answer);
-        let record = self.record.clone();
+        self.number = Some(revision);
+        let record = Some(self.record.clone());
         let me = Seat { name: seat, lease, number: revision, changed: revision, record };
-        let view = View::of(revision, vec![me]);
-        Ok(Entered::Alone(View { number: Some(revision), entered: true, ..view }))
+        Ok(Some(View { entered: true, ..View::of(revision, vec![me]) }))
     }
 
     /// What makes our place.
@@ -105,7 +98,7 @@ impl Ticket {
             lease,
             number: i64::MAX,
             changed: 0,
-            record: self.record.clone(),
+            record: Some(self.record.clone()),
         };
         line.push(me);
         Ok(line::turn(&line, line.len() - 1) == Turn::In)
@@ -138,6 +131,9 @@ impl Ticket {
             std::iter::once(first).chain(look.iter().cloned()).collect()
         };
         let is_change = self.number.is_none();
+        if is_change {
+            self.record.since = Some(SystemTime::now());
+        }
         let txn = match is_change {
             true => {
                 let absent = Compare::create_revision(seat.clone(), CompareOp::Equal, 0);
@@ -154,25 +150,36 @@ impl Ticket {
         let entered = is_change && answer.succeeded();
         let mut found = answer.op_responses().into_iter();
         let own = found.next();
-        let number = match entered {
+        self.number = match entered {
             true => Some(revision),
-            false => stored(own).first().map(KeyValue::create_revision),
+            false => self.own(own, lease)?,
         };
         let places = stored(found.next());
         let beside = stored(found.next());
         let mut line = line::line_of(&self.shared.names, &self.request.key, &places);
         let partial = self.is_mutex()
             && (line.len() < places.len()
-                || line.iter().any(|seat| !mixes(seat.record.mode, self.request.mode)));
-        if let (true, Some(number)) = (partial, number) {
+                || line.iter().any(|seat| !seat.goes_with(self.request.mode)));
+        if let (true, Some(number)) = (partial, self.number) {
             line = self.whole_line(number).await?;
         }
-        let mut view = View { number, entered, ..View::of(revision, line) };
+        let mut view = View { entered, ..View::of(revision, line) };
         match self.request.mode {
             Mode::Permits { .. } => view.slots = beside.iter().filter_map(Slot::read).collect(),
             _ => view.written = beside.first().map_or(0, KeyValue::mod_revision),
         }
         Ok(view)
+    }
+
+    /// The number of our place, if it is there.
+    fn own(&self, found: Option<TxnOpResponse>, lease: i64) -> Result<Option<i64>> {
+        match stored(found).first() {
+            Some(place) if place.lease() != lease => Err(Error::Conflict {
+                key: self.request.key.clone(),
+                found: format!("somebody wrote to our place in line, {:?}", place.key_str()),
+            }),
+            place => Ok(place.map(KeyValue::create_revision)),
+        }
     }
 
     /// Everyone in line up to this number.

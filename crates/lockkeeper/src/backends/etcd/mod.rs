@@ -31,7 +31,7 @@ use async_trait::async_trait;
 use etcd_client::{GetOptions, GetResponse, Txn, TxnOp, TxnOpResponse, TxnResponse};
 
 use self::claim::Ticket;
-use self::cluster::{Cluster, NAME, PATIENCE};
+use self::cluster::{Cluster, NAME, PATIENCE, is_denied};
 use self::departures::Departures;
 use self::leases::Leases;
 use self::names::Names;
@@ -68,8 +68,11 @@ const GUARANTEES: Guarantees = Guarantees {
     reentrance: Reentrance::Client,
 };
 
-/// How many keys are looked at in one transaction; servers refuse more than 128.
-const LOOKS: usize = 100;
+/// How many operations go into one transaction; servers refuse more than 128.
+const OPERATIONS: usize = 100;
+
+/// The longest answer in bytes: a line of a hundred thousand, or as many permits.
+const LONGEST: usize = 64 << 20;
 
 /// Locks in an etcd cluster.
 #[derive(Debug, Clone)]
@@ -103,15 +106,12 @@ struct Held {
 async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
     let settings = Settings::read(&endpoint)?;
     let cluster = Arc::new(Cluster::new(settings.addresses, settings.connect));
-    let hello = cluster.ask("connect", PATIENCE, |client| {
-        let mut client = client.maintenance_client();
-        async move { client.status().await }
-    });
-    hello.await?;
+    let names = Names::new(settings.prefix);
+    greet(&cluster, &names).await?;
     let shared = Shared {
         watches: Watches::new(cluster.clone()),
         cluster,
-        names: Names::new(settings.prefix),
+        names,
         leases: Leases::default(),
         pulse: Pulse::default(),
         departures: Departures::default(),
@@ -119,6 +119,22 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
         bare_password: settings.bare_password,
     };
     Ok(Arc::new(Etcd { shared: Arc::new(shared) }))
+}
+
+/// Reads a key of ours, which the least of our users may do; the status of a member is for root.
+///
+/// A member that refuses even this one key is there. What a user may do is said when it does it.
+async fn greet(cluster: &Cluster, names: &Names) -> Result<()> {
+    let hello = cluster.ask("connect", PATIENCE, |client| {
+        let mut client = client.kv_client();
+        let any = GetOptions::new().with_serializable().with_count_only();
+        let key = names.greeting();
+        async move { client.get(key, Some(any)).await }
+    });
+    match hello.await {
+        Err(error) if !is_denied(&error) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 #[async_trait]
@@ -189,7 +205,7 @@ impl Shared {
     /// Whether places are still there; `None` where nobody could be asked.
     async fn are_there(&self, seats: &[Held], patience: Duration) -> Vec<Option<bool>> {
         let mut there = Vec::with_capacity(seats.len());
-        for seats in seats.chunks(LOOKS) {
+        for seats in seats.chunks(OPERATIONS) {
             let look = |seat: &Held| {
                 TxnOp::get(seat.seat.clone(), Some(GetOptions::new().with_keys_only()))
             };
@@ -212,7 +228,8 @@ impl Shared {
 
     async fn txn(&self, doing: &str, txn: Txn, doubt: &mut bool) -> Result<TxnResponse> {
         let answer = self.cluster.change(doing, PATIENCE, doubt, |client| {
-            let (mut client, txn) = (client.kv_client(), txn.clone());
+            let mut client = client.kv_client().max_decoding_message_size(LONGEST);
+            let txn = txn.clone();
             async move { client.txn(txn).await }
         });
         answer.await
@@ -220,7 +237,8 @@ impl Shared {
 
     async fn get(&self, doing: &str, key: Vec<u8>, options: GetOptions) -> Result<GetResponse> {
         let answer = self.cluster.ask(doing, PATIENCE, |client| {
-            let (mut client, key, options) = (client.kv_client(), key.clone(), options.clone());
+            let mut client = client.kv_client().max_decoding_message_size(LONGEST);
+            let (key, options) = (key.clone(), options.clone());
             async move { client.get(key, Some(options)).await }
         });
         answer.await
@@ -237,6 +255,18 @@ impl Shared {
     fn held(&self) -> MutexGuard<'_, HashMap<Token, Held>> {
         self.held.lock().expect("nothing panics under this lock")
     }
+}
+
+/// Operations for one transaction, however many: most of them as transactions inside of it.
+///
+/// The first one is its first. What servers count is the operations side by side and those around them.
+fn nested(mut operations: Vec<TxnOp>) -> Vec<TxnOp> {
+    if operations.len() > OPERATIONS {
+        let more = operations.split_off(1);
+        let part = |part: &[TxnOp]| TxnOp::txn(Txn::new().and_then(part));
+        operations.extend(more.chunks(OPERATIONS / 2).map(part));
+    }
+    operations
 }
 
 /// How long a member may take to answer about a lease, so that another can be asked before it ends.

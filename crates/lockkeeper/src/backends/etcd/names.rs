@@ -48,6 +48,11 @@ impl Names {
         format!("{}lockkeeper.written:{}", self.prefix, escaped(key)).into_bytes()
     }
 
+    /// What is never there, to be asked for.
+    pub(super) fn greeting(&self) -> Vec<u8> {
+        format!("{}lockkeeper.greeting", self.prefix).into_bytes()
+    }
+
     /// The permits that are taken of a semaphore, one key each.
     pub(super) fn slots(&self, key: &Key) -> Range {
         let start = format!("{}lockkeeper.slot:{}:", self.prefix, escaped(key)).into_bytes();

@@ -54,16 +54,16 @@ impl Record {
         text
     }
 
-    /// What is stored; anything that we did not write is somebody's mutex.
-    pub(super) fn read(stored: &[u8]) -> Self {
+    /// What is stored: ours, or nothing, which is a mutex of etcd's own clients. `None` for other data.
+    pub(super) fn read(stored: &[u8]) -> Option<Self> {
         let mut record =
             Self { mode: Mode::Mutex, who: None, note: None, since: None, asked: false };
-        let Ok(text) = std::str::from_utf8(stored) else { return record };
-        let Some((mode, mut rest)) = text.strip_prefix(MAGIC).and_then(|t| t.split_once('\n'))
-        else {
-            return record;
-        };
-        record.mode = read_mode(mode).unwrap_or(Mode::Mutex);
+        if stored.is_empty() {
+            return Some(record);
+        }
+        let text = std::str::from_utf8(stored).ok()?;
+        let (mode, mut rest) = text.strip_prefix(MAGIC)?.split_once('\n')?;
+        record.mode = read_mode(mode)?;
         while let Some((word, _)) = rest.split_once(' ') {
             if word == "note" {
                 let note = &rest[word.len() + 1..];
@@ -84,7 +84,7 @@ impl Record {
             }
             rest = after;
         }
-        record
+        Some(record)
     }
 }
 
@@ -114,11 +114,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_wrote_is_a_mutex() {
-        for foreign in
-            [&b""[..], b"hello", b"\xff\xfe", b"lockkeeper", b"lockkeeper tower\nwho me\n"]
-        {
-            assert_eq!(Record::read(foreign).mode, Mode::Mutex);
+    fn what_others_leave_empty_is_a_mutex_and_other_data_is_not() {
+        assert_eq!(Record::read(b"").map(|record| record.mode), Some(Mode::Mutex));
+        for data in [&b"hello"[..], b"\xff\xfe", b"lockkeeper", b"lockkeeper tower\nwho me\n"] {
+            assert_eq!(Record::read(data), None);
         }
     }
 
@@ -136,7 +135,7 @@ mod tests {
         ) {
             let since = since.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms));
             let record = Record { mode, who, note, since, asked };
-            prop_assert_eq!(Record::read(record.text().as_bytes()), record);
+            prop_assert_eq!(Record::read(record.text().as_bytes()), Some(record));
         }
 
         #[test]

@@ -40,7 +40,9 @@ pub(super) async fn watch_over(shared: Arc<Shared>, held: Held, mut from: i64, b
             }
         };
         match found.kvs().first().filter(|place| place.create_revision() == held.number) {
-            Some(place) if Record::read(place.value()).asked => bell.ring(),
+            Some(place) if Record::read(place.value()).is_some_and(|record| record.asked) => {
+                bell.ring();
+            }
             Some(_) => {}
             None => return Loss::Gone,
         }

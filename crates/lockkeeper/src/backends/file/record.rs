@@ -314,6 +314,7 @@ mod tests {
             owner: None,
             mode,
             ttl: Duration::from_secs(30),
+            fixed: false,
             fair: false,
             queue: true,
             note: note.map(Into::into),

@@ -88,6 +88,7 @@ mod tests {
             owner: None,
             mode: Mode::Mutex,
             ttl: Duration::from_secs(30),
+            fixed: false,
             fair: false,
             queue: true,
             note: None,

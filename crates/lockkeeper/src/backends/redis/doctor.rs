@@ -139,6 +139,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
             owner: None,
             mode: *mode,
             ttl: Duration::from_secs(5),
+            fixed: false,
             fair: false,
             queue: false,
             note: None,
