@@ -6,7 +6,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -48,6 +48,8 @@ struct Rules {
     refuse: bool,
     resets: u64,
     heals: u64,
+    /// Counts the holes for subscriptions; those that were made before the last one are in it.
+    deaf: u64,
 }
 
 impl Proxy {
@@ -80,6 +82,12 @@ impl Proxy {
     /// Opens a black hole one way: nothing arrives, nobody is told, connections stay open.
     pub fn hold(&self, way: Way) {
         self.rules.send_modify(|rules| rules.held[way as usize] = true);
+    }
+
+    /// Opens a black hole for every connection that has subscribed to something, both ways and for
+    /// good. Others, and new ones, are fine.
+    pub fn hold_subscriptions(&self) {
+        self.rules.send_modify(|rules| rules.deaf += 1);
     }
 
     /// Resets every connection there is. New ones are fine.
@@ -123,8 +131,8 @@ impl Proxy {
     /// Puts everything right. Connections that lost a reply are reset: they cannot be right again.
     pub async fn heal(&self) {
         self.rules.send_modify(|rules| {
-            let (resets, heals) = (rules.resets, rules.heals + 1);
-            *rules = Rules { resets, heals, ..Rules::default() };
+            let (resets, heals, deaf) = (rules.resets, rules.heals + 1, rules.deaf);
+            *rules = Rules { resets, heals, deaf, ..Rules::default() };
         });
         self.is_listening(true).await;
     }
@@ -177,6 +185,7 @@ async fn accept(
             rules: rules.clone(),
             forwarded: forwarded.clone(),
             swallowed: AtomicU64::new(0),
+            subscribed: AtomicBool::new(false),
         };
         tokio::spawn(connection.serve(client, target));
     }
@@ -188,6 +197,7 @@ struct Connection {
     forwarded: Arc<[AtomicU64; 2]>,
     /// The heal that ends this connection, once a reply was swallowed; else 0.
     swallowed: AtomicU64,
+    subscribed: AtomicBool,
 }
 
 /// A connection came to a bad end.
@@ -238,6 +248,9 @@ impl Connection {
         let mut sent = 0;
         loop {
             let read = from.read(&mut buffer).await.map_err(|_| Broken)?;
+            if way == Way::ToServer && buffer[..read].windows(9).any(|w| w == b"SUBSCRIBE") {
+                self.subscribed.store(true, Ordering::Relaxed);
+            }
             self.passable(way).await;
             if read == 0 {
                 let _ = to.shutdown().await;
@@ -275,6 +288,8 @@ impl Connection {
 
     async fn passable(&self, way: Way) {
         let mut changes = self.rules.subscribe();
-        let _ = changes.wait_for(|rules| !rules.held[way as usize]).await;
+        let is_deaf =
+            |rules: &Rules| self.subscribed.load(Ordering::Relaxed) && rules.deaf > self.born.deaf;
+        let _ = changes.wait_for(|rules| !rules.held[way as usize] && !is_deaf(rules)).await;
     }
 }

@@ -1,13 +1,14 @@
-//! Every case of the test kit against Redis: one server, both layouts, Sentinel, Cluster.
+//! Every case of the test kit against Redis: one server, both layouts, the oldest version, Sentinel, Cluster.
 #![cfg(feature = "redis")]
 
 use std::sync::LazyLock;
 
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server};
+use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, VOLATILE};
 
 static ONE: LazyLock<Server> = LazyLock::new(Server::start);
+static OLDEST: LazyLock<Server> = LazyLock::new(|| Server::oldest(&VOLATILE));
 static SENTINELS: LazyLock<Sentinels> = LazyLock::new(Sentinels::start);
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(Cluster::start);
 
@@ -24,6 +25,8 @@ conformance!(standalone, {
 conformance!(string, apart(ONE.url(), "&layout=string"));
 
 conformance!(redisson_fence, apart(ONE.url(), "&fence=redisson"));
+
+conformance!(oldest, apart(OLDEST.url(), ""));
 
 conformance!(sentinel, apart(SENTINELS.url(), ""));
 

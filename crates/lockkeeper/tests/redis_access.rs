@@ -85,7 +85,11 @@ async fn the_least_rights_suffice_with_sentinels_and_replicas() {
         allow(server, "locks", &format!("{RIGHTS} +role +wait"));
     }
     for sentinel in &sentinels.sentinels {
-        allow(sentinel, "asking", "+sentinel|get-master-addr-by-name +ping");
+        allow(
+            sentinel,
+            "asking",
+            "+sentinel|get-master-addr-by-name +sentinel|master +subscribe +ping &*",
+        );
     }
     let directory = tempfile::tempdir().unwrap();
     let url = url_of("locks", &sentinels.url(), directory.path());

@@ -112,6 +112,29 @@ async fn killed_connections_are_made_again_and_no_wake_up_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_was_demoted_is_left_whatever_its_version() {
+    for server in [Server::start(), Server::oldest(&VOLATILE)] {
+        let client = connect(&server.url()).await;
+        client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+        // The commands of the server's own operator are not ours.
+        let connections = || server.ask(&["CLIENT", "LIST", "TYPE", "normal"]);
+        let ours =
+            connections().lines().next().map(|line| line.split(' ').next().unwrap().to_owned());
+        let ours = ours.expect("we are connected");
+        assert_eq!(server.ask(&["REPLICAOF", "127.0.0.1", "1"]), "OK");
+        let error = client.mutex("key").try_acquire().await.unwrap_err();
+        assert!(error.is_retryable(), "it may be the master again: {error}");
+        eventually("the connection is closed", || {
+            let open = connections();
+            let is_open = open.lines().any(|line| line.starts_with(&format!("{ours} ")));
+            (!is_open).then_some(()).ok_or(open)
+        });
+        server.ask(&["REPLICAOF", "NO", "ONE"]);
+        acquire(&client, "key").await.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_flush_is_a_loss_within_one_renewal() {
     let server = Server::start();
     let client = connect(&server.url()).await;
@@ -169,23 +192,27 @@ impl Load {
             done: Arc::default(),
             workers: JoinSet::new(),
         };
-        for n in 0..clients {
-            let client = connect(url).await;
-            for task in 0..4 {
-                let name = format!("client {n} task {task}");
+        load.join(url, clients, keys).await;
+        load
+    }
+
+    /// More clients.
+    async fn join(&mut self, url: &str, clients: usize, keys: usize) {
+        for _ in 0..clients {
+            let (client, n) = (connect(url).await, self.workers.len());
+            for task in n..n + 4 {
                 let work = Self::work(
                     client.clone(),
-                    name,
+                    format!("task {task}"),
                     keys,
-                    load.recorder.clone(),
-                    load.resource.clone(),
-                    load.stop.clone(),
-                    load.done.clone(),
+                    self.recorder.clone(),
+                    self.resource.clone(),
+                    self.stop.clone(),
+                    self.done.clone(),
                 );
-                load.workers.spawn(work);
+                self.workers.spawn(work);
             }
         }
-        load
     }
 
     async fn work(
@@ -312,6 +339,85 @@ async fn a_sentinel_failover_under_load_does_not_hurt_what_is_fenced() {
         });
     }
     load.judge().await;
+}
+
+/// Has another server promoted, although nothing is wrong; returns when the sentinel that does it
+/// names the new one.
+fn fail_over(sentinels: &Sentinels) {
+    eventually("both replicas follow", || {
+        let info = sentinels.master().ask(&["INFO", "replication"]);
+        (info.matches("state=online").count() == 2).then_some(()).ok_or(info)
+    });
+    let before = sentinels.master().port();
+    eventually("the failover begins", || {
+        let answer = sentinels.sentinels[0].ask(&["SENTINEL", "FAILOVER", "main"]);
+        (answer == "OK").then_some(()).ok_or(answer)
+    });
+    eventually("another server is the master", || {
+        let now = sentinels.master().port();
+        (now != before).then_some(()).ok_or(format!("still {now}"))
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_planned_failover_leaves_no_client_at_the_old_master() {
+    let sentinels = Sentinels::start();
+    let old = connect(&sentinels.url()).await;
+    let ttl = Duration::from_secs(6);
+    let held = old.mutex("held").ttl(ttl).acquire().await.unwrap();
+    let master = sentinels.master();
+    fail_over(&sentinels);
+    let new = connect(&sentinels.url()).await;
+    for n in 0..20 {
+        let (first, second) = if n % 2 == 0 { (&old, &new) } else { (&new, &old) };
+        let guard = first.mutex("key").acquire().await.unwrap();
+        let other = second.mutex("key").try_acquire().await.unwrap();
+        assert!(other.is_none(), "two holders in round {n}");
+        let fence = guard.fence();
+        guard.release().await.unwrap();
+        let next = second.mutex("key").acquire().await.unwrap();
+        assert!(next.fence() > fence, "{} after {fence} in round {n}", next.fence());
+        next.release().await.unwrap();
+    }
+    assert!(new.mutex("held").try_acquire().await.unwrap().is_none(), "it was carried over");
+    assert!(timeout(ttl, held.lost()).await.is_err(), "it is renewed where it is now");
+    // All this was while the old master still thought that it was one.
+    eventually("the old master is a replica", || {
+        let role = master.ask(&["ROLE"]);
+        role.starts_with("slave").then_some(()).ok_or(role)
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn planned_failovers_under_load_make_no_two_holders() {
+    let sentinels = Sentinels::start();
+    let mut load = Load::start(&sentinels.url(), 2, 3).await;
+    for _ in 0..3 {
+        load.cycles(100, SOON).await;
+        fail_over(&sentinels);
+        load.join(&sentinels.url(), 1, 3).await;
+        load.cycles(100, SOON).await;
+    }
+    assert_eq!(load.judge().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinels_that_do_not_answer_do_not_matter_while_one_does() {
+    let sentinels = Sentinels::start();
+    let url = sentinels.url();
+    let holder = connect(&url).await;
+    let ttl = Duration::from_secs(6);
+    let held = holder.mutex("held").ttl(ttl).acquire().await.unwrap();
+    for stopped in 0..2 {
+        sentinels.sentinels[stopped].freeze();
+        let started = Instant::now();
+        let client = connect(&url).await;
+        client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+        sentinels.servers[0].ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        assert!(timeout(ttl, held.lost()).await.is_err(), "with {stopped} and one more stopped");
+    }
+    sentinels.sentinels.iter().for_each(Server::thaw);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{Client, Error, Guard, Lock, Loss, Owner, Release};
 use lockkeeper_testkit::proxy::{Proxy, Way};
-use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, eventually};
+use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, VOLATILE, eventually};
 use tokio::time::timeout;
 
 /// How long something may take that takes a moment, on a busy machine.
@@ -247,5 +247,142 @@ async fn a_release_that_is_sent_twice_counts_once() {
         assert_eq!(server.ask(&["HGET", "N", field]), "1", "the other hold of the owner stays");
         assert_eq!(theirs.release().await.unwrap(), Release::Released);
         assert_eq!(server.ask(&["EXISTS", "N"]), "0");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_into_a_black_hole_is_made_again() {
+    let server = Server::start();
+    let proxy = Proxy::start(address(&server)).await;
+    let waiter = connect(&format!("redis://{}", proxy.address())).await;
+    let holder = connect(&server.url()).await;
+    let listening = |many: &str| {
+        eventually("the waiter listens", || {
+            let heard = server.ask(&["PUBSUB", "NUMSUB", "redisson_lock__channel:{key}"]);
+            heard.ends_with(many).then_some(()).ok_or(heard)
+        });
+    };
+    for holes in 1..3 {
+        let guard = holder.mutex("key").acquire().await.unwrap();
+        let waiting = tokio::spawn(waiter.mutex("key").acquire());
+        listening(&holes.to_string());
+        proxy.hold_subscriptions();
+        // The server does not know that the first one is in a hole.
+        listening(&(holes + 1).to_string());
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        let next = timeout(SOON, waiting).await.expect("woken").unwrap().unwrap();
+        assert!(released.elapsed() < Duration::from_secs(2), "{:?}", released.elapsed());
+        next.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_that_waits_for_a_distant_replica_loses_nobody() {
+    let master = Server::start();
+    let proxy = Proxy::start(address(&master)).await;
+    proxy.latency(Duration::from_millis(10));
+    let port = proxy.address().port().to_string();
+    let replica = tokio::task::spawn_blocking(move || {
+        let following = ["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"];
+        Server::with(&[&VOLATILE[..], &following].concat())
+    });
+    let _replica = replica.await.unwrap();
+    while !master.ask(&["INFO", "replication"]).contains("state=online") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let client = connect(&(master.url() + "?wait_replicas=1")).await;
+    let held = client.mutex("held").ttl(Duration::from_secs(6)).acquire().await.unwrap();
+    let mut busy = tokio::task::JoinSet::new();
+    for n in 0..200 {
+        let client = client.clone();
+        busy.spawn(async move {
+            loop {
+                let guard = client.mutex(format!("busy {n}")).acquire().await.unwrap();
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    let lost = timeout(Duration::from_secs(10), held.lost()).await;
+    assert!(lost.is_err(), "the replica has everything: {lost:?}");
+    assert!(busy.try_join_next().is_none(), "nobody failed");
+    busy.shutdown().await;
+    let mut crowd = tokio::task::JoinSet::new();
+    for n in 0..300 {
+        crowd.spawn(client.mutex(format!("crowd {n}")).acquire());
+    }
+    for guard in crowd.join_all().await {
+        assert_eq!(guard.unwrap().replicas(), Some(1));
+    }
+}
+
+/// Moves a slot away while locks of every kind are held in it, and takes some more.
+async fn a_slot_moves(cluster: &Cluster, options: &str, half: bool) {
+    let url = cluster.url() + options;
+    let (holder, other) = (connect(&url).await, connect(&url).await);
+    // Lost after four seconds without a renewal.
+    let ttl = Duration::from_secs(6);
+    let mut held = Vec::new();
+    for kind in KINDS {
+        held.push(kind(&holder).ttl(ttl).acquire().await.unwrap());
+    }
+    let from = cluster.master_of("{k}");
+    let to = ["a", "b", "c", "d"].map(|key| cluster.master_of(key));
+    let to = to.into_iter().find(|server| server.port() != from.port()).unwrap();
+    let slot = from.ask(&["CLUSTER", "KEYSLOT", "{k}"]);
+    let (from_id, to_id) = (from.ask(&["CLUSTER", "MYID"]), to.ask(&["CLUSTER", "MYID"]));
+    let (port, all) =
+        (to.port().to_string(), from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "999"]));
+    to.ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
+    from.ask(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+    for key in all.lines().step_by(2).filter(|_| half) {
+        from.ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+    }
+    for (n, kind) in KINDS.into_iter().enumerate() {
+        // Held ones are held: only the same owner, another reader and another permit come in.
+        let shared = kind(&other).try_acquire().await.unwrap();
+        assert_eq!(shared.is_some(), [2, 3, 5].contains(&n), "kind {n}");
+        if let Some(guard) = shared {
+            assert_eq!(guard.release().await.unwrap(), Release::Released, "kind {n}");
+        }
+    }
+    for (n, fresh) in [
+        other.mutex("{k}fresh mutex"),
+        other.mutex("{k}fresh fair").fair(),
+        other.read("{k}fresh lock"),
+        other.write("{k}fresh write"),
+        other.semaphore("{k}fresh permit", 3),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let guard = fresh.acquire().await.unwrap_or_else(|error| panic!("{n}: {error}"));
+        assert_eq!(guard.release().await.unwrap(), Release::Released);
+    }
+    tokio::time::sleep(ttl).await;
+    for guard in &held {
+        guard.check().unwrap_or_else(|error| panic!("{:?} while moving: {error}", guard.key()));
+    }
+    for key in from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "999"]).lines() {
+        from.ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+    }
+    for server in [to, from] {
+        assert_eq!(server.ask(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]), "OK");
+    }
+    tokio::time::sleep(ttl / 2).await;
+    for guard in held {
+        guard.check().unwrap_or_else(|error| panic!("{:?} after it moved: {error}", guard.key()));
+        assert_eq!(guard.release().await.unwrap(), Release::Released);
+    }
+    cluster.settled();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_of_every_kind_survive_a_slot_that_moves() {
+    let cluster = Cluster::start();
+    for options in ["", "?wait_replicas=1"] {
+        for half in [false, true] {
+            a_slot_moves(&cluster, options, half).await;
+        }
     }
 }

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Server {
     port: u16,
     directory: TempDir,
-    program: &'static str,
+    program: String,
     arguments: Vec<String>,
     running: Mutex<Option<Warden>>,
 }
@@ -52,6 +52,22 @@ impl Server {
         Self::launch("redis-server", port, directory(), [&own, arguments].concat())
     }
 
+    /// Starts a server of the oldest version that is supported, with these arguments.
+    ///
+    /// # Panics
+    /// When there is none, and as [`start`](Server::start).
+    pub fn oldest(arguments: &[&str]) -> Self {
+        let program = std::env::var("LOCKKEEPER_REDIS_6").unwrap_or_default();
+        assert!(
+            Path::new(&program).exists(),
+            "LOCKKEEPER_REDIS_6 is {program:?}; it names the redis-server of a Redis 6.2, which scripts/test fetches"
+        );
+        let port = free_port();
+        let port_text = port.to_string();
+        let own = ["--port", &port_text, "--bind", "127.0.0.1"];
+        Self::launch(&program, port, directory(), [&own, arguments].concat())
+    }
+
     /// Starts a server with variables, `NAME=value`, in its environment.
     ///
     /// # Panics
@@ -64,12 +80,13 @@ impl Server {
     }
 
     pub(super) fn launch(
-        program: &'static str,
+        program: &str,
         port: u16,
         directory: TempDir,
         arguments: Vec<&str>,
     ) -> Self {
         let arguments = arguments.into_iter().map(str::to_owned).collect();
+        let program = program.to_owned();
         let server = Self { port, directory, program, arguments, running: Mutex::default() };
         server.restart();
         server
@@ -105,7 +122,7 @@ impl Server {
         if self.program != "redis-sentinel" {
             arguments.extend(["--dir".to_owned(), self.directory.path().display().to_string()]);
         }
-        *self.running() = Some(Warden::start(self.program, &arguments, &log));
+        *self.running() = Some(Warden::start(&self.program, &arguments, &log));
         eventually("the server listens", || {
             let answers = TcpStream::connect(("127.0.0.1", self.port)).is_ok()
                 && self.ask(&["PING"]) == "PONG";

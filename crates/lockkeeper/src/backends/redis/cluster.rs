@@ -3,17 +3,24 @@
 //! The map is asked for again when a server says that a slot has moved, and after a connection broke.
 //! A call is redirected a few times at most; what still fails then is the core's to repeat, with the
 //! same token.
+//!
+//! Easy to get wrong: a slot that is moving. Its old server creates no keys in it any more, its new one
+//! refuses calls with several keys unless all of them exist there, and a lock is several keys of which
+//! most do not exist. So a call that meets such a slot first moves the keys that it uses, as whoever
+//! moves the slot would, and then runs at the new server with a single key to be looked at.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use redis::{FromRedisValue, RedisError, RedisResult, Value};
+use tokio::task::JoinSet;
 
 use super::dial::{Dial, Manner};
-use super::error::is_fatal;
+use super::error::{code, is_fatal};
 use super::link::{Call, Link, Reply};
-use super::names::SLOTS;
+use super::names::{SLOTS, stem_of};
+use super::pipe::silent;
 
 /// How often one call follows a redirection.
 const REDIRECTIONS: usize = 5;
@@ -52,27 +59,87 @@ impl Cluster {
     /// Calls a script at the server that has the slot.
     pub(super) async fn call(&self, slot: u16, call: Call<'_>) -> RedisResult<Reply> {
         let mut link = self.owner(slot).await?;
+        let mut trouble = None;
         for _ in 0..REDIRECTIONS {
-            let error = match link.call(call).await {
+            let answer = match link.call(call).await {
+                Err(error) if is_moving(&error) => {
+                    Box::pin(self.call_while_moving(&link, call, error)).await
+                }
+                answer => answer,
+            };
+            let error = match answer {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
-            match redirection(&error) {
-                Some((false, address)) => {
-                    self.stale.store(true, Ordering::Relaxed);
-                    let moved = self.link(address);
-                    link = self.owner(slot).await.unwrap_or(moved);
-                }
-                Some((true, address)) => return self.link(address).call_asking(call).await,
-                None => {
-                    if is_fatal(&error) || error.code() == Some("CLUSTERDOWN") {
-                        self.stale.store(true, Ordering::Relaxed);
-                    }
-                    return Err(error);
-                }
+            if is_fatal(&error) || code(&error) == Some("CLUSTERDOWN") {
+                self.stale.store(true, Ordering::Relaxed);
             }
+            let Some((_, address)) = redirection(&error) else { return Err(error) };
+            self.stale.store(true, Ordering::Relaxed);
+            let moved = self.link(address);
+            link = self.owner(slot).await.unwrap_or(moved);
+            trouble = Some(error);
         }
-        Err(std::io::Error::other("the servers of the cluster send us in circles").into())
+        Err(trouble.unwrap_or_else(silent))
+    }
+
+    /// Calls a script of whose keys some may be at the old server of a slot and some at the new one.
+    ///
+    /// After they were moved the old server has none of them, and it will not make any. If they
+    /// cannot be moved, `trouble` is what the caller is told: it passes when the slot has moved.
+    async fn call_while_moving(
+        &self,
+        old: &Link,
+        call: Call<'_>,
+        trouble: RedisError,
+    ) -> RedisResult<Reply> {
+        let Some(address) = self.destination(old, call.keys, &trouble).await else {
+            return Err(trouble);
+        };
+        let new = self.link(address.clone());
+        let mut keys = call.keys.to_vec();
+        for pair in call.keys.windows(2) {
+            let Some(stem) = stem_of(&pair[1]) else { continue };
+            let lock = fields(old, &new, &pair[0]).await?;
+            if !matches!(lock.get("mode").map(String::as_str), Some("read" | "write")) {
+                continue;
+            }
+            let readers =
+                lock.iter().filter_map(|(field, holds)| Some((field, holds.parse().ok()?)));
+            keys.extend(readers.flat_map(|(field, holds): (_, u32)| {
+                (1..=holds).map(move |n| format!("{stem}:{field}:rwlock_timeout:{n}"))
+            }));
+        }
+        let mut migrate = redis::cmd("MIGRATE");
+        let patience = (self.manner.timeout / 2).as_millis();
+        migrate.arg(&address.0).arg(address.1).arg("").arg(0).arg(patience.to_string());
+        migrate.arg("REPLACE");
+        match (&self.manner.user, &self.manner.password) {
+            (Some(user), Some(password)) => drop(migrate.arg("AUTH2").arg(user).arg(password)),
+            (None, Some(password)) => drop(migrate.arg("AUTH").arg(password)),
+            _ => {}
+        }
+        if let Err(error) = old.command(migrate.arg("KEYS").arg(keys)).await {
+            tracing::debug!(%error, "cannot move the keys of a lock with their slot");
+            return Err(if redirection(&error).is_some() { error } else { trouble });
+        }
+        new.call_asking(call).await
+    }
+
+    /// Where a slot is moving to.
+    async fn destination(
+        &self,
+        old: &Link,
+        keys: &[String],
+        error: &RedisError,
+    ) -> Option<(String, u16)> {
+        if let Some((_, address)) = redirection(error) {
+            return Some(address);
+        }
+        // A name in the slot that nobody uses: the old server knows where it would be.
+        let nobody = format!("{}:nobody", keys.iter().find(|key| stem_of(key).is_some())?);
+        let answer = old.command(redis::cmd("EXISTS").arg(nobody)).await;
+        redirection(&answer.err()?).map(|(_, address)| address)
     }
 
     /// The server that has a slot.
@@ -112,12 +179,20 @@ impl Cluster {
             return Ok(());
         }
         let known: Vec<_> = self.lock().links.keys().cloned().collect();
-        let mut trouble = RedisError::from(std::io::Error::other("no server is named"));
+        // All at once, because one that does not answer takes its time.
+        let mut asked = JoinSet::new();
         for address in known.into_iter().chain(self.seeds.clone()) {
             let link = self.link(address.clone());
-            match link.command(redis::cmd("CLUSTER").arg("SLOTS")).await {
-                Ok(answer) => return self.adopt(&address.0, answer),
-                Err(error) => trouble = error,
+            asked.spawn(async move {
+                (address.0, link.command(redis::cmd("CLUSTER").arg("SLOTS")).await)
+            });
+        }
+        let mut trouble = silent();
+        while let Some(answer) = asked.join_next().await {
+            match answer {
+                Ok((host, Ok(map))) => return self.adopt(&host, map),
+                Ok((_, Err(error))) => trouble = error,
+                Err(_) => {}
             }
         }
         Err(trouble)
@@ -141,16 +216,6 @@ impl Cluster {
             }
         }
         let mut map = self.lock();
-        let unchanged = map.owners.len() == owners.len()
-            && map.owners.iter().zip(&owners).all(|(old, new)| match (old, new) {
-                (Some(old), Some(new)) => Arc::ptr_eq(old, new),
-                (None, None) => true,
-                _ => false,
-            });
-        if !unchanged {
-            // Whoever has a new slot may have taken it over from a server that died.
-            map.links.values().for_each(|link| link.doubt());
-        }
         map.links.retain(|_, link| owners.iter().flatten().any(|owner| Arc::ptr_eq(owner, link)));
         map.owners = owners;
         map.version += 1;
@@ -161,7 +226,7 @@ impl Cluster {
     fn link(&self, address: (String, u16)) -> Arc<Link> {
         let mut map = self.lock();
         let link = map.links.entry(address.clone()).or_insert_with(|| {
-            Arc::new(Link::new(Dial::server(&address.0, address.1, &self.manner)))
+            Arc::new(Link::one_of_many(Dial::server(&address.0, address.1, &self.manner)))
         });
         link.clone()
     }
@@ -169,6 +234,26 @@ impl Cluster {
     fn lock(&self) -> MutexGuard<'_, Map> {
         self.map.lock().expect("nothing panics under this lock")
     }
+}
+
+/// The fields of a lock, wherever it is by now.
+async fn fields(old: &Link, new: &Link, lock: &str) -> RedisResult<HashMap<String, String>> {
+    let mut all = redis::cmd("HGETALL");
+    all.arg(lock);
+    let fields = match old.command(&all).await {
+        Err(error) if redirection(&error).is_some() => new.command_asking(all).await,
+        answer => answer,
+    };
+    match fields {
+        // Something else is there, and has no readers.
+        Err(error) if code(&error) == Some("WRONGTYPE") => Ok(HashMap::new()),
+        fields => Ok(HashMap::from_redis_value(fields?)?),
+    }
+}
+
+/// Whether an error shows that the slot is moving.
+fn is_moving(error: &RedisError) -> bool {
+    matches!(code(error), Some("ASK" | "TRYAGAIN"))
 }
 
 /// Where a server sends us, and whether for this one call only.

@@ -1,4 +1,7 @@
 //! How to reach a server: its address, or the sentinels that know it; TLS and credentials.
+//!
+//! Every connection belongs to a generation. Once the sentinels replace the master, its generation is
+//! over, and answers that come by it do not count.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,8 +9,10 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
-    ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, TlsCertificates, Value,
+    ProtocolVersion, RedisConnectionInfo, RedisResult, TlsCertificates, Value,
 };
+
+use super::sentinel::Sentinels;
 
 /// How connections are made, whatever the address.
 #[derive(Clone)]
@@ -28,7 +33,7 @@ pub(super) struct Dial {
 
 enum Target {
     Address { address: ConnectionAddr, manner: Manner },
-    Sentinels { sentinels: Vec<Dial>, master: String, manner: Manner },
+    Sentinels { sentinels: Arc<Sentinels>, shown: String, manner: Manner },
 }
 
 impl std::fmt::Debug for Dial {
@@ -36,7 +41,7 @@ impl std::fmt::Debug for Dial {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &*self.target {
             Target::Address { address, .. } => write!(f, "{address}"),
-            Target::Sentinels { sentinels, master, .. } => write!(f, "{master} of {sentinels:?}"),
+            Target::Sentinels { shown, .. } => f.write_str(shown),
         }
     }
 }
@@ -64,7 +69,14 @@ impl Dial {
 
     /// The master that the sentinels agree on.
     pub(super) fn master(sentinels: Vec<Dial>, master: String, manner: Manner) -> Self {
-        Self { target: Arc::new(Target::Sentinels { sentinels, master, manner }) }
+        let shown = format!("{master} of {sentinels:?}");
+        let sentinels = Arc::new(Sentinels::new(sentinels, master, manner.timeout));
+        Self { target: Arc::new(Target::Sentinels { sentinels, shown, manner }) }
+    }
+
+    /// Whether it is always the same server.
+    pub(super) fn is_fixed(&self) -> bool {
+        matches!(&*self.target, Target::Address { .. })
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -73,59 +85,55 @@ impl Dial {
         }
     }
 
+    /// Whether answers of connections of this generation count.
+    pub(super) fn is_current(&self, generation: u64) -> bool {
+        match &*self.target {
+            Target::Address { .. } => true,
+            Target::Sentinels { sentinels, .. } => sentinels.is_current(generation),
+        }
+    }
+
+    /// Until connections of this generation do not count any more.
+    pub(super) async fn outdated(&self, generation: u64) {
+        match &*self.target {
+            Target::Address { .. } => std::future::pending().await,
+            Target::Sentinels { sentinels, .. } => sentinels.changed(generation).await,
+        }
+    }
+
+    /// Stops watching the sentinels, until the next connection is made.
+    pub(super) fn close(&self) {
+        if let Target::Sentinels { sentinels, .. } = &*self.target {
+            sentinels.close();
+        }
+    }
+
     /// Connects. With sentinels, to the master of the moment, and makes sure that it is one.
+    /// Answers the generation of the connection too.
     pub(super) async fn connect(
         &self,
         config: AsyncConnectionConfig,
         protocol: ProtocolVersion,
-    ) -> RedisResult<MultiplexedConnection> {
-        let (sentinels, master, manner) = match &*self.target {
+    ) -> RedisResult<(MultiplexedConnection, u64)> {
+        let (sentinels, manner) = match &*self.target {
             Target::Address { address, manner } => {
                 let client = client(address.clone(), manner, protocol)?;
-                return client.get_multiplexed_async_connection_with_config(&config).await;
+                let connection = client.get_multiplexed_async_connection_with_config(&config);
+                return Ok((connection.await?, 0));
             }
-            Target::Sentinels { sentinels, master, manner } => (sentinels, master, manner),
+            Target::Sentinels { sentinels, manner, .. } => (sentinels, manner),
         };
-        let mut trouble = RedisError::from(std::io::Error::other("no sentinel is named"));
-        for sentinel in sentinels {
-            match ask_for_master(sentinel, master, manner, &config, protocol).await {
-                Ok(connection) => return Ok(connection),
-                Err(error) => trouble = error,
+        let ((host, port), generation) = sentinels.master().await?;
+        let server = Dial::server(&host, port, manner);
+        let (mut connection, _) = Box::pin(server.connect(config, protocol)).await?;
+        // A sentinel may name a server that was just demoted.
+        let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
+        match role.first() {
+            Some(Value::BulkString(role)) if role == b"master" => Ok((connection, generation)),
+            _ => {
+                let demoted = format!("{host}:{port} is not the master any more");
+                Err(std::io::Error::other(demoted).into())
             }
-        }
-        Err(trouble)
-    }
-}
-
-async fn ask_for_master(
-    sentinel: &Dial,
-    master: &str,
-    manner: &Manner,
-    config: &AsyncConnectionConfig,
-    protocol: ProtocolVersion,
-) -> RedisResult<MultiplexedConnection> {
-    let patient = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(sentinel.timeout()))
-        .set_response_timeout(Some(sentinel.timeout()));
-    let mut asked = Box::pin(sentinel.connect(patient, ProtocolVersion::RESP2)).await?;
-    let address: Option<(String, u16)> = redis::cmd("SENTINEL")
-        .arg("get-master-addr-by-name")
-        .arg(master)
-        .query_async(&mut asked)
-        .await?;
-    let Some((host, port)) = address else {
-        return Err(
-            std::io::Error::other(format!("the sentinels know no master {master:?}")).into()
-        );
-    };
-    let server = Dial::server(&host, port, manner);
-    let mut connection = Box::pin(server.connect(config.clone(), protocol)).await?;
-    // A sentinel may name a server that was just demoted, or not yet promoted.
-    let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
-    match role.first() {
-        Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
-        _ => {
-            Err(std::io::Error::other(format!("{host}:{port} is not the master (any more)")).into())
         }
     }
 }

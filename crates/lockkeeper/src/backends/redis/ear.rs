@@ -4,17 +4,20 @@
 //! its owner looks at the lock again: a release before that was not heard. It rings when the
 //! connection is gone, for the same reason. A message rings one bell per channel.
 //!
-//! Commands never share this connection: a server that gives a slot away ends subscriptions
-//! unasked, which the client crate would take for the answer to some command.
+//! Nothing but `PING` shares this connection: a server that gives a slot away ends subscriptions
+//! unasked, which the client crate would take for the answer to some command. The `PING` is needed:
+//! somebody who only listens does not notice that the other end is gone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use redis::aio::{MultiplexedConnection, SendError};
 use redis::{
-    AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value,
 };
 use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
 
 use super::dial::Dial;
 
@@ -23,6 +26,9 @@ const UNHEARD: u32 = 16;
 
 /// How many channels are kept so.
 const KEPT: usize = 256;
+
+/// How long the connection may be quiet before the server is asked whether it is still there.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Listens to one server.
 #[derive(Debug)]
@@ -67,6 +73,20 @@ struct Channel {
 enum Change {
     Subscribe(String),
     Unsubscribe(String),
+}
+
+impl Change {
+    fn command(&self, sharded: bool) -> Cmd {
+        let (name, channel) = match (self, sharded) {
+            (Change::Subscribe(channel), false) => ("SUBSCRIBE", channel),
+            (Change::Subscribe(channel), true) => ("SSUBSCRIBE", channel),
+            (Change::Unsubscribe(channel), false) => ("UNSUBSCRIBE", channel),
+            (Change::Unsubscribe(channel), true) => ("SUNSUBSCRIBE", channel),
+        };
+        let mut command = redis::cmd(name);
+        command.arg(channel);
+        command
+    }
 }
 
 impl Ear {
@@ -121,8 +141,17 @@ impl Ear {
                 hearing.hear(push);
                 Ok::<_, SendError>(())
             });
-        let connection = self.dial.connect(config, ProtocolVersion::RESP3).await?;
-        tokio::spawn(keep_subscribed(Arc::downgrade(&hearing), connection, queue, sharded));
+        let (connection, generation) = self.dial.connect(config, ProtocolVersion::RESP3).await?;
+        let (heard, dial) = (Arc::downgrade(&hearing), self.dial.clone());
+        tokio::spawn(async move {
+            let trouble = tokio::select! {
+                trouble = keep_subscribed(connection, queue, sharded) => trouble,
+                () = dial.outdated(generation) => None,
+            };
+            if let Some(hearing) = heard.upgrade() {
+                hearing.close(trouble);
+            }
+        });
         *self.lock() = Some(hearing.clone());
         Ok(hearing)
     }
@@ -248,29 +277,22 @@ impl Hearing {
     }
 }
 
-/// Sends what has to be sent, in order. Ends with the hearing, which closes the connection.
+/// Sends what has to be sent, in order. Ends with the hearing, or with the connection, and tells why.
 async fn keep_subscribed(
-    hearing: std::sync::Weak<Hearing>,
     mut connection: MultiplexedConnection,
     mut changes: mpsc::UnboundedReceiver<Change>,
     sharded: bool,
-) {
-    while let Some(change) = changes.recv().await {
-        let (command, channel) = match (&change, sharded) {
-            (Change::Subscribe(channel), false) => ("SUBSCRIBE", channel),
-            (Change::Subscribe(channel), true) => ("SSUBSCRIBE", channel),
-            (Change::Unsubscribe(channel), false) => ("UNSUBSCRIBE", channel),
-            (Change::Unsubscribe(channel), true) => ("SUNSUBSCRIBE", channel),
+) -> Option<RedisError> {
+    loop {
+        let command = match timeout(QUIET, changes.recv()).await {
+            Ok(None) => return None,
+            Ok(Some(change)) => change.command(sharded),
+            Err(_) => redis::cmd("PING"),
         };
-        let answer = connection.send_packed_command(redis::cmd(command).arg(channel)).await;
-        let trouble = match answer {
-            Ok(Value::ServerError(error)) => RedisError::from(error),
-            Ok(_) => continue,
-            Err(error) => error,
-        };
-        if let Some(hearing) = hearing.upgrade() {
-            hearing.close(Some(trouble));
+        match connection.send_packed_command(&command).await {
+            Ok(Value::ServerError(error)) => return Some(error.into()),
+            Ok(_) => {}
+            Err(error) => return Some(error),
         }
-        return;
     }
 }

@@ -3,6 +3,8 @@
 //! Easy to get wrong: a call must have its place in the order after its first poll whenever there is a
 //! connection, because a release goes before the next acquire only by being sent first. So the current
 //! connection is behind a plain mutex, and nothing is awaited before the command is handed over.
+//!
+//! What a server answers after the sentinels began to replace it does not count, whatever it is.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -13,7 +15,7 @@ use tokio::time::Instant;
 
 use super::dial::Dial;
 use super::ear::Ear;
-use super::error::is_fatal;
+use super::error::{code, is_fatal};
 use super::pipe::{Pipe, silent};
 use super::script::Script;
 
@@ -46,7 +48,9 @@ pub(super) struct Reply {
 impl Reply {
     /// A fence that was minted for this call: the server's clock is at least there.
     pub(super) fn learn(&self, fence: u64) {
-        let _ = self.line.stamp.set((fence, Instant::now()));
+        if let Some(stamp) = &self.line.stamp {
+            let _ = stamp.set((fence, Instant::now()));
+        }
     }
 }
 
@@ -54,6 +58,8 @@ impl Reply {
 #[derive(Debug)]
 pub(super) struct Link {
     dial: Dial,
+    /// Whether the server is the only one that ever has its locks.
+    alone: bool,
     line: Mutex<Option<Arc<Line>>>,
     dialing: tokio::sync::Mutex<()>,
     /// Listens to the same server, and has to look for it again when we do.
@@ -63,12 +69,15 @@ pub(super) struct Link {
 /// One connection, and what is known of the server behind it.
 #[derive(Debug)]
 pub(super) struct Line {
-    pipe: Arc<Pipe>,
+    pipe: Pipe,
+    generation: u64,
     /// The first fence that was given over this connection, and when it came.
     ///
-    /// A server that took over, or came back, is only reached by a new connection. So a counter that
-    /// is not behind this one was moved by that server itself, and lost nothing in the change.
-    stamp: OnceLock<(u64, Instant)>,
+    /// A server that came back is only reached by a new connection. So a counter that is not behind
+    /// this one was moved by that server since, and lost nothing. Where another server may have the
+    /// lock at the same time, as around a failover, only the clock orders their fences, and there is
+    /// no stamp.
+    stamp: Option<OnceLock<(u64, Instant)>>,
     /// The bits of the scripts that the server has seen.
     known: AtomicU32,
 }
@@ -82,8 +91,14 @@ impl std::fmt::Display for Link {
 
 impl Link {
     pub(super) fn new(dial: Dial) -> Self {
+        Self { alone: dial.is_fixed(), ..Self::one_of_many(dial) }
+    }
+
+    /// A server that may take locks over from others, and others from it.
+    pub(super) fn one_of_many(dial: Dial) -> Self {
         let ear = Arc::new(Ear::new(dial.clone()));
-        Self { dial, line: Mutex::default(), dialing: tokio::sync::Mutex::default(), ear }
+        let (line, dialing) = (Mutex::default(), tokio::sync::Mutex::default());
+        Self { dial, alone: false, line, dialing, ear }
     }
 
     /// The ear that listens to the same server.
@@ -98,45 +113,37 @@ impl Link {
             // Boxed, as is all that is rare: whatever a call might do, every call has to carry.
             None => Box::pin(self.connect()).await?,
         };
-        let answer = line.call(&call).await;
-        self.judge(&line, &answer);
+        let answer = self.judge(&line, line.call(&call).await);
         answer.map(|(value, replicas)| Reply { value, replicas, line })
     }
 
-    /// Calls a script on a server that is about to own its slot.
+    /// Calls a script on a server that is about to own its slot, and has all keys of the lock that
+    /// there are.
     pub(super) async fn call_asking(&self, call: Call<'_>) -> RedisResult<Reply> {
         let line = self.connect().await?;
-        let commands = vec![redis::cmd("ASKING"), line.command(&call, false)];
-        let answer =
-            line.pipe.send_all(commands).await.and_then(|mut answers| match answers.pop() {
-                Some(Value::ServerError(error)) => Err(error.into()),
-                Some(value) => Ok(value),
-                None => Err(silent()),
-            });
-        self.judge(&line, &answer);
-        answer.map(|value| Reply { value, replicas: 0, line })
+        let commands = vec![redis::cmd("ASKING"), line.command(&call, How::Importing)];
+        let answer = self.judge(&line, line.ask(commands, call.replicas).await);
+        answer.map(|(value, replicas)| Reply { value, replicas, line })
     }
 
     /// Sends any other command.
     pub(super) async fn command(&self, command: &Cmd) -> RedisResult<Value> {
         let line = self.connect().await?;
-        let answer = line.pipe.send(command.clone()).await;
-        self.judge(&line, &answer);
-        answer
+        self.judge(&line, line.pipe.send(command.clone()).await)
     }
 
-    /// Forgets what is known of the server's clock, as after it may have taken over from another.
-    pub(super) fn doubt(&self) {
-        let mut current = self.lock();
-        if let Some(line) = current.as_ref() {
-            *current = Some(Arc::new(Line::new(line.pipe.clone())));
-        }
+    /// Sends any other command to a server that is about to own its slot.
+    pub(super) async fn command_asking(&self, command: Cmd) -> RedisResult<Value> {
+        let line = self.connect().await?;
+        let answer = line.ask(vec![redis::cmd("ASKING"), command], 0).await;
+        self.judge(&line, answer).map(|(value, _)| value)
     }
 
     /// Closes the connections.
     pub(super) fn close(&self) {
         *self.lock() = None;
         self.ear.close();
+        self.dial.close();
     }
 
     async fn connect(&self) -> RedisResult<Arc<Line>> {
@@ -154,24 +161,37 @@ impl Link {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFER);
         let connecting = self.dial.connect(config, ProtocolVersion::RESP2);
-        let connection =
+        let (connection, generation) =
             tokio::time::timeout(timeout * 2, connecting).await.map_err(|_| silent())??;
-        let line = Arc::new(Line::new(Arc::new(Pipe::new(connection, timeout))));
+        let line = Arc::new(Line {
+            pipe: Pipe::new(connection, timeout),
+            generation,
+            stamp: self.alone.then(OnceLock::new),
+            known: AtomicU32::new(0),
+        });
         *self.lock() = Some(line.clone());
         Ok(line)
     }
 
-    /// Hangs up when an answer shows that the connection is of no more use.
-    fn judge<T>(&self, line: &Arc<Line>, answer: &RedisResult<T>) {
-        if answer.as_ref().is_err_and(is_fatal)
+    /// Passes an answer on if it counts. Hangs up when it shows that the connection is of no more use.
+    fn judge<T>(&self, line: &Arc<Line>, answer: RedisResult<T>) -> RedisResult<T> {
+        let outdated = !self.dial.is_current(line.generation);
+        if (outdated || answer.as_ref().is_err_and(is_fatal))
             && self.lock().take_if(|current| Arc::ptr_eq(current, line)).is_some()
         {
             self.ear.close();
         }
+        match outdated {
+            false => answer,
+            true => {
+                let replaced = "the server that answered may not be the master any more";
+                Err(std::io::Error::new(std::io::ErrorKind::ConnectionAborted, replaced).into())
+            }
+        }
     }
 
     fn current(&self) -> Option<Arc<Line>> {
-        self.lock().clone()
+        self.lock().clone().filter(|line| self.dial.is_current(line.generation))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Line>>> {
@@ -179,20 +199,31 @@ impl Link {
     }
 }
 
-impl Line {
-    fn new(pipe: Arc<Pipe>) -> Self {
-        Self { pipe, stamp: OnceLock::new(), known: AtomicU32::new(0) }
-    }
+/// How a script is called.
+#[derive(Clone, Copy)]
+enum How {
+    BySha,
+    ByText,
+    /// With one key for the server to look at. A server that imports a slot refuses a call with
+    /// several keys while one of them does not exist, and few locks have all that they might have.
+    Importing,
+}
 
+/// Gives a script the keys that were passed as arguments.
+const KEYS_FROM_ARGUMENTS: &str =
+    "for _ = 1, tonumber(table.remove(ARGV, 1)) do KEYS[#KEYS + 1] = table.remove(ARGV, 1) end\n";
+
+impl Line {
     async fn call(&self, call: &Call<'_>) -> RedisResult<(Value, u32)> {
         // The first call of a script brings its text, so that the next one, which may already be on
         // the wire before the answer to this one comes, cannot overtake it.
         let known = self.known.load(Ordering::Relaxed) & call.script.bit != 0;
-        let answer = match self.ask(self.command(call, known), call.replicas).await {
+        let how = if known { How::BySha } else { How::ByText };
+        let answer = match self.send(call, how).await {
             // The server was told to forget its scripts.
-            Err(error) if error.code() == Some("NOSCRIPT") => {
+            Err(error) if code(&error) == Some("NOSCRIPT") => {
                 self.known.store(0, Ordering::Relaxed);
-                Box::pin(self.ask(self.command(call, false), call.replicas)).await
+                Box::pin(self.send(call, How::ByText)).await
             }
             answer => answer,
         };
@@ -202,39 +233,47 @@ impl Line {
         answer
     }
 
-    async fn ask(&self, command: Cmd, replicas: u32) -> RedisResult<(Value, u32)> {
-        match replicas {
+    async fn send(&self, call: &Call<'_>, how: How) -> RedisResult<(Value, u32)> {
+        let command = self.command(call, how);
+        match call.replicas {
             0 => Ok((self.pipe.send(command).await?, 0)),
-            replicas => Box::pin(self.ask_and_wait(command, replicas)).await,
+            replicas => Box::pin(self.ask(vec![command], replicas)).await,
         }
     }
 
-    /// Sends a command, and gives the replicas time to have its effect.
-    async fn ask_and_wait(&self, command: Cmd, replicas: u32) -> RedisResult<(Value, u32)> {
-        let patience = (self.pipe.timeout() / 2).as_millis();
-        let mut wait = redis::cmd("WAIT");
-        wait.arg(replicas).arg(patience as u64);
-        match self.pipe.send_all(vec![command, wait]).await?.as_slice() {
-            [Value::ServerError(error), _] => Err(error.clone().into()),
-            [value, Value::Int(replicas)] => {
-                Ok((value.clone(), u32::try_from(*replicas).unwrap_or(0)))
-            }
-            [_, Value::ServerError(error)] => Err(error.clone().into()),
-            _ => Err(silent()),
+    /// The answer to the last of some commands, and how many replicas have their effect.
+    async fn ask(&self, commands: Vec<Cmd>, replicas: u32) -> RedisResult<(Value, u32)> {
+        let (mut values, replicas) = self.pipe.send_all(commands, replicas).await?;
+        match values.pop() {
+            Some(Value::ServerError(error)) => Err(error.into()),
+            Some(value) => Ok((value, replicas)),
+            None => Err(silent()),
         }
     }
 
-    fn command(&self, call: &Call<'_>, by_sha: bool) -> Cmd {
-        let script = if by_sha { call.script.sha.as_str() } else { call.script.text };
+    fn command(&self, call: &Call<'_>, how: How) -> Cmd {
         let size = call.keys.iter().map(String::len).chain(call.args.iter().map(|arg| arg.len()));
         let size: usize = size.sum();
         // The name of the command, the number of keys and the hint take some more.
-        let mut command =
-            Cmd::with_capacity(call.keys.len() + call.args.len() + 4, size + script.len() + 64);
-        command.arg(if by_sha { "EVALSHA" } else { "EVAL" }).arg(script);
-        command.arg(call.keys.len());
-        for key in call.keys {
+        let count = call.keys.len() + call.args.len() + 5;
+        let mut command = Cmd::with_capacity(count, size + call.script.sha.len() + 64);
+        match how {
+            How::BySha => command.arg("EVALSHA").arg(call.script.sha.as_str()),
+            How::ByText => command.arg("EVAL").arg(call.script.text),
+            How::Importing => {
+                command.arg("EVAL").arg([KEYS_FROM_ARGUMENTS, call.script.text].concat())
+            }
+        };
+        let (looked_at, others) = match how {
+            How::Importing => call.keys.split_at(1.min(call.keys.len())),
+            _ => (call.keys, &[][..]),
+        };
+        command.arg(looked_at.len());
+        for key in looked_at {
             command.arg(key);
+        }
+        if let How::Importing = how {
+            command.arg(others.len()).arg(others);
         }
         if call.hinted {
             command.arg(self.hint());
@@ -247,8 +286,8 @@ impl Line {
 
     /// A fence counter below this is not to be trusted.
     fn hint(&self) -> u64 {
-        match self.stamp.get() {
-            // Nothing is known yet: more than any counter, and a number that Lua holds exactly.
+        match self.stamp.as_ref().and_then(OnceLock::get) {
+            // Nothing is known: more than any counter, and a number that Lua holds exactly.
             None => 1 << 53,
             Some((fence, at)) => {
                 let since = at.elapsed().saturating_sub(SLACK).as_micros();

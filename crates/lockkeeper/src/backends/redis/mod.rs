@@ -33,6 +33,7 @@ mod pipe;
 pub mod redlock;
 mod renew;
 mod script;
+mod sentinel;
 mod servers;
 mod settings;
 

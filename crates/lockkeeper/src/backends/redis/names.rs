@@ -148,6 +148,12 @@ impl Names {
 
 const STATE: &str = "lockkeeper";
 
+/// What the keys of single read holds start with, if this is the name of our hash beside a lock.
+pub(super) fn stem_of(state: &str) -> Option<&str> {
+    let rest = state.strip_prefix(STATE)?;
+    rest.strip_prefix(':').or_else(|| rest.strip_prefix("#:")).or_else(|| rest.strip_prefix('#'))
+}
+
 /// The pattern that finds the states of all locks whose name starts so.
 pub(super) fn states_of(start: &str) -> String {
     let mut pattern = format!("{STATE}*:*");

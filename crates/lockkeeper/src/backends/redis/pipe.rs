@@ -4,6 +4,11 @@
 //! several answers are awaited, commands gather for as long as there are tasks that can run, and then
 //! leave together.
 //!
+//! Calls that wait for replicas always gather, and one `WAIT` at the end of a batch stands for all of
+//! them. The server answers nothing else on this connection while it waits, so the next batch is not
+//! sent before; whatever is asked meanwhile is in it. A call thus waits for two answers of the replicas
+//! at most, however many there are.
+//!
 //! Easy to get wrong: the order. A command must not overtake one that was handed over before it, because
 //! a release goes before the next acquire only by being sent first. So a command is sent directly only
 //! while nothing gathers, and a batch is on its way before the next one is made.
@@ -11,6 +16,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -37,8 +43,13 @@ pub(super) struct Pipe {
 /// Commands that go together, and who waits for their answers.
 struct Parcel {
     commands: Vec<Cmd>,
-    answers: oneshot::Sender<RedisResult<Vec<Value>>>,
+    /// How many replicas are to have the effect.
+    replicas: u32,
+    answers: oneshot::Sender<RedisResult<Answers>>,
 }
+
+/// The answers to all commands of a parcel, and how many replicas have their effect.
+type Answers = (Vec<Value>, u32);
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -57,11 +68,6 @@ impl Pipe {
         Self { connection, timeout, parcels, counts }
     }
 
-    /// How long an answer may take.
-    pub(super) fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
     /// Sends one command. It has its place in the order after the first poll.
     pub(super) async fn send(&self, command: Cmd) -> RedisResult<Value> {
         let open = self.counts.open.fetch_add(1, Ordering::Relaxed);
@@ -71,7 +77,7 @@ impl Pipe {
             // Boxed, because it is large, and every call that carries it would be.
             within(self.timeout, Box::pin(connection.send_packed_command(&command))).await?
         } else {
-            self.join(vec![command]).await?.pop().ok_or_else(silent)?
+            self.join(vec![command], 0).await?.0.pop().ok_or_else(silent)?
         };
         match value {
             Value::ServerError(error) => Err(error.into()),
@@ -79,17 +85,18 @@ impl Pipe {
         }
     }
 
-    /// Sends commands that must follow each other. An error of one of them is among the answers.
-    pub(super) async fn send_all(&self, commands: Vec<Cmd>) -> RedisResult<Vec<Value>> {
+    /// Sends commands that must follow each other, and gives so many replicas time to have their
+    /// effect. An error of one of them is among the answers.
+    pub(super) async fn send_all(&self, commands: Vec<Cmd>, replicas: u32) -> RedisResult<Answers> {
         self.counts.open.fetch_add(1, Ordering::Relaxed);
         let _answered = Answered(&self.counts);
-        self.join(commands).await
+        self.join(commands, replicas).await
     }
 
-    async fn join(&self, commands: Vec<Cmd>) -> RedisResult<Vec<Value>> {
+    async fn join(&self, commands: Vec<Cmd>, replicas: u32) -> RedisResult<Answers> {
         let (answers, coming) = oneshot::channel();
         self.counts.gathering.fetch_add(1, Ordering::Relaxed);
-        let _ = self.parcels.send(Parcel { commands, answers });
+        let _ = self.parcels.send(Parcel { commands, replicas, answers });
         // Nobody answers when the runtime of the connection is gone.
         coming.await.unwrap_or_else(|_| Err(silent()))
     }
@@ -121,36 +128,67 @@ async fn gather(
             batch.push(parcel);
         }
         let count = batch.len();
+        let waits = batch.iter().any(|parcel| parcel.replicas > 0);
         let mut work = Box::pin(deliver(connection.clone(), timeout, std::mem::take(&mut batch)));
-        if first_poll(&mut work).await.is_pending() {
-            tokio::spawn(work);
-        }
+        let first = first_poll(&mut work).await;
         counts.gathering.fetch_sub(count, Ordering::Release);
+        let answered = match first {
+            Poll::Ready(answered) => answered,
+            Poll::Pending if waits => work.await,
+            Poll::Pending => {
+                tokio::spawn(work);
+                true
+            }
+        };
+        // Whoever waits behind a server that does not answer would wait as long again.
+        if waits && !answered {
+            return;
+        }
     }
 }
 
-/// Sends a batch and hands the answers out.
-async fn deliver(mut connection: MultiplexedConnection, timeout: Duration, batch: Vec<Parcel>) {
-    let mut pipeline = Pipeline::with_capacity(batch.len());
+/// Sends a batch and hands the answers out. Whether there were any.
+async fn deliver(
+    mut connection: MultiplexedConnection,
+    timeout: Duration,
+    batch: Vec<Parcel>,
+) -> bool {
+    let mut pipeline = Pipeline::with_capacity(batch.len() + 1);
     let mut waiting = Vec::with_capacity(batch.len());
-    for Parcel { commands, answers } in batch {
+    let mut wanted = 0;
+    for Parcel { commands, replicas, answers } in batch {
+        wanted = wanted.max(replicas);
         waiting.push((commands.len(), answers));
         for command in commands {
             pipeline.add_command(command);
         }
     }
+    if wanted > 0 {
+        let patience = (timeout / 2).as_millis();
+        pipeline.cmd("WAIT").arg(wanted).arg(u64::try_from(patience).unwrap_or(u64::MAX));
+    }
     let sent = connection.send_packed_commands(&pipeline, 0, pipeline.len());
-    match within(timeout, sent).await {
-        Ok(values) => {
+    let answer = within(timeout, sent).await.and_then(|mut values| match wanted {
+        0 => Ok((values, 0)),
+        _ => match values.pop() {
+            Some(Value::Int(replicas)) => Ok((values, u32::try_from(replicas).unwrap_or(0))),
+            Some(Value::ServerError(error)) => Err(error.into()),
+            _ => Err(silent()),
+        },
+    });
+    match answer {
+        Ok((values, replicas)) => {
             let mut values = values.into_iter();
             for (count, answers) in waiting {
-                let _ = answers.send(Ok(values.by_ref().take(count).collect()));
+                let _ = answers.send(Ok((values.by_ref().take(count).collect(), replicas)));
             }
+            true
         }
         Err(error) => {
             for (_, answers) in waiting {
                 let _ = answers.send(Err(error.clone()));
             }
+            false
         }
     }
 }

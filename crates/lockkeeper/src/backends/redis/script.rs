@@ -44,3 +44,26 @@ scripts! {
     SHARED_WRITE = "shared" "shared_write";
     SHARED_RELEASE = "shared" "shared_release";
 }
+
+#[cfg(test)]
+mod tests {
+    /// A server that imports a slot refuses commands with several keys of which some do not exist, in
+    /// the middle of a script too.
+    #[test]
+    fn no_command_inside_a_script_has_several_keys() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/backends/redis/lua");
+        for file in std::fs::read_dir(folder).expect("it is there") {
+            let path = file.expect("it can be listed").path();
+            let text = std::fs::read_to_string(&path).expect("it is text");
+            for line in text.lines() {
+                let several = ["del", "unlink", "exists"].iter().any(|command| {
+                    let arguments = line.split_once(&format!("call('{command}', "));
+                    // What is inside the next parentheses belongs to one key.
+                    let key = arguments.and_then(|(_, rest)| rest.split(['(', ')']).next());
+                    key.is_some_and(|key| key.contains(','))
+                });
+                assert!(!several, "{}: {line}", path.display());
+            }
+        }
+    }
+}

@@ -20,7 +20,10 @@ if found == 'hash' then
     end
   end
 end
-redis.call('del', lock, claims, permits, slots)
+redis.call('del', lock)
+redis.call('del', claims)
+redis.call('del', permits)
+redis.call('del', slots)
 redis.call(publish, ARGV[3], '0')
 redis.call(publish, ARGV[4], '1')
 redis.call(publish, ARGV[7], '0')

@@ -14,7 +14,9 @@ local function drop_permits(holder)
   redis.call('hdel', lock, holder)
   redis.call('hdel', who, holder)
   if redis.call('hincrby', lock, 'taken', -count) <= 0 then
-    redis.call('del', lock, permits, slots)
+    redis.call('del', lock)
+    redis.call('del', permits)
+    redis.call('del', slots)
   end
   return true
 end

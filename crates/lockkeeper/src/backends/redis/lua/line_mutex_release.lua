@@ -13,7 +13,8 @@ end
 if redis.call('hincrby', lock, entry, -1) > 0 then
   return 1
 end
-redis.call('del', lock, claims)
+redis.call('del', lock)
+redis.call('del', claims)
 redis.call('hdel', who, entry)
 if not wake() then
   redis.call(publish, base_channel, '0')

@@ -48,7 +48,8 @@ if longest > 0 then
   redis.call('pexpire', lock, text(longest))
   return 1
 end
-redis.call('del', lock, claims)
+redis.call('del', lock)
+redis.call('del', claims)
 redis.call(publish, base_channel, '0')
 wake()
 return 1

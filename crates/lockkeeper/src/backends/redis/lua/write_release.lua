@@ -16,7 +16,8 @@ end
 redis.call('hdel', lock, entry)
 redis.call('hdel', who, entry)
 if redis.call('hlen', lock) == 1 then
-  redis.call('del', lock, claims)
+  redis.call('del', lock)
+  redis.call('del', claims)
 else
   -- The owner also reads, and goes on reading.
   redis.call('hset', lock, 'mode', 'read')
