@@ -79,8 +79,9 @@ pub(crate) fn read() -> Result<Cli, Error> {
 pub(crate) enum Verb {
     /// Hold a lock while a command runs
     ///
-    /// The command runs in its own process group. The lock is released when the whole group is gone;
-    /// if the lock is lost, the group is ended before anyone else can hold the lock.
+    /// The command runs in its own process group. The lock is released when the command and all that it
+    /// left in its session are gone; if the lock is lost, everything that came of the command is ended,
+    /// daemons included, before anyone else can hold the lock.
     #[command(
         override_usage = "\
 lockkeeper run [OPTIONS] <KEY> -- <CMD> [ARG]...

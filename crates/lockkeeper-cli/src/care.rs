@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::args::OnYield;
 use crate::child::{Child, Job};
 use crate::exit::{self, Failure};
+use crate::guardian::boot_time;
 use crate::leash::{Deadline, Order, Report};
 use crate::say::{Say, human};
 use crate::signals::Signals;
@@ -25,8 +26,10 @@ pub(crate) struct Care<'a> {
     /// `None` when an outer run holds the lock.
     pub(crate) guard: Option<&'a Guard>,
     pub(crate) timeline: Timeline,
-    /// How often a renewal may move the deadline.
+    /// The lease that was asked for.
     pub(crate) ttl: Duration,
+    /// Whether the lease has an end that nothing moves.
+    pub(crate) fixed: bool,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) on_yield: OnYield,
     pub(crate) signals: &'a Signals,
@@ -65,16 +68,20 @@ impl How {
 }
 
 impl Care<'_> {
-    /// Runs a command to its end, and its whole group's.
+    /// Runs a command to its end, and that of all it left running.
     pub(crate) async fn run(&self, mut job: Job) -> Result<End, Failure> {
         let terminal = Terminal::open();
         let name = job.command[0].to_string_lossy().into_owned();
         job.foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
-        let child = Child::start(job, self.deadline())?;
+        let deadline = self.deadline();
+        let child = Child::start(job, deadline)?;
         let mut watch = Watch {
             care: self,
             child,
             terminal,
+            deadline,
+            stage: Stage::Running,
+            failures: 0,
             lost: None,
             max_hold: false,
             asked_to_end: false,
@@ -121,10 +128,23 @@ impl Care<'_> {
     }
 }
 
+/// How far the end of the command has come, by its deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Running,
+    Asked,
+    Killed,
+}
+
 struct Watch<'a> {
     care: &'a Care<'a>,
     child: Child,
     terminal: Option<Terminal>,
+    /// What the guardian was told last.
+    deadline: Deadline,
+    stage: Stage,
+    /// How many failed renewals in a row were told.
+    failures: u32,
     lost: Option<String>,
     max_hold: bool,
     asked_to_end: bool,
@@ -140,16 +160,21 @@ impl Watch<'_> {
         let max_hold = care.max_hold.and_then(|limit| started.checked_add(limit));
         let far = started + Duration::from_secs(365 * 24 * 3600);
         let mut enough = pin!(sleep_until(max_hold.unwrap_or(far)));
-        let mut rounds = tokio::time::interval((care.ttl / 20).max(Duration::from_millis(5)));
+        // Much more often than a renewal may move the deadline.
+        let lease = care.guard.and_then(Guard::lease).unwrap_or(care.ttl);
+        let mut rounds = tokio::time::interval((lease / 20).max(Duration::from_millis(5)));
         rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let leased = care.guard.is_some_and(|guard| guard.remaining() != Duration::MAX);
         loop {
+            let step_in = self.until_step_in();
             tokio::select! {
                 report = self.child.report() => match report {
                     Some(Report::Started(_)) => {}
                     Some(Report::Failed(errno)) => return Err(not_started(name, errno)),
                     Some(Report::Stopped(signal)) => self.child_stopped(signal),
-                    Some(Report::Ended) => self.child_ended_by_guardian(),
+                    Some(Report::Ended { killed }) => {
+                        self.deadline_reached(if killed { Stage::Killed } else { Stage::Asked });
+                    }
                     Some(Report::Exited(code)) => return Ok(How::Exited(code)),
                     Some(Report::Signalled(signal)) => return Ok(How::Signalled(signal)),
                     None => return Err(Failure::new(
@@ -163,14 +188,83 @@ impl Watch<'_> {
                 () = &mut enough, if max_hold.is_some() && !self.max_hold => {
                     self.max_hold = true;
                     care.say.warn("--max-hold is reached; the command is ended");
-                    self.child.order(Order::Deadline(care.timeline.enough(care.remaining())));
+                    self.order_deadline(care.timeline.enough(care.remaining()));
                 }
-                _ = rounds.tick(), if leased && self.lost.is_none() && !self.max_hold => {
-                    if let Some(guard) = care.guard && guard.check().is_ok() {
-                        self.child.order(Order::Deadline(care.deadline()));
+                _ = rounds.tick(), if care.guard.is_some() && self.lost.is_none() => {
+                    self.tell_failed_renewals();
+                    if leased && !self.max_hold && care.guard.is_some_and(|g| g.check().is_ok()) {
+                        self.order_deadline(care.deadline());
+                    }
+                }
+                () = tokio::time::sleep(step_in.unwrap_or_default()), if step_in.is_some() => {
+                    if let Some(how) = self.step_in().await {
+                        return Ok(how);
                     }
                 }
             }
+        }
+    }
+
+    fn order_deadline(&mut self, deadline: Deadline) {
+        self.child.order(Order::Deadline(deadline));
+        // A moment that has passed means now, and the guardian is not late before it could hear of it.
+        let now = boot_time();
+        self.deadline = Deadline { term: deadline.term.max(now), kill: deadline.kill.max(now) };
+    }
+
+    /// How long until the guardian is late with what its deadline asks for; `None` if it cannot be.
+    fn until_step_in(&self) -> Option<Duration> {
+        let late = self.care.timeline.late(self.deadline);
+        let at = match self.stage {
+            Stage::Running => late.term.min(late.kill),
+            Stage::Asked => late.kill,
+            Stage::Killed => u64::MAX,
+        };
+        (at != u64::MAX).then(|| Duration::from_nanos(at.saturating_sub(boot_time())))
+    }
+
+    /// Does what the guardian has not done in time: it may be stopped.
+    async fn step_in(&mut self) -> Option<How> {
+        if boot_time() < self.care.timeline.late(self.deadline).kill {
+            self.child.end();
+            self.deadline_reached(Stage::Asked);
+            return None;
+        }
+        self.deadline_reached(Stage::Killed);
+        match self.child.take_over().await {
+            Some(Report::Exited(code)) => Some(How::Exited(code)),
+            Some(Report::Signalled(signal)) => Some(How::Signalled(signal)),
+            // The guardian knew how, and cannot tell any more.
+            _ => Some(How::Signalled(Signal::SIGKILL as i32)),
+        }
+    }
+
+    /// Says that a renewal failed when it does; with `-v`, of each.
+    fn tell_failed_renewals(&mut self) {
+        let say = self.care.say;
+        match self.care.guard.and_then(Guard::trouble) {
+            Some(trouble) if trouble.failures > self.failures => {
+                let told = format!("cannot renew the lock, trying again: {}", trouble.error);
+                if self.failures == 0 {
+                    say.warn(told)
+                } else {
+                    say.note(told)
+                }
+                self.failures = trouble.failures;
+            }
+            None if self.failures > 0 => {
+                say.warn("the lock is renewed again");
+                self.failures = 0;
+            }
+            _ => {}
+        }
+    }
+
+    /// Why a lease ran out: what its last renewals failed with.
+    fn with_cause(&self, reason: &str) -> String {
+        match self.care.guard.and_then(Guard::trouble) {
+            Some(trouble) => format!("{reason}: {}", trouble.error),
+            None => reason.to_owned(),
         }
     }
 
@@ -195,20 +289,28 @@ impl Watch<'_> {
 
     fn lock_lost(&mut self, reason: &Loss) {
         let care = self.care;
-        care.say.warn(format_args!("the lock is lost: {reason}"));
-        self.lost = Some(reason.to_string());
         // A lease that ran out ends the command on the timeline that the guardian has already.
-        if !matches!(reason, Loss::Expired | Loss::Ended) {
-            self.child.order(Order::Deadline(care.timeline.gone()));
-        }
+        let lost = match reason {
+            Loss::Expired => self.with_cause(&reason.to_string()),
+            Loss::Ended => reason.to_string(),
+            _ => {
+                self.order_deadline(care.timeline.gone());
+                reason.to_string()
+            }
+        };
+        care.say.warn(format_args!("the lock is lost: {lost}"));
+        self.lost = Some(lost);
     }
 
-    /// The guardian acted on a deadline, before we did.
-    fn child_ended_by_guardian(&mut self) {
+    /// The deadline has come, and we did not know that the lock is lost.
+    fn deadline_reached(&mut self, stage: Stage) {
+        self.stage = stage;
         if !self.max_hold && self.lost.is_none() {
-            let reason = match self.care.timeline.is_fixed() {
+            let reason = match self.care.fixed {
                 true => Loss::Ended.to_string(),
-                false => "its lease was about to run out, and nothing had renewed it".to_owned(),
+                false => {
+                    self.with_cause("its lease was about to run out, and nothing had renewed it")
+                }
             };
             self.care.say.warn(format_args!("the lock is lost: {reason}"));
             self.lost = Some(reason);
@@ -253,11 +355,11 @@ impl Watch<'_> {
             self.lost = Some(reason);
             if !self.care.timeline.ignores_loss() {
                 // TERM would need the command to run.
-                self.child.order(Order::Deadline(Deadline { term: 0, kill: 0 }));
+                self.order_deadline(Deadline { term: 0, kill: 0 });
                 return;
             }
         }
-        self.child.order(Order::Deadline(self.care.deadline()));
+        self.order_deadline(self.care.deadline());
         let foreground = self.terminal.as_ref().is_some_and(Terminal::is_ours);
         self.child.order(Order::Resume { foreground });
     }
@@ -280,6 +382,10 @@ pub(crate) fn die_of_interrupt(signals: &Signals) {
 fn not_started(name: &str, errno: i32) -> Failure {
     let errno = Errno::from_raw(errno);
     let why = match errno {
+        // Nothing is wrong with the command: this machine, or this user, has no room for it now.
+        Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE => {
+            return Failure::own(format_args!("start {name}"), errno.desc());
+        }
         Errno::ENOENT if name.contains('/') && Path::new(name).exists() => {
             "the program that its first line names is not there"
         }
@@ -295,4 +401,21 @@ fn not_started(name: &str, errno: i32) -> Failure {
 /// How long, for `-v`.
 pub(crate) fn times(waited: Duration, held: Duration) -> String {
     format!("waited {}, held {}", human(waited), human(held))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_room_is_not_the_commands_fault() {
+        let code = |errno: Errno| not_started("job", errno as i32).code;
+        for errno in [Errno::EAGAIN, Errno::ENOMEM, Errno::EMFILE, Errno::ENFILE] {
+            assert_eq!(code(errno), exit::OWN, "{errno}");
+        }
+        for errno in [Errno::EACCES, Errno::ENOEXEC, Errno::E2BIG] {
+            assert_eq!(code(errno), exit::NOT_EXECUTABLE, "{errno}");
+        }
+        assert_eq!(code(Errno::ENOENT), exit::NOT_FOUND);
+    }
 }

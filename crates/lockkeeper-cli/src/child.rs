@@ -10,13 +10,15 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, Signal, killpg};
-use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tokio::net::UnixStream;
 
+use crate::cgroup::Cgroup;
+use crate::descendants::{self, NoChildren};
 use crate::exit::Failure;
-use crate::guardian::Brief;
+use crate::guardian::{Brief, end_below};
 use crate::leash::{Deadline, FRAME, Order, Report};
 
 /// What to run, and how.
@@ -29,7 +31,7 @@ pub(crate) struct Job {
     pub(crate) mask: SigSet,
     /// Whether it belongs into the terminal's foreground.
     pub(crate) foreground: bool,
-    /// The open file whose kernel lock is ours.
+    /// The open file whose kernel lock is ours, or the connection to the run around this one.
     pub(crate) lock: Option<OwnedFd>,
 }
 
@@ -40,7 +42,12 @@ pub(crate) struct Child {
     /// The same socket: orders are short, and leave at once, without asking the runtime.
     orders: StdStream,
     guardian: Pid,
+    /// Whether the guardian was killed and is waited for, so that its number may soon be another's.
+    reaped: bool,
     group: Option<Pid>,
+    cgroup: Option<Cgroup>,
+    /// Our children from before, which are not the command's.
+    spared: Vec<Pid>,
     heard: Vec<u8>,
 }
 
@@ -52,7 +59,7 @@ impl Child {
         })
     }
 
-    /// The next report; `None` when the guardian is dead, and the whole group with it.
+    /// The next report; `None` when the guardian is dead, and all that was below it.
     ///
     /// # Cancel safety
     /// May be dropped at any await; no report is lost.
@@ -74,7 +81,7 @@ impl Child {
                 Ok(n) if n > 0 => {}
                 // Reports come before the end, so this is a guardian that somebody killed.
                 _ => {
-                    self.end_what_the_guardian_left().await;
+                    self.take_over().await;
                     return None;
                 }
             }
@@ -91,23 +98,61 @@ impl Child {
         let _ = (&self.orders).write(&order.encode());
     }
 
-    /// Waits for the guardian to be gone, after its last report.
-    pub(crate) fn finish(self) {
-        let guardian = self.guardian;
-        drop(self);
-        let _ = waitpid(guardian, None);
+    /// Asks all that came of the command to end, in place of a guardian that does not.
+    pub(crate) fn end(&self) {
+        if let Some(group) = self.group {
+            end_below(self.guardian, group);
+        }
     }
 
-    /// The command came to us when the guardian died.
-    async fn end_what_the_guardian_left(&self) {
-        while let Some(group) = self.group
-            && killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH)
-        {
-            while waitpid(None, Some(WaitPidFlag::WNOHANG))
-                .is_ok_and(|status| status.pid().is_some())
-            {}
-            tokio::time::sleep(Duration::from_millis(5)).await;
+    /// Kills the guardian and all that came of the command, and says how that ended, if it is known.
+    ///
+    /// Its orphans come to us when the guardian is dead, and theirs after them.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again; only how the command ended may get lost.
+    pub(crate) async fn take_over(&mut self) -> Option<Report> {
+        if !std::mem::replace(&mut self.reaped, true) {
+            let _ = kill(self.guardian, Signal::SIGKILL);
         }
+        let mut end = None;
+        // Twice: a process whose parent ends while we look may hide from one look.
+        let mut nobody_found = 0;
+        while nobody_found < 2 {
+            self.cgroup.iter().for_each(Cgroup::kill);
+            let found = descendants::kill_below(Pid::this(), &self.spared);
+            nobody_found = if found { 0 } else { nobody_found + 1 };
+            match self.reap(&mut end) {
+                Ok(()) => tokio::time::sleep(Duration::from_millis(2)).await,
+                Err(NoChildren) => break,
+            }
+        }
+        end
+    }
+
+    /// Lets go of the guardian, after its last report.
+    pub(crate) fn finish(self) {
+        if !self.reaped {
+            // It has nothing left to do. One that was stopped in this moment would keep us waiting.
+            let _ = kill(self.guardian, Signal::SIGKILL);
+            let _ = waitpid(self.guardian, None);
+        }
+        self.cgroup.iter().for_each(Cgroup::remove);
+    }
+
+    fn reap(&self, end: &mut Option<Report>) -> Result<(), NoChildren> {
+        while let Some(status) = descendants::reap()? {
+            match status {
+                WaitStatus::Exited(pid, code) if Some(pid) == self.group => {
+                    *end = Some(Report::Exited(code));
+                }
+                WaitStatus::Signaled(pid, signal, _) if Some(pid) == self.group => {
+                    *end = Some(Report::Signalled(signal as i32));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 }
 
@@ -120,9 +165,11 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
     (&orders).write_all(&Order::Deadline(deadline).encode())?;
 
     let stdin = io::stdin().as_fd().try_clone_to_owned()?;
+    let cgroup = Cgroup::make();
     let brief = Brief {
         stdin: stdin.as_raw_fd(),
         lock: job.lock.as_ref().map(AsRawFd::as_raw_fd),
+        cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()),
         foreground: job.foreground,
         mask: job.mask,
         command: job.command,
@@ -140,7 +187,8 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
     attributes.set_pgroup(Pid::from_raw(0))?;
 
     let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| io::Error::from(Errno::EINVAL));
-    let args = std::iter::once("lockkeeper".into()).chain(brief.to_args());
+    // Its own name, so that `pkill -f lockkeeper` does not mean it.
+    let args = std::iter::once("lk-guardian".into()).chain(brief.to_args());
     let args: Vec<CString> =
         args.map(|arg: OsString| text(arg.into_vec())).collect::<Result<_, _>>()?;
     let environment: Vec<CString> = std::env::vars_os()
@@ -149,9 +197,12 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
         .chain(job.environment.iter().map(|(name, value)| text(format!("{name}={value}").into())))
         .collect::<Result<_, _>>()?;
 
-    // If somebody kills the guardian, the command's orphans come to us.
-    let _ = prctl::set_child_subreaper(true);
+    let spared = descendants::children(Pid::this());
+    // If somebody kills the guardian, all that was below it comes to us.
+    prctl::set_child_subreaper(true)?;
     // This very program, also if its file was replaced while we waited for the lock.
-    let guardian = posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)?;
-    Ok(Child { leash, orders, guardian, group: None, heard: Vec::new() })
+    let guardian = posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)
+        .inspect_err(|_| cgroup.iter().for_each(Cgroup::remove))?;
+    let heard = Vec::new();
+    Ok(Child { leash, orders, guardian, reaped: false, group: None, cgroup, spared, heard })
 }

@@ -1,17 +1,27 @@
 //! `doctor`: what would hurt in a real deployment.
 
-use lockkeeper::backend::Severity;
+use lockkeeper::backend::{Finding, Severity};
 use serde_json::{Value, json};
 
 use crate::args::{Doctor, Where};
 use crate::config::Config;
 use crate::exit;
 use crate::say::print;
+use crate::timeline::{Limit, Timeline};
 
 pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
     let place = Where { url: args.url, secret: args.secret };
-    let client = Config::load()?.connect(&place).await?;
-    let findings = client.doctor().await?;
+    let config = Config::load()?;
+    let client = config.connect(&place).await?;
+    let mut findings = client.doctor().await?;
+    let limit = Limit::of(&client, config.ttl(None)?, None);
+    if let Err(refused) = Timeline::new(limit, config.grace(None)?, config.on_lost(None)?) {
+        findings.push(Finding {
+            severity: Severity::Problem,
+            what: format!("run and elect would be refused: {}", refused.message),
+            advice: String::new(),
+        });
+    }
     let word = |severity| match severity {
         Severity::Fine => "fine",
         Severity::Warning => "warning",

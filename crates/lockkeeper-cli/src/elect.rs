@@ -2,7 +2,6 @@
 
 use std::time::{Duration, SystemTime};
 
-use lockkeeper::backend::Death;
 use lockkeeper::{Client, Owner, whoami};
 use tokio::time::Instant;
 
@@ -29,7 +28,7 @@ pub(crate) async fn elect(args: Elect) -> exit::Outcome {
         true => interruptible(observe(&client, &args), &signals).await,
         false => lead(&client, &config, &args, &signals).await,
     };
-    client.close().await;
+    run::close(client, outcome.is_ok()).await;
     outcome
 }
 
@@ -70,19 +69,17 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
         status::probe(path)?;
     }
     let ttl = config.ttl(args.ttl)?;
-    let limit = match client.guarantees().death {
-        Death::AtOnce => Limit::None,
-        Death::Lease | Death::Session => Limit::Renewed(ttl),
-    };
     let on_lost = config.on_lost(args.care.on_lost)?;
-    let timeline = Timeline::new(limit, config.grace(args.care.grace)?, on_lost)?;
+    let grace = config.grace(args.care.grace)?;
     let note = args.note.clone().unwrap_or_else(|| format!("candidate {}", whoami()));
     let terms = Terms { note: Some(note), ..Terms::default() };
     loop {
         let started = Instant::now();
         let owner = Owner::new();
-        let lock = run::lock(client, &args.name, &terms).owner(&owner).ttl(ttl);
-        let lock = if limit == Limit::None { lock } else { lock.margin(timeline.notice(ttl)) };
+        let limit = Limit::of(client, ttl, None);
+        let timeline = Timeline::new(limit, grace, on_lost)?;
+        let lock = run::lock(client, &args.name, &terms).owner(&owner);
+        let lock = limit.terms(lock, &timeline, ttl);
         let guard = interruptible(run::acquire(client, lock, &args.name, &terms), signals).await?;
         let mut status = Status {
             key: args.name.clone(),
@@ -92,6 +89,7 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
             ..Status::default()
         };
         let granted = Instant::now();
+        let timeline = timeline.held(limit, &guard, grace);
         say.note(format_args!("leading {:?}, term {}", args.name, guard.fence()));
         let job = Job {
             command: args.argv.clone(),
@@ -104,6 +102,7 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
             guard: Some(&guard),
             timeline,
             ttl,
+            fixed: false,
             max_hold: None,
             on_yield: args.care.on_yield,
             signals,
@@ -113,7 +112,7 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
         status.held = seconds(granted.elapsed());
         let released = run::release(guard, say).await;
         let mut end = ended?;
-        end.lost = end.lost.or(released);
+        end.lost = end.lost.or(released.err().flatten());
         let code = run::verdict(&end, say, &mut status);
         status.exit_code = code;
         status.tell(&args.care, say);

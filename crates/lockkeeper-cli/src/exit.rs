@@ -34,11 +34,13 @@ pub(crate) fn signalled(signal: i32) -> u8 {
 pub(crate) struct Failure {
     pub(crate) code: u8,
     pub(crate) message: String,
+    /// Whether the same may succeed later.
+    pub(crate) retryable: bool,
 }
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), retryable: false }
     }
 
     /// The user asked for something that makes no sense; the message says what would.
@@ -66,7 +68,7 @@ impl From<Error> for Failure {
             Error::Backend { .. } => UNAVAILABLE,
             _ => OWN,
         };
-        Self::new(code, error.to_string())
+        Self { retryable: error.is_retryable(), ..Self::new(code, error.to_string()) }
     }
 }
 

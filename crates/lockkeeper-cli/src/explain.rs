@@ -36,6 +36,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         engine: _,
         read_write,
         semaphore,
+        most_permits,
         order,
         fence,
         death,
@@ -141,7 +142,12 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         order,
         wakeup.to_owned(),
         supported("Read and write locks (--shared, --exclusive)", read_write),
-        supported("Semaphores (--limit N)", semaphore),
+        match semaphore {
+            Support::Yes => format!(
+                "Semaphores (--limit N) are supported; one claim takes at most {most_permits} permits."
+            ),
+            refused => supported("Semaphores (--limit N)", refused),
+        },
         reentrance.to_owned(),
     ]
 }

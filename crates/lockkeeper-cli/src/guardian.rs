@@ -1,12 +1,14 @@
 //! The guardian: a process between the wrapper and the command that never lets the command outlive
 //! its lock.
 //!
-//! It starts the command in a group of its own, reaps whatever that leaves behind, and ends the whole
-//! group when the wrapper dies (the leash ends) or the deadline comes, even if the wrapper is stopped
-//! or the machine slept meanwhile. It has inherited the lock's open file where there is one, and leaves
-//! only after the group: so the kernel keeps the lock until then, whatever happened to the wrapper.
+//! It starts the command in a group of its own, reaps whatever that leaves behind, and ends all that
+//! came of it when the wrapper dies (the leash ends) or the deadline comes, even if the wrapper is
+//! stopped or the machine slept meanwhile. Orphans come to it, so a process that made a group or a
+//! session of its own is still below it, and is found. It has inherited the lock's open file where
+//! there is one, and leaves last: so the kernel keeps the lock until then, whatever happened to the
+//! wrapper.
 //!
-//! A parent-death signal would reach the command alone, not its children; the leash reaches them all.
+//! If it is killed itself, or stopped, the wrapper does the same: [`child`](crate::child).
 //!
 //! Descriptors are known by number only, except the leash, which is standard input: everything else
 //! that must not reach the command is closed on the way there.
@@ -16,6 +18,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
 use std::process::exit;
 use std::time::Duration;
 
@@ -23,16 +26,19 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawnp};
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::signalfd::SignalFd;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::WaitStatus;
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{Pid, read, write};
+use nix::unistd::{Pid, getsid, read, write};
 
+use crate::cgroup::Cgroup;
+use crate::descendants::{self, NoChildren, Process};
 use crate::exit;
 use crate::leash::{Deadline, FRAME, Order, Report};
+use crate::nested::{self, Host};
 use crate::say::tell;
 use crate::signals;
 use crate::terminal::Terminal;
@@ -43,7 +49,7 @@ pub(crate) const VERB: &str = "__guardian";
 /// What it is called in lists of processes, so that `pkill lockkeeper` does not mean it.
 const NAME: &std::ffi::CStr = c"lk-guardian";
 
-/// How often to look for group members that are not our children, and therefore do not tell us.
+/// How often to look for descendants that are not our children, and therefore do not tell us.
 const LOOK_AGAIN: u16 = 20;
 
 /// What the wrapper tells a guardian on its command line.
@@ -53,6 +59,8 @@ pub(crate) struct Brief {
     pub(crate) stdin: RawFd,
     /// The lock's open file, kept but never touched.
     pub(crate) lock: Option<RawFd>,
+    /// The command's control group, where one could be made.
+    pub(crate) cgroup: Option<PathBuf>,
     /// Whether the command belongs into the terminal's foreground.
     pub(crate) foreground: bool,
     /// The command's signal mask.
@@ -67,9 +75,11 @@ impl Brief {
         let lock = self.lock.map_or_else(|| "-".to_owned(), |fd| fd.to_string());
         let place = if self.foreground { "foreground" } else { "background" };
         let mask = signals::mask_to_text(&self.mask);
+        let cgroup = self.cgroup.clone().unwrap_or_default().into_os_string();
         [VERB.to_owned(), self.stdin.to_string(), lock, place.to_owned(), mask]
             .into_iter()
             .map(OsString::from)
+            .chain([cgroup])
             .chain(self.command.iter().cloned())
             .collect()
     }
@@ -81,6 +91,7 @@ impl Brief {
             lock: text()?.parse().ok(),
             foreground: text()? == "foreground",
             mask: signals::mask_from_text(&text()?),
+            cgroup: args.next().filter(|path| !path.is_empty()).map(PathBuf::from),
             command: args.collect(),
         })
     }
@@ -92,10 +103,9 @@ pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ! {
         tell(format_args!("{VERB} is not meant to be called; see `lockkeeper run --help`"));
         exit(exit::USAGE.into());
     };
-    // Both may fail on a very old kernel; then orphans are simply not reaped here.
     let _ = prctl::set_name(NAME);
-    let _ = prctl::set_child_subreaper(true);
-    if let Err(error) = Guardian::start(brief).and_then(Guardian::watch) {
+    let prepared = prctl::set_child_subreaper(true);
+    if let Err(error) = prepared.and_then(|()| Guardian::start(brief)).and_then(Guardian::watch) {
         tell(format_args!("the guardian failed: {error}"));
         exit(exit::OWN.into());
     }
@@ -108,11 +118,16 @@ struct Guardian {
     terminal: Option<Terminal>,
     /// The command, which leads the group of the same number.
     group: Pid,
+    cgroup: Option<Cgroup>,
+    /// For runs inside this one.
+    host: Option<Host>,
     /// How the command ended, once it has.
     end: Option<Report>,
     deadline: Deadline,
-    /// Whether the group was sent TERM for its deadline. There is no way back from that.
+    /// Whether all were sent TERM or KILL for the deadline. There is no way back from that.
     ending: bool,
+    /// Whether the time of KILL has come.
+    killing: bool,
     /// Whether the wrapper lives.
     leashed: bool,
 }
@@ -130,7 +145,13 @@ impl Guardian {
         // The first order was sent before we were: there is no moment without a deadline.
         let Some(Order::Deadline(deadline)) = next_order()? else { exit(0) };
         let terminal = brief.foreground.then(Terminal::open).flatten();
-        let group = match spawn(&brief) {
+        // Without it, runs inside this one ask the engine.
+        let host = Host::listen().ok();
+        let mut cgroup = brief.cgroup.clone().map(Cgroup::at).filter(|c| c.enter().is_ok());
+        let spawned = spawn(&brief, host.as_ref().map(Host::name));
+        // Nobody may kill a group that we are in.
+        cgroup = cgroup.filter(|c| c.leave().is_ok());
+        let group = match spawned {
             Ok(pid) => pid,
             Err(errno) => {
                 send(Report::Failed(errno as i32));
@@ -147,9 +168,12 @@ impl Guardian {
             timer,
             terminal,
             group,
+            cgroup,
+            host,
             end: None,
             deadline: Deadline::NEVER,
             ending: false,
+            killing: false,
             leashed: true,
         };
         guardian.obey(Order::Deadline(deadline))?;
@@ -158,27 +182,29 @@ impl Guardian {
 
     fn watch(mut self) -> nix::Result<()> {
         loop {
-            self.reap();
+            let childless = self.reap().is_err();
+            if self.killing && !childless {
+                self.kill_all();
+            }
             if let Some(end) = self.end
-                && self.group_is_gone()
+                && (childless || !self.ending && self.is_over())
             {
+                self.cgroup.iter().for_each(Cgroup::remove);
                 send(end);
                 return Ok(());
             }
-            let (leash, signal, timer) = self.wait()?;
-            if timer {
-                // Only consumed; the clock decides, not how often the timer rang.
-                let _ = self.timer.wait();
-            }
-            if signal {
-                while let Some(signal) = signals::read(&self.signals) {
-                    // Meant for the command, if somebody sends it to us.
-                    if signal != Signal::SIGCHLD {
-                        self.signal(signal);
-                    }
+            self.wait()?;
+            // Only consumed; the clock decides, not how often the timer rang.
+            let _ = self.timer.wait();
+            while let Some(signal) = signals::read(&self.signals) {
+                // Meant for the command, if somebody sends it to us.
+                if signal != Signal::SIGCHLD {
+                    self.signal(signal);
                 }
             }
-            if leash {
+            self.host.iter_mut().for_each(Host::welcome);
+            // All of them before the clock: after a stop, the last one is what counts.
+            while self.leashed && has_order()? {
                 match next_order()? {
                     Some(order) => self.obey(order)?,
                     None => self.leashed = false,
@@ -188,8 +214,8 @@ impl Guardian {
         }
     }
 
-    /// Waits for news from the wrapper, a signal, or the timer; each says whether it is there.
-    fn wait(&self) -> nix::Result<(bool, bool, bool)> {
+    /// Waits for news from the wrapper, a signal, a run inside this one, or the timer.
+    fn wait(&self) -> nix::Result<()> {
         let stdin = io::stdin();
         let mut fds = vec![
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
@@ -198,14 +224,15 @@ impl Guardian {
         if self.leashed {
             fds.push(PollFd::new(stdin.as_fd(), PollFlags::POLLIN));
         }
-        let unobserved = self.end.is_some() || !self.leashed;
+        if let Some(host) = &self.host {
+            fds.push(PollFd::new(host.as_fd(), PollFlags::POLLIN));
+        }
+        let unobserved = self.end.is_some() || self.killing;
         let limit = if unobserved { PollTimeout::from(LOOK_AGAIN) } else { PollTimeout::NONE };
         match poll(&mut fds, limit) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return Err(error),
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(error),
         }
-        let ready = |n: usize| fds.get(n).is_some_and(|fd| fd.any().unwrap_or(false));
-        Ok((ready(2), ready(0), ready(1)))
     }
 
     fn obey(&mut self, order: Order) -> nix::Result<()> {
@@ -230,30 +257,30 @@ impl Guardian {
         self.set_timer()
     }
 
-    /// Ends the group when its time has come, or when the wrapper is dead.
+    /// Ends everyone when the time has come, or when the wrapper is dead.
     fn look_at_the_clock(&mut self) -> nix::Result<()> {
         let now = boot_time();
+        if self.killing {
+            return Ok(());
+        }
         if !self.leashed || now >= self.deadline.kill {
-            if self.leashed && !self.ending {
-                send(Report::Ended);
-            }
             self.ending = true;
-            // Again and again: the group may just have got a new member.
-            self.signal(Signal::SIGKILL);
-            self.deadline.kill = now + 20_000_000;
+            self.killing = true;
+            // `watch` does it, again and again until there is nobody left.
+            send(Report::Ended { killed: true });
         } else if now >= self.deadline.term && !self.ending {
             self.ending = true;
-            send(Report::Ended);
-            self.signal(Signal::SIGTERM);
+            send(Report::Ended { killed: false });
+            end_below(Pid::this(), self.group);
         }
         self.set_timer()
     }
 
     fn set_timer(&mut self) -> nix::Result<()> {
-        let next = if self.ending {
-            self.deadline.kill
-        } else {
-            self.deadline.term.min(self.deadline.kill)
+        let next = match (self.killing, self.ending) {
+            (true, _) => u64::MAX,
+            (false, true) => self.deadline.kill,
+            (false, false) => self.deadline.term.min(self.deadline.kill),
         };
         if next == u64::MAX {
             return self.timer.unset();
@@ -268,22 +295,28 @@ impl Guardian {
         let _ = killpg(self.group, signal);
     }
 
+    /// Kills whoever came of the command, until a look finds nobody who is new.
+    fn kill_all(&self) {
+        self.cgroup.iter().for_each(Cgroup::kill);
+        self.signal(Signal::SIGKILL);
+        descendants::kill_below(Pid::this(), &[]);
+    }
+
     /// Takes note of children that ended or stopped: the command, and orphans that came to us.
-    fn reap(&mut self) {
-        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-        loop {
-            match waitpid(None, Some(flags)) {
-                Ok(WaitStatus::Exited(pid, code)) if pid == self.group => {
+    fn reap(&mut self) -> Result<(), NoChildren> {
+        while let Some(status) = descendants::reap()? {
+            match status {
+                WaitStatus::Exited(pid, code) if pid == self.group => {
                     self.end = Some(Report::Exited(code));
                 }
-                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == self.group => {
+                WaitStatus::Signaled(pid, signal, _) if pid == self.group => {
                     self.end = Some(Report::Signalled(signal as i32));
                 }
-                Ok(WaitStatus::Stopped(pid, signal)) if pid == self.group => self.stopped(signal),
-                Ok(WaitStatus::StillAlive) | Err(_) => return,
-                Ok(_) => {}
+                WaitStatus::Stopped(pid, signal) if pid == self.group => self.stopped(signal),
+                _ => {}
             }
         }
+        Ok(())
     }
 
     fn stopped(&self, signal: Signal) {
@@ -297,9 +330,52 @@ impl Guardian {
         }
     }
 
-    /// Whether nobody is left, also of runs inside this one, whose groups are others.
-    fn group_is_gone(&self) -> bool {
-        killpg(self.group, None) == Err(Errno::ESRCH) && !has_guardians_among_children()
+    /// Whether nobody is left whom we wait for after the command's own end: its group, what it started
+    /// in other groups of the session, as shells do with jobs, and runs inside this one. A daemon, which
+    /// made a session of its own, may stay.
+    fn is_over(&mut self) -> bool {
+        killpg(self.group, None) == Err(Errno::ESRCH)
+            && !self.host.as_mut().is_some_and(Host::has_guests)
+            // Twice: a process whose parent ends while we look may hide from one look.
+            && !has_jobs()
+            && !has_jobs()
+    }
+}
+
+/// Asks all below a process to end, once each.
+pub(crate) fn end_below(top: Pid, group: Pid) {
+    let _ = killpg(group, Signal::SIGTERM);
+    descendants::visit(top, |pid| {
+        // A run inside this one passes the signal on to its command.
+        let is_guardian = fs::read(format!("/proc/{pid}/comm"))
+            .is_ok_and(|name| name.trim_ascii() == NAME.to_bytes());
+        if !is_guardian && Process::look(pid).is_some_and(|process| process.group != group) {
+            let _ = kill(pid, Signal::SIGTERM);
+        }
+        !is_guardian
+    });
+}
+
+/// Whether a process of our session is left below us.
+fn has_jobs() -> bool {
+    let session = getsid(None).unwrap_or(Pid::this());
+    let mut found = false;
+    descendants::visit(Pid::this(), |pid| {
+        found |=
+            Process::look(pid).is_some_and(|process| process.session == session && !process.zombie);
+        !found
+    });
+    found
+}
+
+/// Whether an order is there, or the end of the leash.
+fn has_order() -> nix::Result<bool> {
+    let stdin = io::stdin();
+    let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut fds, PollTimeout::ZERO) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::EINTR) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -323,7 +399,7 @@ fn send(report: Report) {
     let _ = write(io::stdin(), &report.encode());
 }
 
-fn spawn(brief: &Brief) -> nix::Result<Pid> {
+fn spawn(brief: &Brief, host: Option<&str>) -> nix::Result<Pid> {
     let mut files = PosixSpawnFileActions::init()?;
     files.add_dup2(brief.stdin, 0)?;
     files.add_close(brief.stdin)?;
@@ -344,6 +420,8 @@ fn spawn(brief: &Brief) -> nix::Result<Pid> {
     let args: Vec<CString> =
         brief.command.iter().map(|arg| text(arg.clone().into_vec())).collect::<Result<_, _>>()?;
     let environment: Vec<CString> = std::env::vars_os()
+        .filter(|(name, _)| name != nested::VARIABLE)
+        .chain(host.map(|host| (nested::VARIABLE.into(), host.into())))
         .map(|(name, value)| text([name.as_bytes(), b"=", value.as_bytes()].concat()))
         .collect::<Result<_, _>>()?;
     posix_spawnp(&args[0], &files, &attributes, &args, &environment)
@@ -353,16 +431,4 @@ fn spawn(brief: &Brief) -> nix::Result<Pid> {
 pub(crate) fn boot_time() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Whether another guardian came to us when its wrapper died, and is still at work.
-fn has_guardians_among_children() -> bool {
-    let me = std::process::id();
-    let children = fs::read_to_string(format!("/proc/self/task/{me}/children"));
-    children.is_ok_and(|children| {
-        children.split_whitespace().any(|pid| {
-            let name = fs::read(format!("/proc/{pid}/comm"));
-            name.is_ok_and(|name| name.trim_ascii() == NAME.to_bytes())
-        })
-    })
 }

@@ -113,7 +113,7 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
     let reply = run::interruptible(talk, signals).await?;
     match serde_json::from_str(&reply) {
         Ok(Reply::Granted(granted)) => Ok(granted),
-        Ok(Reply::Refused { code, message }) => Err(Failure { code, message }),
+        Ok(Reply::Refused { code, message }) => Err(Failure::new(code, message)),
         Err(_) => Err(Failure::new(exit::OWN, "the process that should hold the lock died")),
     }
 }
@@ -150,7 +150,7 @@ pub(crate) async fn main() -> exit::Outcome {
         starter.write_all(line.as_bytes()).is_ok()
     };
     match hold(&request, &signals).await {
-        Err(Failure { code, message }) => {
+        Err(Failure { code, message, .. }) => {
             tell(&Reply::Refused { code, message });
             Ok(code)
         }
@@ -230,7 +230,10 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
                     },
                     (Ok(()), Ask::Release) => {
                         let lost = run::release(guard, Say { quiet: true, verbose: false }).await;
-                        let answer = lost.map_or(Answer::Done, |reason| Answer::Lost { reason });
+                        let answer = match lost {
+                            Err(Some(reason)) => Answer::Lost { reason },
+                            Ok(()) | Err(None) => Answer::Done,
+                        };
                         say(&mut stream, &answer).await;
                         return;
                     }
@@ -244,7 +247,7 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
             }
         }
     }
-    run::release(guard, Say { quiet: true, verbose: false }).await;
+    let _ = run::release(guard, Say { quiet: true, verbose: false }).await;
 }
 
 async fn hear(stream: &mut BufStream<UnixStream>) -> Option<Ask> {

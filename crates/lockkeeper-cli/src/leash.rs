@@ -23,11 +23,11 @@ pub(crate) enum Report {
     Failed(i32),
     /// The command was stopped by this signal.
     Stopped(i32),
-    /// The deadline was reached: the group was sent TERM or KILL.
-    Ended,
-    /// The whole group is gone; the command had returned this code.
+    /// The deadline was reached: all were sent TERM, or are being killed.
+    Ended { killed: bool },
+    /// All is over; the command had returned this code.
     Exited(i32),
-    /// The whole group is gone; the command had died by this signal.
+    /// All is over; the command had died by this signal.
     Signalled(i32),
 }
 
@@ -77,7 +77,7 @@ impl Report {
             Report::Started(pid) => frame(b'P', unsigned(pid), 0),
             Report::Failed(errno) => frame(b'F', unsigned(errno), 0),
             Report::Stopped(signal) => frame(b'T', unsigned(signal), 0),
-            Report::Ended => frame(b'E', 0, 0),
+            Report::Ended { killed } => frame(b'E', killed.into(), 0),
             Report::Exited(code) => frame(b'X', unsigned(code), 0),
             Report::Signalled(signal) => frame(b'K', unsigned(signal), 0),
         }
@@ -89,7 +89,7 @@ impl Report {
             b'P' => Report::Started(signed(a)),
             b'F' => Report::Failed(signed(a)),
             b'T' => Report::Stopped(signed(a)),
-            b'E' => Report::Ended,
+            b'E' => Report::Ended { killed: a != 0 },
             b'X' => Report::Exited(signed(a)),
             b'K' => Report::Signalled(signed(a)),
             _ => return None,
@@ -135,7 +135,7 @@ mod tests {
             Report::Started(4711),
             Report::Failed(2),
             Report::Stopped(20),
-            Report::Ended,
+            Report::Ended { killed: true },
             Report::Exited(255),
             Report::Signalled(9),
         ] {

@@ -4,7 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::time::Duration;
 
-use lockkeeper::backend::{Death, Scope};
+use lockkeeper::backend::Scope;
 use lockkeeper::url::Endpoint;
 use lockkeeper::{Client, Error, Guard, Lock, Owner, Release};
 use nix::sys::signal::Signal;
@@ -16,12 +16,22 @@ use crate::child::Job;
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::look;
+use crate::nested;
 use crate::once;
 use crate::say::Say;
 use crate::signals::Signals;
 use crate::status::{self, Status, seconds};
 use crate::terminal::someone_would_continue_us;
 use crate::timeline::{Limit, Timeline};
+
+/// How long to wait for an engine to confirm what ends a run. The lock ends by itself if it does not.
+const CONFIRMATION: Duration = Duration::from_secs(3);
+
+/// The same, for an engine that is known to be in trouble, or after the lock was lost.
+const LAST_WORD: Duration = Duration::from_millis(300);
+
+/// Between two attempts to reach an engine that does not answer.
+const PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(args: Run) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
@@ -105,90 +115,143 @@ async fn hold_and_run(
         lock,
     };
 
-    if args.owner.is_some() && held_by_an_outer_run(&args.key, &owner, &place) {
+    if args.owner.is_some()
+        && held_by_an_outer_run(&args.key, &owner, &place)
+        && let Some(outer) = nested::enter()
+    {
         let timeline = Timeline::new(Limit::None, grace, on_lost)?;
         let max_hold = args.max_hold;
         say.note("entered again: an outer run holds the lock for this owner");
         let on_yield = args.care.on_yield;
-        return Care { guard: None, timeline, ttl, max_hold, on_yield, signals, say }
-            .run(job(Vec::new(), None))
+        return Care { guard: None, timeline, ttl, fixed: false, max_hold, on_yield, signals, say }
+            .run(job(Vec::new(), Some(outer.into())))
             .await;
     }
 
     let started = Instant::now();
+    let until = args.terms.wait.and_then(|limit| started.checked_add(limit));
     let url = endpoint.spell_out();
-    let connected = interruptible(async { Ok(Client::connect(&url).await?) }, signals).await;
-    let client = connected.inspect_err(|failure| status.interrupted(failure))?;
-    let guarantees = client.guarantees();
-    if guarantees.scope == Scope::Process {
-        say.warn(format_args!("{place} excludes only inside one process: this keeps nobody out"));
-    }
-    let limit = match args.lease {
-        Some(lease) => Limit::Fixed(lease),
-        None if guarantees.death == Death::AtOnce => Limit::None,
-        None => Limit::Renewed(ttl),
-    };
-    let timeline = Timeline::new(limit, grace, on_lost)?;
-    let lock = lock(&client, &args.key, &args.terms).owner(&owner);
-    let lock = match limit {
-        Limit::None => lock.ttl(ttl),
-        Limit::Renewed(ttl) => lock.ttl(ttl).margin(timeline.notice(ttl)),
-        Limit::Fixed(lease) => lock.lease(lease).margin(timeline.notice(lease)),
-    };
-    let acquire = async {
-        tokio::select! {
-            acquired = acquire(&client, lock, &args.key, &args.terms) => acquired,
-            () = tell_whom_we_wait_for(&client, &args.key, &place, say) => unreachable!("it tells for ever"),
+    let mut waits = Waits { place: &place, say, until, told: false };
+    let (client, timeline, guard) = loop {
+        let attempt = async {
+            let connect = waits.in_time(async { Ok(Client::connect(&url).await?) });
+            let client = interruptible(connect, signals).await?;
+            let guarantees = client.guarantees();
+            if guarantees.scope == Scope::Process {
+                say.warn(format_args!(
+                    "{place} excludes only inside one process: this keeps nobody out"
+                ));
+            }
+            let limit = Limit::of(&client, ttl, args.lease);
+            let timeline = Timeline::new(limit, grace, on_lost)?;
+            let lock = lock(&client, &args.key, &args.terms).owner(&owner);
+            let lock = limit.terms(lock, &timeline, ttl);
+            let acquire = async {
+                tokio::select! {
+                    acquired = acquire_until(&client, lock, &args.key, &args.terms, until) => acquired,
+                    () = tell_whom_we_wait_for(&client, &args.key, &place, say) => unreachable!("it tells for ever"),
+                }
+            };
+            match interruptible(acquire, signals).await {
+                Ok(guard) => {
+                    let timeline = timeline.held(limit, &guard, grace);
+                    Ok((client, timeline, guard))
+                }
+                Err(failure) => {
+                    // What was begun, the undoing of a claim, ends before we do.
+                    close(client, !failure.retryable).await;
+                    Err(failure)
+                }
+            }
+        };
+        let acquired = attempt.await;
+        status.waited = seconds(started.elapsed());
+        match acquired {
+            Ok(acquired) => break acquired,
+            Err(failure) => interruptible(waits.again(failure), signals)
+                .await
+                .inspect_err(|failure| status.interrupted(failure))?,
         }
     };
-    let acquired = interruptible(acquire, signals).await;
-    status.waited = seconds(started.elapsed());
-    let ended = match acquired {
-        Ok(guard) => {
-            let granted = Instant::now();
-            let (max_hold, on_yield) = (args.max_hold, args.care.on_yield);
-            let care =
-                Care { guard: Some(&guard), timeline, ttl, max_hold, on_yield, signals, say };
-            let environment = environment(&guard, &owner, place);
-            status.fence = Some(guard.fence().get());
-            let marked = match args.once_per {
-                Some(slot) => once::mark(&client, &url, &args.key, slot, signals).await.map(Some),
-                None => Ok(None),
-            };
-            let mut ended = match marked {
-                Ok(mark) => {
-                    let ended = care.run(job(environment, guard.bequeath())).await;
-                    match mark {
-                        Some(mark) if args.retry_failed && has_failed(&ended) => {
-                            mark.take_back().await;
-                        }
-                        Some(mark) => mark.leave(),
-                        None => {}
-                    }
-                    ended
-                }
-                Err(failure) => Err(failure),
-            };
-            if ended.as_ref().is_ok_and(|end| !end.asked_to_end && !end.yielded)
-                && let Some(least) = args.min_hold
-            {
-                wait_out(&guard, granted, least, signals).await;
-            }
-            status.held = seconds(granted.elapsed());
-            let released = release(guard, say).await;
-            if let (Ok(end), Some(reason)) = (&mut ended, released) {
-                end.lost.get_or_insert(reason);
+    let granted = Instant::now();
+    let (max_hold, on_yield, fixed) = (args.max_hold, args.care.on_yield, args.lease.is_some());
+    let care = Care { guard: Some(&guard), timeline, ttl, fixed, max_hold, on_yield, signals, say };
+    let environment = environment(&guard, &owner, place.clone());
+    status.fence = Some(guard.fence().get());
+    let marked = match args.once_per {
+        Some(slot) => once::mark(&client, &url, &args.key, slot, signals).await.map(Some),
+        None => Ok(None),
+    };
+    let mut ended = match marked {
+        Ok(mark) => {
+            let ended = care.run(job(environment, guard.bequeath())).await;
+            match mark {
+                Some(mark) if args.retry_failed && has_failed(&ended) => mark.take_back().await,
+                Some(mark) => mark.leave(),
+                None => {}
             }
             ended
         }
-        Err(failure) => {
-            status.interrupted(&failure);
-            Err(failure)
-        }
+        Err(failure) => Err(failure),
     };
-    // What was begun in the background, a release or the undoing of a claim, ends before we do.
-    client.close().await;
+    if ended.as_ref().is_ok_and(|end| !end.asked_to_end && !end.yielded)
+        && let Some(least) = args.min_hold
+    {
+        wait_out(&guard, granted, least, signals).await;
+    }
+    status.held = seconds(granted.elapsed());
+    let released = release(guard, say).await;
+    let confirmed = released == Ok(());
+    if let (Ok(end), Err(Some(reason))) = (&mut ended, released) {
+        end.lost.get_or_insert(reason);
+    }
+    close(client, confirmed).await;
     ended
+}
+
+/// The wait for an engine that does not answer, where a limit was set.
+struct Waits<'a> {
+    place: &'a str,
+    say: Say,
+    until: Option<Instant>,
+    told: bool,
+}
+
+impl Waits<'_> {
+    /// Does something, until the limit.
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        // Without waiting, an engine has the time it takes.
+        let Some(until) = self.until.filter(|until| *until > Instant::now()) else {
+            return work.await;
+        };
+        tokio::time::timeout_at(until, work).await.unwrap_or_else(|_| {
+            let silence = format!("{} did not answer in the time of --wait", self.place);
+            Err(Failure::new(exit::UNAVAILABLE, silence))
+        })
+    }
+
+    /// Whether to try again after a failure: then says what it waits for, and waits a little.
+    async fn again(&mut self, failure: Failure) -> Result<(), Failure> {
+        let next = Instant::now() + PAUSE;
+        if failure.code != exit::UNAVAILABLE
+            || !failure.retryable
+            || self.until.is_none_or(|until| until <= next)
+        {
+            return Err(failure);
+        }
+        let told = format!("waiting for {} to answer: {}", self.place, failure.message);
+        if self.told {
+            self.say.note(told)
+        } else {
+            self.say.warn(told)
+        }
+        self.told = true;
+        tokio::time::sleep_until(next).await;
+        Ok(())
+    }
 }
 
 /// Whether a run did not do its work.
@@ -234,7 +297,7 @@ async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Si
 /// When the wait gets long, says so if it cannot end; with `-v`, also who is in.
 async fn tell_whom_we_wait_for(client: &Client, key: &str, place: &str, say: Say) {
     tokio::time::sleep(Duration::from_secs(1)).await;
-    if below_a_run_of(key, place) {
+    if below_a_run_of(key, place) && nested::enter().is_some() {
         say.warn(format_args!(
             "the run around this one holds lock {key:?} and waits for us: give both the same --owner"
         ));
@@ -278,10 +341,29 @@ pub(crate) async fn acquire(
     key: &str,
     terms: &Terms,
 ) -> Result<Guard, Failure> {
-    let acquired = match terms.wait {
-        Some(limit) if !limit.is_zero() => lock.acquire_within(limit).await.map(Some),
-        None if !terms.nonblock => lock.acquire().await.map(Some),
-        _ => lock.try_acquire().await,
+    let until = terms.wait.and_then(|limit| Instant::now().checked_add(limit));
+    acquire_until(client, lock, key, terms, until).await
+}
+
+/// The same, where the wait began before.
+async fn acquire_until(
+    client: &Client,
+    lock: Lock,
+    key: &str,
+    terms: &Terms,
+    until: Option<Instant>,
+) -> Result<Guard, Failure> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let acquired = match (terms.wait, left) {
+        (Some(limit), Some(left)) if !limit.is_zero() => {
+            lock.acquire_within(left).await.map(Some).map_err(|error| match error {
+                Error::Timeout { key, .. } => Error::Timeout { key, waited: limit },
+                other => other,
+            })
+        }
+        (Some(limit), _) if limit.is_zero() => lock.try_acquire().await,
+        _ if terms.nonblock => lock.try_acquire().await,
+        _ => lock.acquire().await.map(Some),
     };
     let conflict = matches!(acquired, Err(Error::Conflict { .. }));
     let mut failure = match acquired {
@@ -327,24 +409,37 @@ pub(crate) async fn interruptible<T>(
     }
 }
 
-/// Gives the lock back. Says why, if it turns out that it was not ours any more.
-pub(crate) async fn release(guard: Guard, say: Say) -> Option<String> {
-    let lost = guard.check().err();
-    match guard.release().await {
-        Ok(Release::Released) => None,
-        Ok(Release::AlreadyLost) => Some(lost.map_or_else(
-            || "at its release it turned out not to be ours any more".to_owned(),
-            |error| error.to_string(),
-        )),
-        Ok(Release::Unconfirmed) => {
-            say.warn("the engine did not confirm the release; the lock ends by itself");
-            None
+/// Gives the lock back. The error says why it was not ours any more; it has no reason if only the
+/// confirmation is missing.
+pub(crate) async fn release(guard: Guard, say: Say) -> Result<(), Option<String>> {
+    let lost = guard.check().err().map(|error| error.to_string());
+    let in_trouble = lost.is_some() || guard.trouble().is_some();
+    let limit = if in_trouble { LAST_WORD } else { CONFIRMATION };
+    match tokio::time::timeout(limit, guard.release()).await {
+        Ok(Ok(Release::Released)) => Ok(()),
+        Ok(Ok(Release::AlreadyLost)) => {
+            let late = "at its release it turned out not to be ours any more";
+            Err(Some(lost.unwrap_or_else(|| late.to_owned())))
         }
-        Err(error) => {
+        Ok(Err(error)) => {
             say.warn(error);
-            None
+            Err(lost)
+        }
+        // What is not confirmed by now must not keep whoever waits for us.
+        Ok(Ok(Release::Unconfirmed)) | Err(_) => {
+            if lost.is_none() {
+                say.warn("the engine did not confirm the release; the lock ends by itself");
+            }
+            Err(lost)
         }
     }
+}
+
+/// Lets go of an engine, and does not wait long for one that did not `answer`.
+pub(crate) async fn close(client: Client, answers: bool) {
+    let limit = if answers { CONFIRMATION } else { LAST_WORD };
+    // What is left of it ends with this process.
+    let _ = tokio::time::timeout(limit, client.close()).await;
 }
 
 fn command(args: &Run) -> Vec<OsString> {

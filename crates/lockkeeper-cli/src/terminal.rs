@@ -1,10 +1,12 @@
 //! The controlling terminal: who is in its foreground, and whether anyone could wake us up again.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::fcntl::OFlag;
 use nix::unistd::{Pid, getpgid, getpgrp, getppid, getsid, tcgetpgrp, tcsetpgrp};
+
+use crate::descendants::Process;
 
 /// The terminal of this session. Callers have SIGTTOU blocked.
 #[derive(Debug)]
@@ -50,15 +52,8 @@ pub(crate) fn someone_would_continue_us() -> bool {
         if getpgid(Some(ancestor)) != Ok(group) {
             return true;
         }
-        let Some(parent) = parent_of(ancestor) else { return false };
-        ancestor = parent;
+        let Some(process) = Process::look(ancestor) else { return false };
+        ancestor = process.parent;
     }
     false
-}
-
-fn parent_of(pid: Pid) -> Option<Pid> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may contain anything, so count from its end.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(1)?.parse().ok().map(Pid::from_raw)
 }

@@ -5,6 +5,9 @@
 
 use std::time::Duration;
 
+use lockkeeper::backend::Death;
+use lockkeeper::{Client, Guard, Lock};
+
 use crate::args::OnLost;
 use crate::exit::Failure;
 use crate::guardian::boot_time;
@@ -23,19 +26,46 @@ pub(crate) struct Timeline {
     /// From KILL to the end of validity.
     margin: Duration,
     on_lost: OnLost,
-    /// Whether nothing renews the lease.
-    fixed: bool,
 }
 
 /// What limits a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// A lease of this length, renewed.
-    Renewed(Duration),
-    /// A lease of this length, not renewed.
-    Fixed(Duration),
+    /// A lease, renewed: as long as was asked for, and as long as the store really grants.
+    Renewed { asked: Duration, granted: Duration },
+    /// A lease of this length, not renewed; the store grants less, and is asked again until then.
+    Fixed { lease: Duration, granted: Duration },
     /// None: the kernel or a connection keeps the lock.
     None,
+}
+
+impl Limit {
+    /// Of a lock that is asked for with this `ttl`, or this fixed lease.
+    pub(crate) fn of(client: &Client, ttl: Duration, lease: Option<Duration>) -> Self {
+        match lease {
+            Some(lease) => Limit::Fixed { lease, granted: client.lease_of(lease) },
+            None if client.guarantees().death == Death::AtOnce => Limit::None,
+            None => Limit::Renewed { asked: ttl, granted: client.lease_of(ttl) },
+        }
+    }
+
+    /// The same, now that it is held.
+    fn held(self, guard: &Guard) -> Self {
+        match (self, guard.lease()) {
+            (Limit::Renewed { asked, .. }, Some(granted)) => Limit::Renewed { asked, granted },
+            (Limit::Fixed { lease, .. }, Some(granted)) => Limit::Fixed { lease, granted },
+            (limit, _) => limit,
+        }
+    }
+
+    /// The lock on these terms, whose holder hears of a loss in time for this timeline.
+    pub(crate) fn terms(self, lock: Lock, timeline: &Timeline, ttl: Duration) -> Lock {
+        match self {
+            Limit::None => lock.ttl(ttl),
+            Limit::Renewed { asked, granted } => lock.ttl(asked).margin(timeline.notice(granted)),
+            Limit::Fixed { lease, .. } => lock.lease(lease).margin(timeline.notice(lease)),
+        }
+    }
 }
 
 impl Timeline {
@@ -48,12 +78,13 @@ impl Timeline {
     ) -> Result<Self, Failure> {
         let usual = Duration::from_secs(5);
         let (lease, share) = match limit {
-            Limit::Renewed(ttl) => (ttl, 3),
-            Limit::Fixed(lease) => (lease, 2),
+            // What is granted is renewed, however long the whole may last.
+            Limit::Renewed { granted, .. } => (granted, 3),
+            Limit::Fixed { lease, granted } if granted < lease => (granted, 3),
+            Limit::Fixed { lease, .. } => (lease, 2),
             Limit::None => {
                 let grace = grace.unwrap_or(usual);
-                let margin = Duration::ZERO;
-                return Ok(Self { grace, patience: grace, margin, on_lost, fixed: false });
+                return Ok(Self { grace, patience: grace, margin: Duration::ZERO, on_lost });
             }
         };
         let margin = (lease / 30).min(Duration::from_secs(1));
@@ -62,16 +93,21 @@ impl Timeline {
         let grace = if on_lost == OnLost::Term { patience } else { Duration::ZERO };
         // The rest is for renewals to succeed in, or for the command to work in.
         if (grace + margin) * share > lease {
-            let flag = if share == 3 { "--ttl" } else { "--lease" };
             return Err(Failure::usage(format!(
-                "a grace of {} does not fit into a lease of {}: with it, {flag} must be at least {}",
+                "a grace of {} does not fit into a lease of {}: with it, {}",
                 human(grace),
                 human(lease),
-                human((grace + Duration::from_secs(1)) * share)
+                too_short(limit, (grace + Duration::from_secs(1)) * share)
             )));
         }
-        let fixed = matches!(limit, Limit::Fixed(_));
-        Ok(Self { grace, patience, margin, on_lost, fixed })
+        Ok(Self { grace, patience, margin, on_lost })
+    }
+
+    /// The same, now that the lock is held: what was granted counts, and may be less than was expected.
+    ///
+    /// A grace that does not fit any more is kept, at the cost of the time in which renewals may fail.
+    pub(crate) fn held(self, limit: Limit, guard: &Guard, grace: Option<Duration>) -> Self {
+        Self::new(limit.held(guard), grace, self.on_lost).unwrap_or(self)
     }
 
     /// How long before the end of a lease its holder wants to be told, for the library.
@@ -104,15 +140,42 @@ impl Timeline {
         Deadline { term: 0, kill: after(self.patience).min(self.deadline(remaining).kill) }
     }
 
-    /// Whether the end of the lease was known from the start.
-    pub(crate) fn is_fixed(&self) -> bool {
-        self.fixed
+    /// From when on a guardian is late, and the wrapper does its work.
+    pub(crate) fn late(&self, deadline: Deadline) -> Deadline {
+        let usual = Duration::from_millis(100);
+        // Half of what is left between KILL and the end of validity.
+        let kill = if self.margin.is_zero() { usual } else { self.margin / 2 };
+        let add = |at: u64, by: Duration| {
+            at.saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX))
+        };
+        // TERM is not what the promise rests on, and twice is worse than late.
+        Deadline { term: add(deadline.term, usual.max(kill)), kill: add(deadline.kill, kill) }
     }
 
     /// Whether the command may go on without its lock.
     pub(crate) fn ignores_loss(&self) -> bool {
         self.on_lost == OnLost::Ignore
     }
+}
+
+/// What to set so that a lease is at least as long as `least`.
+fn too_short(limit: Limit, least: Duration) -> String {
+    let (flag, asked, granted) = match limit {
+        Limit::Renewed { asked, granted } => ("--ttl", asked, granted),
+        Limit::Fixed { lease, granted } => ("--lease", lease, granted),
+        Limit::None => unreachable!("without a lease everything fits"),
+    };
+    let ours = format!("{flag} must be at least {}", human(least));
+    if granted >= asked {
+        return ours;
+    }
+    // Half of a session is a lease.
+    let ours = if asked < least { format!("{ours}, and ") } else { String::new() };
+    format!(
+        "{ours}the session must be at least {0}: ask for it in the URL (?session={0}), and let the servers \
+         allow it (maxSessionTimeout); or set a shorter --grace",
+        human(least * 2)
+    )
 }
 
 /// That far from now, on the clock that guardians use.
@@ -126,9 +189,13 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn renewed(lease: Duration) -> Limit {
+        Limit::Renewed { asked: lease, granted: lease }
+    }
+
     #[test]
     fn the_usual_lease_has_five_seconds_of_grace_and_one_of_margin() {
-        let timeline = Timeline::new(Limit::Renewed(30 * SECOND), None, OnLost::Term).unwrap();
+        let timeline = Timeline::new(renewed(30 * SECOND), None, OnLost::Term).unwrap();
         let before = boot_time();
         let deadline = timeline.deadline(20 * SECOND);
         let nanos = |s: u64| s * 1_000_000_000;
@@ -138,17 +205,38 @@ mod tests {
 
     #[test]
     fn a_lease_that_is_too_short_says_how_long_it_must_be() {
-        let refused = Timeline::new(Limit::Renewed(10 * SECOND), Some(9 * SECOND), OnLost::Term);
+        let refused = Timeline::new(renewed(10 * SECOND), Some(9 * SECOND), OnLost::Term);
         let message = refused.unwrap_err().message;
         assert!(message.ends_with("--ttl must be at least 30s"), "{message}");
-        assert!(Timeline::new(Limit::Renewed(30 * SECOND), Some(9 * SECOND), OnLost::Term).is_ok());
+        assert!(Timeline::new(renewed(30 * SECOND), Some(9 * SECOND), OnLost::Term).is_ok());
+    }
+
+    #[test]
+    fn a_store_that_grants_less_says_what_to_set() {
+        let refuse = |asked: u32, granted: u32| {
+            let limit = Limit::Renewed { asked: asked * SECOND, granted: granted * SECOND };
+            Timeline::new(limit, Some(4 * SECOND), OnLost::Term).unwrap_err().message
+        };
+        let message = refuse(30, 5);
+        assert!(message.contains("with it, the session must be at least 30s"), "{message}");
+        assert!(message.contains("?session=30s") && message.contains("--grace"), "{message}");
+        let message = refuse(6, 5);
+        assert!(message.contains("--ttl must be at least 15s, and the session"), "{message}");
+        let limit = Limit::Renewed { asked: 3600 * SECOND, granted: 15 * SECOND };
+        assert!(Timeline::new(limit, Some(4 * SECOND), OnLost::Term).is_ok());
     }
 
     #[test]
     fn every_lease_has_a_default_that_fits() {
         for ms in [10, 100, 1_000, 5_000, 30_000, 3_600_000] {
             let lease = Duration::from_millis(ms);
-            for limit in [Limit::Renewed(lease), Limit::Fixed(lease)] {
+            let granted = lease / 2;
+            for limit in [
+                renewed(lease),
+                Limit::Renewed { asked: lease, granted },
+                Limit::Fixed { lease, granted: lease },
+                Limit::Fixed { lease, granted },
+            ] {
                 assert!(Timeline::new(limit, None, OnLost::Term).is_ok(), "{limit:?}");
             }
         }

@@ -27,6 +27,7 @@ struct Line {
     cut: AtomicBool,
     /// Wakes in order of arrival, which a `watch` channel does not: a seed must give one history.
     joined: Notify,
+    refuse: Mutex<usize>,
     swallow: Mutex<usize>,
     calls: AtomicUsize,
 }
@@ -51,6 +52,11 @@ impl Link {
         for call in [Call::Attempt, Call::Renew, Call::Release] {
             self.cut(call, cut);
         }
+    }
+
+    /// The next `n` calls of this sort are refused for a reason that passes, and have no effect.
+    pub fn refuse(&self, call: Call, n: usize) {
+        *self.line(call).refuse.lock().expect("nothing panics under this lock") = n;
     }
 
     /// The next `n` calls of this sort have their effect, and their replies are lost.
@@ -81,9 +87,12 @@ impl Layer for Link {
         let line = self.line(call);
         line.calls.fetch_add(1, Ordering::Relaxed);
         line.travel().await;
+        if one_less(&line.refuse) {
+            return Err(Error::unreachable("link", format!("{call:?}"), "not now"));
+        }
         let answer = work.await;
         line.travel().await;
-        if line.loses_this_reply() {
+        if one_less(&line.swallow) {
             return Err(Error::unreachable("link", format!("{call:?}"), "the reply was lost"));
         }
         answer
@@ -102,11 +111,12 @@ impl Line {
             joined.await;
         }
     }
+}
 
-    fn loses_this_reply(&self) -> bool {
-        let mut left = self.swallow.lock().expect("nothing panics under this lock");
-        let loses = *left > 0;
-        *left = left.saturating_sub(1);
-        loses
-    }
+/// Counts one off, if there is any left.
+fn one_less(count: &Mutex<usize>) -> bool {
+    let mut left = count.lock().expect("nothing panics under this lock");
+    let any = *left > 0;
+    *left = left.saturating_sub(1);
+    any
 }

@@ -26,6 +26,13 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// What this engine promises. Constant, no I/O.
     fn guarantees(&self) -> Guarantees;
 
+    /// How long a lease that is asked for with this length is really granted, as far as is known without I/O.
+    ///
+    /// Only what a grant says counts; this is for refusing early what cannot work.
+    fn lease_of(&self, ttl: Duration) -> Duration {
+        ttl
+    }
+
     /// Makes a claim. No I/O, cannot fail: nothing exists in the store before the first `attempt`.
     fn claim(&self, request: Request) -> Box<dyn Claim>;
 
@@ -297,6 +304,9 @@ pub enum Renewal {
 pub enum Released {
     /// It was ours and is free, or there was nothing to undo.
     Yes,
+    /// As `Yes`, and somebody of another client waits for it. An engine that lets whoever comes first
+    /// in says so where it can, and the core lets others come first from time to time.
+    Wanted,
     /// It was not ours any more.
     AlreadyGone,
 }
@@ -386,6 +396,8 @@ pub struct Guarantees {
     pub read_write: Support,
     /// A number of permits.
     pub semaphore: Support,
+    /// How many permits of a semaphore one claim may take at once; 0 where there are no semaphores.
+    pub most_permits: u32,
     /// In which order waiters are served.
     pub order: Order,
     /// Where fences come from.

@@ -1,7 +1,8 @@
 //! The same words for code without async.
 //!
 //! A client has a small runtime of its own, which keeps leases alive while your threads work.
-//! Do not use it inside async code: it would block the executor.
+//! Do not use it inside async code: it would block the executor. There, taking a lock panics;
+//! dropping a guard or a client does not.
 //!
 //! ```
 //! # fn main() -> lockkeeper::Result<()> {
@@ -14,12 +15,13 @@
 //! ```
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
 use crate::backend::{Entry, Guarantees, Snapshot};
+use crate::client::LINGER;
 use crate::engine::Backoff;
 use crate::error::{Error, Loss, Result};
 use crate::guard::Release;
@@ -34,16 +36,35 @@ pub struct Client {
 /// A client with the runtime that works for it.
 #[derive(Debug)]
 struct Room {
+    // Dropped before the runtime: it waits for releases that were begun by dropping guards.
     client: crate::Client,
-    runtime: Runtime,
+    runtime: Own,
 }
 
-impl Drop for Room {
-    /// The last handle is gone: releases that were begun by dropping guards still go out.
+/// A runtime that ends without waiting, wherever it is dropped.
+#[derive(Debug)]
+struct Own {
+    runtime: Option<Runtime>,
+    /// Who started it.
+    process: u32,
+}
+
+impl Drop for Own {
     fn drop(&mut self) {
-        if tokio::runtime::Handle::try_current().is_err() {
-            self.runtime.block_on(self.client.flush());
+        let Some(runtime) = self.runtime.take() else { return };
+        match self.process == std::process::id() {
+            true => runtime.shutdown_background(),
+            // A forked process has its memory, but not its threads.
+            false => std::mem::forget(runtime),
         }
+    }
+}
+
+impl Deref for Own {
+    type Target = Runtime;
+
+    fn deref(&self) -> &Runtime {
+        self.runtime.as_ref().expect("only dropping takes it")
     }
 }
 
@@ -63,6 +84,7 @@ impl Client {
             .build()
             .map_err(|e| Error::broken("lockkeeper", "start its background thread", e))?;
         let client = runtime.block_on(crate::Client::connect(url))?;
+        let runtime = Own { runtime: Some(runtime), process: std::process::id() };
         Ok(Self { room: Arc::new(Room { client, runtime }) })
     }
 
@@ -188,7 +210,7 @@ impl Lock {
     /// As there.
     pub fn acquire(self) -> Result<Guard> {
         let guard = self.room.runtime.block_on(self.lock.acquire())?;
-        Ok(Guard { guard, room: self.room })
+        Ok(Guard { guard: Some(guard), room: self.room })
     }
 
     /// See [`crate::Lock::try_acquire`].
@@ -197,7 +219,7 @@ impl Lock {
     /// As there.
     pub fn try_acquire(self) -> Result<Option<Guard>> {
         let guard = self.room.runtime.block_on(self.lock.try_acquire())?;
-        Ok(guard.map(|guard| Guard { guard, room: self.room }))
+        Ok(guard.map(|guard| Guard { guard: Some(guard), room: self.room }))
     }
 
     /// See [`crate::Lock::acquire_within`].
@@ -206,7 +228,7 @@ impl Lock {
     /// As there.
     pub fn acquire_within(self, limit: Duration) -> Result<Guard> {
         let guard = self.room.runtime.block_on(self.lock.acquire_within(limit))?;
-        Ok(Guard { guard, room: self.room })
+        Ok(Guard { guard: Some(guard), room: self.room })
     }
 
     /// Does work while holding the lock. A thread cannot be cancelled: the work has to look at
@@ -225,18 +247,20 @@ impl Lock {
 }
 
 /// A lock that is held; see [`crate::Guard`], to which it dereferences.
+///
+/// Dropping it gives the lock back, and waits up to two seconds until the engine has confirmed that.
 #[derive(Debug)]
 #[must_use = "the lock is given back as soon as the guard is dropped"]
 pub struct Guard {
-    // Dropped before the runtime that carries out its release.
-    guard: crate::Guard,
+    /// Taken out by `release` and by dropping.
+    guard: Option<crate::Guard>,
     room: Arc<Room>,
 }
 
 impl Guard {
     /// Blocks until the lock is lost, at most so long; `None` when it was not.
     pub fn lost_within(&self, limit: Duration) -> Option<Loss> {
-        let lost = self.guard.lost();
+        let lost = self.lost();
         self.room.runtime.block_on(async { tokio::time::timeout(limit, lost).await.ok() })
     }
 
@@ -244,8 +268,25 @@ impl Guard {
     ///
     /// # Errors
     /// As there.
-    pub fn release(self) -> Result<Release> {
-        self.room.runtime.block_on(self.guard.release())
+    pub fn release(mut self) -> Result<Release> {
+        let guard = self.guard.take().expect("only release and dropping take it");
+        self.room.runtime.block_on(guard.release())
+    }
+}
+
+impl Drop for Guard {
+    /// Like `release`, in a way that async code may use too: it blocks, but it does not panic.
+    fn drop(&mut self) {
+        let Some(guard) = self.guard.take() else { return };
+        if self.room.client.inner().is_inherited() {
+            return;
+        }
+        let (done, told) = mpsc::channel();
+        self.room.runtime.spawn(async move {
+            let _ = guard.release().await;
+            let _ = done.send(());
+        });
+        let _ = told.recv_timeout(LINGER);
     }
 }
 
@@ -253,6 +294,6 @@ impl Deref for Guard {
     type Target = crate::Guard;
 
     fn deref(&self) -> &crate::Guard {
-        &self.guard
+        self.guard.as_ref().expect("only release and dropping take it")
     }
 }

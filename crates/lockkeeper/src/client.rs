@@ -1,10 +1,11 @@
 //! The client: one engine, and everything that its locks share.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Notify, mpsc};
 
 use crate::backend::{Backend, Entry, Finding, Guarantees, Mode, Query, Snapshot};
@@ -17,10 +18,23 @@ use crate::keeper::Keeper;
 use crate::key::Key;
 use crate::local::Local;
 use crate::lock::Lock;
+use crate::owner::{TokenSource, random};
 use crate::telemetry::Meters;
 use crate::url::Endpoint;
 
+/// How long the last handle waits for the releases that were begun.
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
+
 /// A connection to one engine. Cheap to clone; clones share everything.
+///
+/// The last of a client's handles to be dropped, whether client, lock or guard, waits up to two
+/// seconds for the releases that were begun, so that a program which ends does not leave its locks
+/// to their leases. On a current-thread runtime nobody could carry them out meanwhile, and on a
+/// runtime with one worker nobody but that worker: end with [`Guard::release`](crate::Guard::release)
+/// or [`close`](Client::close) there, and where a client is in a `static`, which is never dropped.
+///
+/// A client does not survive `fork`: a forked process makes one of its own. The inherited one is
+/// refused there, and inherited guards do nothing.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -32,9 +46,23 @@ use crate::url::Endpoint;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Client {
     inner: Arc<Inner>,
+}
+
+impl Clone for Client {
+    fn clone(&self) -> Self {
+        Self::of(&self.inner)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if self.inner.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.inner.linger();
+        }
+    }
 }
 
 impl Client {
@@ -82,6 +110,8 @@ impl Client {
         let keeper = Arc::new(Keeper::default());
         let clock = backend.clock();
         let meters = Arc::new(Meters::new(backend.guarantees().engine));
+        let process = std::process::id();
+        reseed(process);
         runtime.spawn(keeper.clone().run(backend.clone(), clock, meters.clone()));
         runtime.spawn(engine::background(queue));
         let inner = Inner {
@@ -93,32 +123,45 @@ impl Client {
             local: Local::default(),
             keeper,
             meters,
+            tokens: TokenSource::new(),
+            process,
+            handles: AtomicUsize::new(0),
             chores,
             pending: Arc::default(),
         };
-        Self { inner: Arc::new(inner) }
+        Self::of(&Arc::new(inner))
+    }
+
+    /// One more handle.
+    pub(crate) fn of(inner: &Arc<Inner>) -> Self {
+        inner.handles.fetch_add(1, Ordering::Relaxed);
+        Self { inner: inner.clone() }
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
     }
 
     /// A lock that one holds alone.
     pub fn mutex(&self, key: impl AsRef<str>) -> Lock {
-        Lock::new(&self.inner, key.as_ref(), Mode::Mutex)
+        Lock::new(self, key.as_ref(), Mode::Mutex)
     }
 
     /// The shared side of a read-write lock: readers together, and never beside a writer.
     ///
     /// A waiting writer goes before readers that come after it.
     pub fn read(&self, key: impl AsRef<str>) -> Lock {
-        Lock::new(&self.inner, key.as_ref(), Mode::Read)
+        Lock::new(self, key.as_ref(), Mode::Read)
     }
 
     /// The exclusive side of a read-write lock.
     pub fn write(&self, key: impl AsRef<str>) -> Lock {
-        Lock::new(&self.inner, key.as_ref(), Mode::Write)
+        Lock::new(self, key.as_ref(), Mode::Write)
     }
 
     /// One of `limit` permits. Everyone must name the same limit: another one is refused.
     pub fn semaphore(&self, key: impl AsRef<str>, limit: u32) -> Lock {
-        Lock::new(&self.inner, key.as_ref(), Mode::Permits { take: 1, limit })
+        Lock::new(self, key.as_ref(), Mode::Permits { take: 1, limit })
     }
 
     /// Leadership: a mutex that one keeps for as long as one can.
@@ -187,6 +230,14 @@ impl Client {
         self.inner.backend.doctor().await
     }
 
+    /// How long a lock that is asked for with this `ttl` really lasts without a renewal, as far as is known
+    /// before it is granted; [`Guard::lease`](crate::Guard::lease) says it of a lock that is held.
+    ///
+    /// It is less than `ttl` where a session keeps the locks, and the servers keep it for a shorter time.
+    pub fn lease_of(&self, ttl: Duration) -> Duration {
+        self.inner.backend.lease_of(ttl)
+    }
+
     /// What this engine promises.
     pub fn guarantees(&self) -> Guarantees {
         self.inner.guarantees
@@ -225,6 +276,11 @@ pub(crate) struct Inner {
     pub(crate) local: Local,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) meters: Arc<Meters>,
+    pub(crate) tokens: TokenSource,
+    /// Who made it.
+    process: u32,
+    /// How many clients, locks and guards its users have.
+    handles: AtomicUsize,
     chores: mpsc::UnboundedSender<(Chore, Pending)>,
     pending: Arc<Count>,
 }
@@ -232,6 +288,49 @@ pub(crate) struct Inner {
 impl Inner {
     pub(crate) fn engine(&self) -> &'static str {
         self.guarantees.engine
+    }
+
+    /// Whether this process was forked from the one that made the client, whose threads stayed there,
+    /// and whose connections two processes cannot share.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Refuses to work in a forked process.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if !self.is_inherited() {
+            return Ok(());
+        }
+        Err(Error::Config(format!(
+            "this client belongs to process {}, from which this one was forked; make a client here",
+            self.process
+        )))
+    }
+
+    /// Waits for what is under way, if others can carry it out meanwhile.
+    fn linger(&self) {
+        if self.is_inherited()
+            || self.pending.open.load(Ordering::Acquire) == 0
+            || self.runtime.runtime_flavor() == RuntimeFlavor::CurrentThread
+        {
+            return;
+        }
+        let here = Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id());
+        if here && self.runtime.metrics().num_workers() == 1 && tokio::task::try_id().is_some() {
+            // As far as can be known, this thread is the one that would have to do it.
+            return;
+        }
+        // What a worker is to run next, nobody else can: another task in that place frees the one
+        // that we wait for. And a runtime that is shutting down ends every new task at once.
+        let bystander = self.runtime.spawn(std::future::pending::<()>());
+        let is_over = bystander.is_finished();
+        bystander.abort();
+        if !is_over && !self.pending.wait(LINGER) {
+            tracing::warn!("some releases were not confirmed in time; leases end by themselves");
+        }
     }
 
     /// Leaves work to the background task.
@@ -267,11 +366,24 @@ impl Drop for Inner {
     }
 }
 
+/// Gives this thread's generator of random delays a new start in a forked process, where it would
+/// go in step with those of its siblings.
+fn reseed(process: u32) {
+    static SEEDED: AtomicU32 = AtomicU32::new(0);
+    let before = SEEDED.swap(process, Ordering::Relaxed);
+    if before != 0 && before != process {
+        fastrand::seed(random() as u64);
+    }
+}
+
 /// How many chores are not done yet.
 #[derive(Debug, Default)]
 struct Count {
     open: AtomicUsize,
     changed: Notify,
+    /// For threads that wait.
+    thread: Mutex<()>,
+    none: Condvar,
 }
 
 impl Count {
@@ -286,6 +398,14 @@ impl Count {
             changed.await;
         }
     }
+
+    /// Blocks until none is left, at most so long.
+    fn wait(&self, limit: Duration) -> bool {
+        let thread = self.thread.lock().expect("nothing panics under this lock");
+        let waited =
+            self.none.wait_timeout_while(thread, limit, |()| self.open.load(Ordering::Acquire) > 0);
+        !waited.expect("nothing panics under this lock").1.timed_out()
+    }
 }
 
 /// The mark of a chore that is not done yet.
@@ -293,7 +413,11 @@ pub(crate) struct Pending(Arc<Count>);
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Release);
-        self.0.changed.notify_waiters();
+        if self.0.open.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.changed.notify_waiters();
+            // Whoever looked at the count before is waiting by now.
+            drop(self.0.thread.lock());
+            self.0.none.notify_all();
+        }
     }
 }

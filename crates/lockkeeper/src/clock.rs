@@ -60,6 +60,12 @@ impl Moment {
     pub(crate) fn runtime(&self) -> Instant {
         self.runtime
     }
+
+    /// That long ago, by every clock.
+    #[cfg(all(test, feature = "zookeeper"))]
+    pub(crate) fn before(&self, ago: Duration) -> Self {
+        Self { runtime: self.runtime - ago, boot: self.boot - ago, wall: self.wall - ago }
+    }
 }
 
 /// The part of a lease that a holder may rely on, counted from before its request left.

@@ -113,6 +113,9 @@ pub(crate) async fn pursue(
     place: Place,
     once: bool,
 ) -> Result<Option<Guard>> {
+    if !once && let Some(pause) = place.gives_way() {
+        sleep(pause).await;
+    }
     let mut pursuit = Pursuit::new(inner, terms, place, once);
     let mut trouble: Option<Instant> = None;
     let mut tries = 0;
@@ -174,7 +177,7 @@ type Asking = Pin<Box<dyn Future<Output = (Box<dyn Claim>, Result<Option<Grant>>
 
 impl Pursuit {
     fn new(inner: &Arc<Inner>, terms: &Terms, place: Place, once: bool) -> Self {
-        let claim = inner.backend.claim(terms.request(!once));
+        let claim = inner.backend.claim(terms.request(inner.tokens.next(), !once));
         let step = Step::Idle(claim);
         Self { inner: inner.clone(), step, place: Some(place), ttl: terms.ttl }
     }
@@ -278,9 +281,9 @@ impl Drop for Pursuit {
 }
 
 /// Releases a hold and waits for the engine's answer, if it comes in time.
-pub(crate) async fn release(hold: &Arc<Hold>) -> Result<Release> {
+pub(crate) async fn release(hold: &Arc<Hold>, claim: Option<Box<dyn Claim>>) -> Result<Release> {
     let inner = hold.inner();
-    let Some(mut claim) = hold.take_claim() else {
+    let Some(mut claim) = claim else {
         // Its fixed time was up, and the background releases it already.
         return Ok(Release::AlreadyLost);
     };
@@ -301,6 +304,10 @@ pub(crate) async fn release(hold: &Arc<Hold>) -> Result<Release> {
     departure.work = None;
     match answer {
         Ok(Released::Yes) => Ok(Release::Released),
+        Ok(Released::Wanted) => {
+            inner.local.wanted(hold.key());
+            Ok(Release::Released)
+        }
         Ok(Released::AlreadyGone) => Ok(Release::AlreadyLost),
         Err(error) if error.is_retryable() => {
             tracing::debug!(%error, "a release is repeated in the background");
@@ -342,13 +349,17 @@ impl Drop for Departure {
 pub(crate) async fn begin_release(hold: &Arc<Hold>) {
     let Some(claim) = hold.take_claim() else { return };
     let inner = hold.inner();
-    let mut release = Box::pin(release_until_confirmed(inner.clone(), claim, hold.ttl()));
+    let release = release_until_confirmed(inner.clone(), claim, hold.ttl());
+    let released = hold.clone();
+    let mut release = Box::pin(async move {
+        if let Ok(Released::Wanted) = release.await {
+            released.inner().local.wanted(released.key());
+        }
+    });
     let first = first_poll(&mut release).await;
     inner.local.leave(hold);
     if first.is_pending() {
-        inner.finish(async move {
-            let _ = release.await;
-        });
+        inner.finish(release);
     }
 }
 
@@ -389,6 +400,10 @@ async fn release_until_confirmed(
 }
 
 /// Polls a future once: its request leaves, or its answer is there at once.
+///
+/// The runtime's budget does not count: a task that has used it up would find every channel on the
+/// way to the wire closed for this poll.
 pub(crate) async fn first_poll<F: Future + Unpin>(work: &mut F) -> Poll<F::Output> {
-    poll_fn(|cx| Poll::Ready(Pin::new(&mut *work).poll(cx))).await
+    let mut work = tokio::task::unconstrained(work);
+    poll_fn(|cx| Poll::Ready(Pin::new(&mut work).poll(cx))).await
 }

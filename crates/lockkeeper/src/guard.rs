@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::backend::{Claim, Death, Fence, Grant, Lease, Mode};
-use crate::client::Inner;
+use crate::client::{Client, Inner};
 use crate::clock::{Moment, Validity};
 use crate::engine::{self, Chore};
 use crate::error::{Error, Loss, Result};
@@ -27,12 +27,14 @@ use crate::owner::Owner;
 /// Every kind of lock on every engine gives this one type. It is owned and `Send`: keep it in a
 /// struct, move it between tasks.
 ///
-/// Dropping it gives the lock back in the background, without blocking.
-/// [`release`](Guard::release) does the same and tells how it went.
+/// Dropping it gives the lock back in the background, without blocking; only the last handle of a
+/// [client](crate::Client) waits for that. [`release`](Guard::release) does the same and tells how it went.
 #[must_use = "the lock is given back as soon as the guard is dropped"]
 pub struct Guard {
     /// Taken out by `release`, so that the drop after it does nothing.
     hold: Option<Arc<Hold>>,
+    // Dropped after the release was begun, and may wait for it.
+    _client: Client,
 }
 
 /// How a release went.
@@ -46,6 +48,16 @@ pub enum Release {
     /// The engine did not answer. We are out; the release is repeated in the background until it is
     /// confirmed or the lease has run out by itself.
     Unconfirmed,
+}
+
+/// Renewals that failed since the engine confirmed one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Trouble {
+    /// How many failed in a row.
+    pub failures: u32,
+    /// What the last one failed with.
+    pub error: String,
 }
 
 impl Guard {
@@ -101,6 +113,23 @@ impl Guard {
         hold.until_end().unwrap_or(Duration::MAX)
     }
 
+    /// How long the lock lasts without a renewal: what the store granted, which may be less than the
+    /// `ttl` that was asked for.
+    ///
+    /// `None` when there is no lease, because the kernel or a connection holds the lock.
+    pub fn lease(&self) -> Option<Duration> {
+        let hold = self.hold();
+        hold.state().validity.map(|_| hold.ttl())
+    }
+
+    /// The renewals that failed since the engine confirmed one; `None` while all is well.
+    ///
+    /// The lock is still ours until [`check`](Guard::check) says otherwise. After a loss this tells what
+    /// led to it.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.hold().state().trouble.clone()
+    }
+
     /// Resolves when the lock is lost, with the reason.
     ///
     /// It fires a margin (a third of the lease, unless [set](crate::Lock::margin)) before the lock
@@ -142,13 +171,14 @@ impl Guard {
     /// Dropping the future leaves the rest of the release to the background.
     pub async fn release(mut self) -> Result<Release> {
         let hold = self.hold.take().expect("only release takes the hold");
+        hold.inner.check_process()?;
         let lost = hold.loss().is_some();
-        if !hold.inner.local.drop_guard(&hold) {
+        let Some(claim) = hold.inner.local.take_last_guard(&hold) else {
             return Ok(if lost { Release::AlreadyLost } else { Release::Released });
-        }
+        };
         hold.end(Loss::Released);
         // That it was lost is what the caller has to know, whether the engine answers or not.
-        let outcome = engine::release(&hold).await?;
+        let outcome = engine::release(&hold, claim).await?;
         Ok(if lost { Release::AlreadyLost } else { outcome })
     }
 
@@ -163,7 +193,11 @@ impl Guard {
     /// Another guard of the same hold, for a re-entrant owner. Called under the lock of `local`.
     pub(crate) fn another(hold: &Arc<Hold>) -> Self {
         hold.guards.fetch_add(1, Ordering::Relaxed);
-        Self { hold: Some(hold.clone()) }
+        Self::first(hold)
+    }
+
+    fn first(hold: &Arc<Hold>) -> Self {
+        Self { hold: Some(hold.clone()), _client: Client::of(&hold.inner) }
     }
 
     fn hold(&self) -> &Arc<Hold> {
@@ -175,6 +209,7 @@ impl Drop for Guard {
     /// Sends a message: it does not block, spawn or panic.
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take()
+            && !hold.inner.is_inherited()
             && hold.inner.local.drop_guard(&hold)
         {
             hold.end(Loss::Released);
@@ -225,6 +260,19 @@ struct State {
     due: Option<Instant>,
     /// The task that listens for the engine's own word that it is gone.
     listener: Option<AbortHandle>,
+    /// How many renewals are under way.
+    asking: u32,
+    trouble: Option<Trouble>,
+}
+
+impl State {
+    fn failed(&mut self, error: String) {
+        // What led to a loss does not change after it.
+        if self.over.is_none() {
+            let failures = self.trouble.as_ref().map_or(0, |trouble| trouble.failures);
+            self.trouble = Some(Trouble { failures: failures.saturating_add(1), error });
+        }
+    }
 }
 
 impl Hold {
@@ -241,7 +289,7 @@ impl Hold {
         let limited = terms.fixed || !grant.bound;
         // A session or a connection vouches for less than a long fixed lease, again and again.
         let fixed = terms.fixed && ttl >= terms.ttl;
-        let margin = if terms.fixed && !fixed { ttl / 3 } else { terms.margin(ttl) };
+        let margin = terms.margin(ttl);
         let limit = terms.fixed.then(|| Validity::new(asked, terms.ttl, terms.margin(terms.ttl)));
         let span = tracing::debug_span!(
             "hold",
@@ -269,6 +317,8 @@ impl Hold {
                 over: None,
                 due: None,
                 listener: None,
+                asking: 0,
+                trouble: None,
             }),
             changed: Notify::new(),
             claim: Mutex::new(Some(claim)),
@@ -286,7 +336,7 @@ impl Hold {
             });
             hold.state().listener = Some(task.abort_handle());
         }
-        let guard = Guard { hold: Some(hold.clone()) };
+        let guard = Guard::first(&hold);
         (hold, guard)
     }
 
@@ -300,6 +350,10 @@ impl Hold {
 
     pub(crate) fn key(&self) -> &Key {
         &self.key
+    }
+
+    pub(crate) fn fence(&self) -> Fence {
+        self.fence
     }
 
     pub(crate) fn mode(&self) -> Mode {
@@ -330,6 +384,11 @@ impl Hold {
     /// Whether nobody wants it, and nobody has begun to release it.
     pub(crate) fn is_leaving(&self) -> bool {
         !self.is_wanted() && self.claim().is_some()
+    }
+
+    /// Whether exactly one guard is left.
+    pub(crate) fn has_one_guard(&self) -> bool {
+        self.guards.load(Ordering::Relaxed) == 1
     }
 
     /// Takes one guard away and says how many are left.
@@ -373,6 +432,24 @@ impl Hold {
         std::mem::replace(&mut self.state().due, due)
     }
 
+    /// A renewal leaves. If another one is still under way, that one takes too long.
+    pub(crate) fn asking(&self) {
+        let mut state = self.state();
+        state.asking += 1;
+        if state.asking > 1 {
+            state.failed("no answer yet".to_owned());
+        }
+    }
+
+    /// A renewal came back, without an answer if there is an error.
+    pub(crate) fn asked(&self, error: Option<String>) {
+        let mut state = self.state();
+        state.asking -= 1;
+        if let Some(error) = error {
+            state.failed(error);
+        }
+    }
+
     /// A renewal that was asked for at `asked` was confirmed. False when it came too late to matter.
     pub(crate) fn renewed(&self, asked: Moment) -> bool {
         let now = self.inner.clock.now();
@@ -380,6 +457,7 @@ impl Hold {
         if state.over.is_some() {
             return false;
         }
+        state.trouble = None;
         let Some(validity) = state.validity else {
             self.inner.meters.renewed(None);
             return true;
@@ -433,6 +511,9 @@ impl Hold {
 
     /// Why it is not ours any more, by the clock at this moment.
     fn loss(self: &Arc<Self>) -> Option<Loss> {
+        if let Err(error) = self.inner.check_process() {
+            return Some(Loss::Disconnected(error.to_string()));
+        }
         let state = self.state();
         if let Some(loss) = &state.over {
             return Some(loss.clone());

@@ -184,16 +184,20 @@ async fn renew(
 ) {
     let leases: Vec<_> = holds.iter().map(|hold| hold.lease().clone()).collect();
     let asked = clock.now();
+    holds.iter().for_each(|hold| hold.asking());
     let answers = meters.call(Call::Renew, backend.renew(&leases)).await;
     let answers = match answers {
         Ok(answers) => answers,
         Err(error) => {
+            holds.iter().for_each(|hold| hold.asked(Some(error.to_string())));
             tracing::warn!(%error, leases = leases.len(), "a renewal got no answer; it is asked again");
             meters.renewals_unknown(leases.len());
             return;
         }
     };
     for (hold, answer) in holds.iter().zip(answers) {
+        let unknown = (answer == Renewal::Unknown).then(|| "the engine cannot tell".to_owned());
+        hold.asked(unknown);
         match answer {
             Renewal::Renewed => {
                 if hold.renewed(asked) {

@@ -101,7 +101,7 @@ pub use election::{Election, Leader, Observer, Term};
 pub use engine::Backoff;
 pub use error::{Error, Loss, Result};
 pub use fenced::{Fenced, Stale};
-pub use guard::{Guard, Release};
+pub use guard::{Guard, Release, Trouble};
 pub use key::Key;
 pub use lock::{DEFAULT_TTL, Lock};
 pub use multi::{Multi, MultiGuard};

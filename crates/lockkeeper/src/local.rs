@@ -10,15 +10,24 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
-use crate::backend::Mode;
+use crate::backend::{Claim, Fence, Mode};
 use crate::client::Inner;
 use crate::guard::{Guard, Hold};
 use crate::key::Key;
 use crate::owner::Owner;
 use crate::queue;
+
+/// How long a client may have a key without a break while others elsewhere want it.
+const TURN: Duration = Duration::from_millis(100);
+
+/// How long it then lets them come in, at first and at most.
+const PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// The lines of one client, by key.
 #[derive(Debug, Default)]
@@ -66,6 +75,23 @@ struct Slot {
     holders: Vec<Arc<Hold>>,
     gate: Option<Gate>,
     queue: VecDeque<Waiter>,
+    turn: Turn,
+}
+
+/// How long this client has had the key from one task to the next.
+///
+/// Where the store keeps no order, the next task of the same client asks before anyone elsewhere has
+/// heard of the release, and would go first for ever.
+#[derive(Debug, Default)]
+struct Turn {
+    /// Since it has the key, or gave others the chance to take it.
+    since: Option<Instant>,
+    /// The last fence: a gap tells that somebody else was in between.
+    fence: Fence,
+    /// Whether others wait, by the word of the engine.
+    wanted: bool,
+    /// How often others had the chance and did not take it. Those far away need a longer one.
+    chances: u32,
 }
 
 #[derive(Debug)]
@@ -131,6 +157,23 @@ impl Local {
         hold.remove_guard() == 0
     }
 
+    /// As `drop_guard`, for one who releases the hold at once and wants to know how that goes: if it
+    /// was the last guard, gives the claim that nobody else may take in between, to help it on.
+    /// There is none if the hold is being released already, because its time was up.
+    pub(crate) fn take_last_guard(&self, hold: &Arc<Hold>) -> Option<Option<Box<dyn Claim>>> {
+        let _slots = hold.owner().map(|_| self.lock());
+        let claim = hold.has_one_guard().then(|| hold.take_claim());
+        hold.remove_guard();
+        claim
+    }
+
+    /// Somebody elsewhere waits for a key, as the engine said when it was released.
+    pub(crate) fn wanted(&self, key: &Key) {
+        if let Some(slot) = self.lock().get_mut(key) {
+            slot.turn.wanted = true;
+        }
+    }
+
     /// Takes a hold out of the list: it is released or lost. Does nothing the second time.
     pub(crate) fn leave(&self, hold: &Arc<Hold>) {
         self.change(hold.key(), |slot| slot.holders.retain(|other| !Arc::ptr_eq(other, hold)));
@@ -161,6 +204,15 @@ impl Place {
         if let Some(gate) = gate.filter(|gate| Some(gate.id) == self.id) {
             gate.waiting = true;
         }
+        if let Some(slot) = slots.get_mut(&self.key) {
+            slot.turn = Turn::default();
+        }
+    }
+
+    /// How long to wait before asking, so that somebody elsewhere gets in too. Mostly not at all.
+    pub(crate) fn gives_way(&self) -> Option<Duration> {
+        let mut slots = self.inner.local.lock();
+        slots.get_mut(&self.key)?.turn.gives_way()
     }
 
     /// The engine said yes: leave the gate and be listed as a holder.
@@ -173,6 +225,7 @@ impl Place {
             None => slots.entry(self.key.clone()).or_default(),
         };
         slot.holders.push(hold.clone());
+        slot.turn.goes_on(hold.fence());
         slot.step_away(id);
         let unwanted = slot.advance();
         drop(slots);
@@ -185,6 +238,29 @@ impl Drop for Place {
         if self.id.is_some() {
             self.inner.local.change(&self.key, |slot| slot.step_away(self.id));
         }
+    }
+}
+
+impl Turn {
+    /// The client has the key again.
+    fn goes_on(&mut self, fence: Fence) {
+        let others = fence.get().saturating_sub(self.fence.get()) > 1;
+        if others || self.since.is_none() {
+            *self = Turn { since: Some(Instant::now()), ..Turn::default() };
+        }
+        self.fence = fence;
+    }
+
+    /// How long to let others come first, and counts it as their chance.
+    fn gives_way(&mut self) -> Option<Duration> {
+        if !self.wanted || self.since?.elapsed() < TURN {
+            return None;
+        }
+        let pause = PAUSE.saturating_mul(1 << self.chances.min(8)).min(LONGEST_PAUSE);
+        self.chances += 1;
+        self.wanted = false;
+        self.since = Some(Instant::now() + pause);
+        Some(pause)
     }
 }
 

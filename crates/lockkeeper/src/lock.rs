@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::backend::{Mode, Order, Request, Support};
-use crate::client::Inner;
+use crate::client::{Client, Inner};
 use crate::clock::usable;
 use crate::engine::{self, Backoff};
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ const TTL_RANGE: std::ops::RangeInclusive<Duration> =
 #[derive(Debug, Clone)]
 #[must_use = "a lock does nothing before it is acquired"]
 pub struct Lock {
-    inner: Arc<Inner>,
+    client: Client,
     /// What is wrong with a key is said when it is used, so that setters need no `?`.
     key: std::result::Result<Key, String>,
     mode: Mode,
@@ -45,9 +45,9 @@ pub struct Lock {
 }
 
 impl Lock {
-    pub(crate) fn new(inner: &Arc<Inner>, name: &str, mode: Mode) -> Self {
+    pub(crate) fn new(client: &Client, name: &str, mode: Mode) -> Self {
         Self {
-            inner: inner.clone(),
+            client: client.clone(),
             key: Key::new(name).map_err(|error| error.to_string()),
             mode,
             ttl: DEFAULT_TTL,
@@ -202,12 +202,12 @@ impl Lock {
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
-        &self.inner
+        self.client.inner()
     }
 
     async fn pursue(self, once: bool, limit: Option<Duration>) -> Result<Option<Guard>> {
         let terms = self.terms()?;
-        let inner = &self.inner;
+        let inner = self.inner();
         let mut watch = Watch::new(inner, terms.mode);
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let span = tracing::debug_span!("acquire", key = %terms.key, mode = %terms.mode, engine = inner.engine());
@@ -231,7 +231,9 @@ impl Lock {
     /// Checks everything, and refuses what the engine does not do before any I/O.
     fn terms(&self) -> Result<Terms> {
         let key = self.key()?;
-        let guarantees = &self.inner.guarantees;
+        let inner = self.inner();
+        inner.check_process()?;
+        let guarantees = &inner.guarantees;
         let refuse = |what: String| Error::Unsupported { engine: guarantees.engine, what };
         let support = match self.mode {
             Mode::Mutex => Support::Yes,
@@ -251,6 +253,12 @@ impl Lock {
                 "cannot take {take} of {limit} permits; take at least one and at most as many as there are"
             )));
         }
+        if let Mode::Permits { take, .. } = self.mode
+            && take > guarantees.most_permits
+        {
+            let most = guarantees.most_permits;
+            return Err(refuse(format!("{take} permits at once; one claim takes at most {most}")));
+        }
         if !TTL_RANGE.contains(&self.ttl) {
             return Err(Error::Config(format!(
                 "a lease of {:?} is not possible; it is between {:?} and 366 days",
@@ -258,11 +266,11 @@ impl Lock {
                 TTL_RANGE.start()
             )));
         }
-        if self.margin.is_some_and(|margin| margin >= self.ttl) {
+        let lease = if self.fixed { self.ttl } else { self.inner().backend.lease_of(self.ttl) };
+        if self.margin.is_some_and(|margin| margin >= lease) {
             return Err(Error::Config(format!(
-                "a margin of {:?} leaves nothing of a lease of {:?}; it must be shorter",
+                "a margin of {:?} leaves nothing of a lease of {lease:?}; it must be shorter",
                 self.margin.unwrap_or_default(),
-                self.ttl
             )));
         }
         Ok(Terms {
@@ -301,14 +309,20 @@ impl Terms {
 
     /// The notice that the holder of such a lease gets.
     pub(crate) fn margin(&self, ttl: Duration) -> Duration {
-        // The end of a fixed lease is known from the start: nobody needs an early warning of it.
-        self.margin.unwrap_or(if self.fixed { Duration::ZERO } else { ttl / 3 })
+        match self.margin {
+            // A session or a connection keeps it alive until its end, and is renewed meanwhile.
+            _ if self.fixed && ttl < self.ttl => ttl / 3,
+            Some(margin) => margin,
+            // The end of a fixed lease is known from the start: nobody needs an early warning of it.
+            None if self.fixed => Duration::ZERO,
+            None => ttl / 3,
+        }
     }
 
-    pub(crate) fn request(&self, queue: bool) -> Request {
+    pub(crate) fn request(&self, token: Token, queue: bool) -> Request {
         Request {
             key: self.key.clone(),
-            token: Token::source().next(),
+            token,
             owner: self.owner.clone(),
             mode: self.mode,
             ttl: self.ttl,

@@ -1,13 +1,14 @@
 //! Several locks at once, of any kinds on any engines: all or nothing, and no deadlock.
 //!
 //! Locks are taken in one order, whatever order they were named in. That alone is not enough, because
-//! others may take the same locks in theirs: so nobody waits for long while holding. A lock that stays
-//! busy makes us give back what we have and start again a little later.
+//! others may take the same locks in theirs: so nobody waits for long while holding. When a lock stays
+//! busy, we give back what we have, keep our place in its line, and take the others again once we have it:
+//! who left the line would come to its end again, and might never get to its head.
 
 use std::future::Future;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::engine::Backoff;
 use crate::error::{Error, Loss, Result};
@@ -15,7 +16,8 @@ use crate::guard::{Guard, Release};
 use crate::key::Key;
 use crate::lock::Lock;
 
-/// How long one lock is waited for while others are held.
+/// How long one lock is waited for while others are held, at most. Half of it at least: of two who
+/// wait for each other, one gives way before the other does.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Locks that are acquired together or not at all.
@@ -118,36 +120,51 @@ impl Multi {
 
     async fn pursue(self, deadline: Option<Instant>) -> Result<Option<MultiGuard>> {
         self.check()?;
-        let pause = Backoff::new(Duration::from_millis(2), PATIENCE);
-        for round in 0.. {
-            let mut guards: Vec<Guard> = Vec::with_capacity(self.locks.len());
-            for lock in &self.locks {
-                let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-                let patience = (!guards.is_empty()).then_some(PATIENCE);
-                let acquired = match left.into_iter().chain(patience).min() {
-                    None => lock.clone().acquire().await,
-                    Some(limit) => lock.clone().acquire_within(limit).await,
-                };
-                match acquired {
-                    Ok(guard) => guards.push(guard),
-                    Err(Error::Timeout { .. }) => break,
-                    Err(error) => return Err(error),
+        let (patience, pause) =
+            (Backoff::new(PATIENCE, PATIENCE), Backoff::new(Duration::from_millis(2), PATIENCE));
+        let mut guards: Vec<Option<Guard>> = self.locks.iter().map(|_| None).collect();
+        let mut tries = 0;
+        while let Some(next) = guards.iter().position(Option::is_none) {
+            let mut acquire = Box::pin(self.locks[next].clone().acquire());
+            let is_holding = guards.iter().any(Option::is_some);
+            let patience = is_holding.then(|| Instant::now() + patience.delay(0));
+            let limit = deadline.into_iter().chain(patience).min();
+            let acquired = match until(limit, &mut acquire).await {
+                None if is_holding => {
+                    let given_back = MultiGuard::of(&mut guards);
+                    tokio::join!(until(deadline, &mut acquire), given_back.give_back()).0
                 }
+                acquired => acquired,
+            };
+            let Some(guard) = acquired else { return Ok(None) };
+            guards[next] = Some(guard?);
+            if guards.iter().all(Option::is_some) {
+                let all = MultiGuard::of(&mut guards);
+                // What was taken first may have been lost while the rest was waited for.
+                if all.check().is_ok() {
+                    return Ok(Some(all));
+                }
+                // Confirmed, so that our next round does not meet what this one left.
+                all.give_back().await;
+                let pause = pause.delay(tries);
+                tries += 1;
+                if deadline.is_some_and(|at| Instant::now() + pause >= at) {
+                    return Ok(None);
+                }
+                sleep(pause).await;
             }
-            let mut guards = MultiGuard { guards };
-            // What was taken first may have been lost while the rest was waited for.
-            if guards.guards.len() == self.locks.len() && guards.check().is_ok() {
-                return Ok(Some(guards));
-            }
-            // Confirmed, so that our next round does not meet what this one left.
-            guards.give_back().await;
-            let pause = pause.delay(round);
-            if deadline.is_some_and(|at| Instant::now() + pause >= at) {
-                return Ok(None);
-            }
-            sleep(pause).await;
         }
-        unreachable!("the rounds do not end by themselves")
+        unreachable!(
+            "there is at least one lock, and once all are held they are returned or given back"
+        )
+    }
+}
+
+/// Waits for something, up to a moment if there is one.
+async fn until<T>(limit: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+    match limit {
+        None => Some(work.await),
+        Some(at) => timeout_at(at, work).await.ok(),
     }
 }
 
@@ -165,6 +182,11 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
+    /// Takes what there is of them.
+    fn of(guards: &mut [Option<Guard>]) -> Self {
+        Self { guards: guards.iter_mut().filter_map(Option::take).collect() }
+    }
+
     /// The single guards, in the order of their keys.
     pub fn guards(&self) -> &[Guard] {
         &self.guards
@@ -209,7 +231,7 @@ impl MultiGuard {
     ///
     /// # Cancel safety
     /// Dropping the future leaves the rest to the background.
-    pub async fn release(mut self) -> Result<Release> {
+    pub async fn release(self) -> Result<Release> {
         let outcomes = self.give_back().await;
         let mut worst = Release::Released;
         for outcome in outcomes {
@@ -222,7 +244,7 @@ impl MultiGuard {
         Ok(worst)
     }
 
-    async fn give_back(&mut self) -> Vec<Result<Release>> {
+    async fn give_back(mut self) -> Vec<Result<Release>> {
         let mut outcomes = Vec::with_capacity(self.guards.len());
         while let Some(guard) = self.guards.pop() {
             outcomes.push(guard.release().await);

@@ -17,7 +17,7 @@ pub struct Owner(Arc<str>);
 impl Owner {
     /// A new random owner, unlike any other.
     pub fn new() -> Self {
-        Self(Token::source().next().to_string().into())
+        Self(Token::fresh().to_string().into())
     }
 
     /// An owner with an id of your own, for instance to re-enter from a second process.
@@ -65,13 +65,7 @@ pub struct Token {
 impl Token {
     /// A token that nobody else has. The core chooses them; tests of an engine need them too.
     pub fn fresh() -> Self {
-        Self::source().next()
-    }
-
-    /// The process-wide source of tokens.
-    pub(crate) fn source() -> &'static TokenSource {
-        static SOURCE: OnceLock<TokenSource> = OnceLock::new();
-        SOURCE.get_or_init(TokenSource::new)
+        TokenSource::new().next()
     }
 }
 
@@ -106,6 +100,9 @@ impl fmt::Debug for Token {
 }
 
 /// Makes tokens without asking the system for random bits each time.
+///
+/// Easy to get wrong: a process that is forked inherits it, and would make the same tokens. So every
+/// client has one of its own, and a client is refused in a process that did not make it.
 #[derive(Debug)]
 pub(crate) struct TokenSource {
     source: u128,
@@ -113,10 +110,8 @@ pub(crate) struct TokenSource {
 }
 
 impl TokenSource {
-    fn new() -> Self {
-        let mut random = [0; 16];
-        getrandom::fill(&mut random).expect("the operating system gives random bits");
-        Self { source: u128::from_le_bytes(random), next: AtomicU64::new(1) }
+    pub(crate) fn new() -> Self {
+        Self { source: random(), next: AtomicU64::new(1) }
     }
 
     pub(crate) fn next(&self) -> Token {
@@ -124,17 +119,26 @@ impl TokenSource {
     }
 }
 
+/// Bits that nobody else has, also in a process that was forked a moment ago.
+pub(crate) fn random() -> u128 {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits).expect("the operating system gives random bits");
+    u128::from_le_bytes(bits)
+}
+
 /// `user@host pid`, recorded with every hold where the layout has room for it.
-pub fn whoami() -> &'static str {
+pub fn whoami() -> String {
     static WHO: OnceLock<String> = OnceLock::new();
-    WHO.get_or_init(|| {
+    let who = WHO.get_or_init(|| {
         let user = nix::unistd::User::from_uid(nix::unistd::getuid())
             .ok()
             .flatten()
             .map_or_else(|| nix::unistd::getuid().to_string(), |user| user.name);
         let host = nix::unistd::gethostname().unwrap_or_default();
-        format!("{user}@{} {}", host.to_string_lossy(), std::process::id())
-    })
+        format!("{user}@{}", host.to_string_lossy())
+    });
+    // Not remembered: a forked process has another one.
+    format!("{who} {}", std::process::id())
 }
 
 #[cfg(test)]
@@ -145,7 +149,7 @@ mod tests {
     fn debug_output_does_not_show_the_secret() {
         let owner = Owner::new();
         assert!(!format!("{owner:?}").contains(owner.id()));
-        let token = Token::source().next();
+        let token = Token::fresh();
         assert!(!format!("{token:?}").contains(&token.to_string()));
     }
 
@@ -169,7 +173,7 @@ mod tests {
 
     #[test]
     fn tokens_and_owners_are_unique() {
-        assert_ne!(Token::source().next(), Token::source().next());
+        assert_ne!(Token::fresh(), Token::fresh());
         assert_ne!(Owner::new(), Owner::new());
     }
 }

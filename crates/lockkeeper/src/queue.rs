@@ -99,6 +99,16 @@ pub fn free_slots(taken: impl IntoIterator<Item = u32>, take: u32) -> Vec<u32> {
     (0..).filter(|slot| !taken.contains(slot)).take(take as usize).collect()
 }
 
+/// The slot numbers that a text of ranges, such as `0-3,7`, names; `None` if it is no such text.
+pub(crate) fn slots_in(ranges: &str) -> Option<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for part in ranges.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        numbers.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
+    }
+    Some(numbers)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

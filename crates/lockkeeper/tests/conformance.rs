@@ -13,5 +13,17 @@ conformance!(memory, {
 conformance!(file, {
     let dir = tempfile::tempdir().expect("there is room for a temporary directory");
     let url = format!("file://{}", dir.path().join("locks").display());
-    Store::at(url).keep(dir)
+    let (here, there) = (dir.path().join("locks"), dir.path().join("locks"));
+    Store::at(url).keep(dir).data(
+        "a file that is not ours",
+        move |key| {
+            std::fs::create_dir_all(&here).unwrap();
+            std::fs::write(here.join(format!("{key}.lock")), "4711\n").unwrap();
+            std::future::ready(())
+        },
+        move |key| {
+            let file = std::fs::read_to_string(there.join(format!("{key}.lock")));
+            std::future::ready(file.unwrap())
+        },
+    )
 });

@@ -87,6 +87,28 @@ async fn loss_is_signalled_by_the_clock_when_nobody_answers() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn renewals_that_fail_are_known_until_one_succeeds() {
+    let link = Link::new(Arc::new(Memory::new()));
+    let client = Client::new(link.clone());
+    let guard = client.mutex("key").ttl(9 * SECOND).acquire().await.unwrap();
+    let failures = || guard.trouble().map_or(0, |trouble| trouble.failures);
+    assert_eq!(failures(), 0);
+    // Every third of the lease, and every sixth while there is no answer.
+    link.swallow(Call::Renew, 1);
+    tokio::time::sleep(4 * SECOND).await;
+    let trouble = guard.trouble().unwrap();
+    assert!(trouble.failures == 1 && trouble.error.contains("the reply was lost"), "{trouble:?}");
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(failures(), 0);
+    // Silence counts when it is asked again.
+    link.cut(Call::Renew, true);
+    let loss = guard.lost().await;
+    let trouble = guard.trouble().unwrap();
+    assert_eq!((loss, trouble.error.as_str()), (Loss::Expired, "no answer yet"));
+    assert!(trouble.failures > 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_margin_of_ones_own_moves_the_signal() {
     let (memory, client) = store();
     let asked = Instant::now();
@@ -185,6 +207,24 @@ async fn the_next_acquire_comes_after_the_release_and_does_not_wait_for_its_answ
     let _guard = client.mutex("silent").acquire().await.unwrap();
     assert_eq!(asked.elapsed(), Duration::ZERO);
     assert_eq!(*calls.lock().unwrap(), ["attempt", "release", "attempt"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_release_that_another_task_helps_onto_the_wire_is_no_loss() {
+    let (_, client) = store();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..16 {
+        let lock = client.mutex("key");
+        tasks.spawn(async move {
+            for _ in 0..4_000 {
+                let guard = lock.clone().acquire().await.unwrap();
+                assert_eq!(guard.release().await.unwrap(), Release::Released);
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,11 +1,11 @@
 //! Every case of the test kit against Redis: one server, both layouts, the oldest version, Sentinel, Cluster.
 #![cfg(feature = "redis")]
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, VOLATILE};
+use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, VOLATILE, with_data};
 
 static ONE: LazyLock<Server> = LazyLock::new(Server::start);
 static OLDEST: LazyLock<Server> = LazyLock::new(|| Server::oldest(&VOLATILE));
@@ -18,11 +18,17 @@ fn apart(url: String, options: &str) -> Store {
 }
 
 conformance!(standalone, {
-    let server = Server::start();
-    Store::at(server.url()).keep(server)
+    let server = Arc::new(Server::start());
+    let asked = server.clone();
+    let store = Store::at(server.url()).keep(server);
+    with_data(store, "", true, move |command| asked.ask(command))
 });
 
-conformance!(string, apart(ONE.url(), "&layout=string"));
+conformance!(string, {
+    let prefix = format!("{:x}:", fastrand::u64(..));
+    let store = Store::at(format!("{}?prefix={prefix}&layout=string", ONE.url()));
+    with_data(store, &prefix, false, |command| ONE.ask(command))
+});
 
 conformance!(redisson_fence, apart(ONE.url(), "&fence=redisson"));
 

@@ -21,7 +21,7 @@ async fn connect(url: impl AsRef<str>) -> Client {
 const RIGHTS: &str = "~app:* ~lockkeeper* ~redisson_lock* ~{app:*}:*:rwlock_timeout:* \
     &redisson_lock__channel:* &redisson_rwlock:* &lockkeeper_* \
     +ping +hello +eval +evalsha +time +type +exists +del +get +set +incr +pexpire +pttl \
-    +hset +hget +hmget +hgetall +hdel +hexists +hincrby +hlen \
+    +hset +hget +hgetall +hdel +hexists +hincrby +hlen \
     +lindex +lpos +lrange +lrem +rpush +zadd +zrem +zscore +zincrby +zrange +zrangebyscore \
     +setbit +bitpos +publish +subscribe +unsubscribe +scan";
 
@@ -171,6 +171,49 @@ async fn doctor_names_what_would_hurt() {
     let error = wants_replicas.mutex("N").acquire().await.unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     assert_eq!(server.ask(&["EXISTS", "N"]), "0", "what the replicas do not have is undone");
+}
+
+#[tokio::test]
+async fn doctor_tells_one_cause_once() {
+    let master = Server::start();
+    let port = master.port().to_string();
+    let following = ["--replicaof", "127.0.0.1", port.as_str()];
+    let replica = Server::with(&[&VOLATILE[..], &following].concat());
+    let problems = async |url: String| -> Vec<_> {
+        let findings = connect(url).await.doctor().await.unwrap();
+        findings.into_iter().filter(|f| f.severity == Severity::Problem).collect()
+    };
+    let [only] = &problems(replica.url()).await[..] else { panic!("one problem has one cause") };
+    assert!(only.advice.contains("name the master"), "{only:?}");
+    // The same for a user who may not ask for the role.
+    let user: Vec<_> = ["ACL", "SETUSER", "locks", "on", ">secret"]
+        .into_iter()
+        .chain(RIGHTS.split_whitespace())
+        .collect();
+    assert_eq!(replica.ask(&user), "OK");
+    let url = replica.url().replace("redis://", "redis://locks:secret@") + "?prefix=app:";
+    let [only] = &problems(url).await[..] else { panic!("one problem has one cause") };
+    assert!(only.advice.contains("name the master"), "{only:?}");
+    let [only] = &problems(master.url() + "?wait_replicas=9").await[..] else {
+        panic!("one cause")
+    };
+    assert!(only.advice.contains("more replicas than are connected"), "{only:?}");
+    assert_eq!(master.ask(&["CONFIG", "SET", "maxmemory", "1"]), "OK");
+    let [only] = &problems(master.url()).await[..] else { panic!("one problem has one cause") };
+    assert!(only.advice.contains("maxmemory"), "{only:?}");
+}
+
+#[tokio::test]
+async fn doctor_says_what_a_crash_can_forget() {
+    for (policy, severity) in
+        [("always", Severity::Fine), ("everysec", Severity::Warning), ("no", Severity::Warning)]
+    {
+        let server = Server::with(&["--save", "", "--appendonly", "yes", "--appendfsync", policy]);
+        let findings = connect(server.url()).await.doctor().await.unwrap();
+        let found = findings.iter().find(|f| f.what.contains("append-only")).expect("it looks");
+        assert_eq!(found.severity, severity, "{found:?}");
+        assert!(found.what.contains(&format!("appendfsync {policy}")), "{found:?}");
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Client, Error, Guard, Loss};
+use lockkeeper::{Client, Error, Guard, Lock, Loss, Owner, Release};
 use lockkeeper_testkit::history::{Recorder, Resource, Violation, check};
 use lockkeeper_testkit::server::redis::{
     Cluster, DURABLE, Sentinels, Server, VOLATILE, eventually,
@@ -504,4 +504,80 @@ async fn locks_follow_their_slot_while_it_moves() {
     guard.release().await.unwrap();
     let next = timeout(Duration::from_secs(7), waiting).await.expect("woken").unwrap().unwrap();
     assert!(next.fence() > fence);
+}
+
+/// A lock of every kind, each at a name of its own.
+fn one_of_each(client: &Client) -> Vec<(&'static str, Lock)> {
+    let owner = Owner::named("somebody").unwrap();
+    vec![
+        ("plain", client.mutex("plain")),
+        ("fair", client.mutex("fair").fair()),
+        ("owned", client.mutex("owned").owner(&owner)),
+        ("read", client.read("read")),
+        ("owned read", client.read("owned read").owner(&owner)),
+        ("write", client.write("write")),
+        ("owned write", client.write("owned write").owner(&owner)),
+        ("permits", client.semaphore("permits", 3).permits(2)),
+    ]
+}
+
+async fn hold_one_of_each(client: &Client, ttl: Duration) -> Vec<(&'static str, Guard)> {
+    let mut guards = Vec::new();
+    for (name, lock) in one_of_each(client) {
+        guards.push((name, lock.ttl(ttl).acquire().await.unwrap()));
+    }
+    guards
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_keeps_what_is_held_and_takes_it_back() {
+    let server = Server::start();
+    let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let string = connect(&format!("{}?layout=string", server.url())).await;
+    let ttl = Duration::from_secs(3);
+    let mut guards = hold_one_of_each(&client, ttl).await;
+    guards.push(("string", string.mutex("string").ttl(ttl).acquire().await.unwrap()));
+    // Somebody waits in the line, and goes on waiting.
+    let mut waiting = Box::pin(other.mutex("fair").fair().acquire());
+    assert!(timeout(Duration::from_secs(1), &mut waiting).await.is_err());
+    assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "1"]), "OK");
+    let refused = client.mutex("new").try_acquire().await.unwrap_err();
+    assert!(refused.is_retryable() && refused.to_string().contains("OOM"), "{refused}");
+    let renewed = timeout(ttl * 3, &mut waiting).await;
+    assert!(renewed.is_err(), "a waiter does not wait any more: {renewed:?}");
+    for (name, guard) in guards {
+        guard.check().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let released = guard.release().await.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(released, Release::Released, "{name}");
+        assert_eq!(server.ask(&["EXISTS", name]), "0", "{name}");
+    }
+    assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "0"]), "OK");
+    let guard = timeout(SOON, waiting).await.expect("there is room again").unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn releases_that_a_server_refuses_for_a_while_are_repeated() {
+    let server = Server::with(&["--save", "3600 1000000", "--appendonly", "no"]);
+    let client = connect(&server.url()).await;
+    let guards = hold_one_of_each(&client, Duration::from_secs(60)).await;
+    // It cannot save any more, and takes no writes.
+    std::fs::remove_dir_all(server.directory()).unwrap();
+    server.ask(&["BGSAVE"]);
+    eventually("it takes no writes", || {
+        let answer = server.ask(&["SET", "probe", "x"]);
+        answer.contains("MISCONF").then_some(()).ok_or(answer)
+    });
+    for (name, guard) in guards {
+        let released = guard.release().await.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(released, Release::Unconfirmed, "{name}");
+        assert_eq!(server.ask(&["EXISTS", name]), "1", "{name}");
+    }
+    assert_eq!(server.ask(&["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"]), "OK");
+    for (name, _) in one_of_each(&client) {
+        eventually(name, || {
+            let there = server.ask(&["EXISTS", name]);
+            (there == "0").then_some(()).ok_or(there)
+        });
+    }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use lockkeeper::backend::Mode;
 use lockkeeper::{Client, Error, Owner, Release};
-use lockkeeper_testkit::server::redis::{Server, eventually};
+use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::server::redis::{Cluster, Server, eventually};
 use tokio::time::timeout;
 
 const TTL: Duration = Duration::from_secs(20);
@@ -58,7 +59,7 @@ async fn a_foreign_holder_is_respected_and_its_release_wakes() {
     let guard = timeout(Duration::from_secs(2), waiting).await.expect("woken").unwrap().unwrap();
     guard.release().await.unwrap();
     // And a lease that nobody ends by hand is waited for, no longer.
-    server.ask(&["HSET", "N", "somebody:1", "1"]);
+    server.ask(&["HSET", "N", "1d1c0000-0000-4000-8000-000000000000:1", "1"]);
     server.ask(&["PEXPIRE", "N", "300"]);
     let ran_out = timeout(Duration::from_secs(2), client.mutex("N").acquire()).await;
     ran_out.expect("it ran out").unwrap().release().await.unwrap();
@@ -217,6 +218,30 @@ async fn a_string_is_shared_with_set_nx_and_compare_and_delete() {
     assert_eq!(server.ask(&["GET", "N"]), "foreign");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_slow_to_reach_is_dialed_once_for_many_waits() {
+    let server = Server::start();
+    let holder = connect(server.url() + "?layout=string").await;
+    let guard = holder.mutex("N").acquire().await.unwrap();
+    let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await;
+    let waiter = connect(format!("redis://{}?layout=string", proxy.address())).await;
+    // Longer than one wait of somebody who asks again and again.
+    proxy.latency(Duration::from_millis(150));
+    let connections = || -> u64 {
+        let stats = server.ask(&["INFO", "stats"]);
+        let count = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        count.expect("it is counted").trim().parse().unwrap()
+    };
+    let before = connections();
+    let mut waiting = Box::pin(waiter.mutex("N").acquire());
+    assert!(timeout(Duration::from_secs(4), &mut waiting).await.is_err());
+    // One is the question's own.
+    let opened = connections() - before - 1;
+    assert!(opened <= 1, "{opened} connections for one that listens");
+    guard.release().await.unwrap();
+    timeout(TTL, waiting).await.expect("it asks again").unwrap().release().await.unwrap();
+}
+
 #[tokio::test]
 async fn what_is_something_else_is_a_conflict_that_says_what() {
     let server = Server::start();
@@ -282,4 +307,117 @@ async fn a_second_process_of_one_owner_is_counted_and_leaves_alone() {
     let reserved = Owner::named("mode").unwrap();
     let error = one.mutex("N").owner(&reserved).acquire().await.unwrap_err();
     assert!(matches!(error, Error::Config(_)), "{error}");
+}
+
+#[tokio::test]
+async fn locks_that_only_others_used_are_listed() {
+    const JAVA: &str = "0d1c0000-0000-4000-8000-000000000000:57";
+    let (server, cluster) = (Server::start(), Cluster::with_replicas(0));
+    for (url, ask) in [
+        (
+            server.url(),
+            Box::new(|command: &[&str]| server.ask(command)) as Box<dyn Fn(&[&str]) -> _>,
+        ),
+        (cluster.url(), Box::new(|command: &[&str]| cluster.master_of(command[1]).ask(command))),
+    ] {
+        let client = connect(url).await;
+        ask(&["HSET", "java/mutex", JAVA, "2"]);
+        ask(&["PEXPIRE", "java/mutex", "60000"]);
+        ask(&["HSET", "java/read", "mode", "read", JAVA, "1"]);
+        ask(&["SET", &format!("{{java/read}}:{JAVA}:rwlock_timeout:1"), "1", "PX", "60000"]);
+        ask(&["PEXPIRE", "java/read", "60000"]);
+        ask(&["HSET", "java/write", "mode", "write", &format!("{JAVA}:write"), "1"]);
+        ask(&["PEXPIRE", "java/write", "60000"]);
+        ask(&["HSET", "java/user", "name", "bob"]);
+        ask(&["HSET", "other", JAVA, "1"]);
+        ask(&["PEXPIRE", "other", "60000"]);
+        let _ours = client.mutex("java/ours").acquire().await.unwrap();
+        let listed = client.list("java/").await.unwrap();
+        let seen: Vec<_> = listed
+            .iter()
+            .map(|lock| (lock.key.as_str(), lock.holders[0].mode, &*lock.holders[0].identity))
+            .collect();
+        assert_eq!(seen.len(), 4, "{seen:?}");
+        assert_eq!(seen[0], ("java/mutex", Mode::Mutex, JAVA));
+        assert_eq!((seen[1].0, seen[1].1), ("java/ours", Mode::Mutex));
+        assert_eq!(seen[2], ("java/read", Mode::Read, JAVA));
+        assert_eq!(seen[3], ("java/write", Mode::Write, JAVA));
+        for lock in listed {
+            let broken = client.break_lock(lock.key.as_str()).await.unwrap();
+            assert_eq!(broken.len(), 1, "{broken:?}");
+        }
+        assert!(client.list("java/").await.unwrap().is_empty());
+        assert_eq!(ask(&["HGET", "java/user", "name"]), "bob");
+    }
+}
+
+#[tokio::test]
+async fn a_string_is_broken_only_where_locks_are_strings_and_only_if_it_expires() {
+    let server = Server::start();
+    let (hash, string) =
+        (connect(server.url()).await, connect(server.url() + "?layout=string").await);
+    let refused = |result: lockkeeper::Result<Vec<lockkeeper::backend::Entry>>| match result {
+        Err(Error::Conflict { found, .. }) => found,
+        other => panic!("it should be refused: {other:?}"),
+    };
+    // A client that sets no expiry excludes us, and its key may as well be data.
+    server.ask(&["SET", "N", "foreign"]);
+    assert!(string.mutex("N").try_acquire().await.unwrap().is_none());
+    assert!(refused(string.break_lock("N").await).contains("never expires"));
+    assert!(refused(hash.break_lock("N").await).contains("layout=string"));
+    assert!(matches!(string.inspect("N").await, Err(Error::Conflict { .. })));
+    server.ask(&["PEXPIRE", "N", "60000"]);
+    refused(hash.break_lock("N").await);
+    assert_eq!(server.ask(&["GET", "N"]), "foreign");
+    let seen = string.inspect("N").await.unwrap().expect("it is held");
+    assert_eq!(seen.holders[0].identity, "foreign");
+    assert_eq!(string.break_lock("N").await.unwrap().len(), 1);
+    assert_eq!(server.ask(&["EXISTS", "N"]), "0");
+    // Ours is known for what it is, whoever looks.
+    let _guard = string.mutex("N").acquire().await.unwrap();
+    assert!(hash.inspect("N").await.unwrap().is_some());
+    assert_eq!(hash.break_lock("N").await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn owners_with_names_of_their_own_are_known_for_what_they_are() {
+    let server = Server::start();
+    let (one, two) = (connect(server.url()).await, connect(server.url()).await);
+    let owner = Owner::named("deploy").unwrap();
+    for kind in [Mode::Mutex, Mode::Read, Mode::Write] {
+        let lock = |client: &Client| match kind {
+            Mode::Mutex => client.mutex("N"),
+            Mode::Read => client.read("N"),
+            _ => client.write("N"),
+        };
+        let guard = lock(&one).owner(&owner).acquire().await.unwrap();
+        if kind != Mode::Read {
+            assert!(lock(&two).try_acquire().await.unwrap().is_none(), "{kind}");
+        }
+        assert!(two.list("").await.unwrap().iter().any(|lock| lock.key.as_str() == "N"));
+        assert_eq!(two.break_lock("N").await.unwrap().len(), 1, "{kind}");
+        drop(guard);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_age_of_a_holder_counts_from_its_grant() {
+    const WAIT: Duration = Duration::from_secs(3);
+    let server = Server::start();
+    let (first, second) = (connect(server.url()).await, connect(server.url()).await);
+    for kind in ["mutex", "write", "semaphore"] {
+        let lock = |client: &Client| match kind {
+            "mutex" => client.mutex(kind).fair(),
+            "write" => client.write(kind),
+            _ => client.semaphore(kind, 1),
+        };
+        let guard = lock(&first).acquire().await.unwrap();
+        let mut waiting = Box::pin(lock(&second).acquire());
+        assert!(timeout(WAIT, &mut waiting).await.is_err());
+        guard.release().await.unwrap();
+        let _guard = waiting.await.unwrap();
+        let seen = first.inspect(kind).await.unwrap().expect("it is held");
+        let age = seen.holders[0].since.unwrap().elapsed().unwrap_or_default();
+        assert!(age < WAIT / 2, "{kind}: held for a moment, and said to be held for {age:?}");
+    }
 }

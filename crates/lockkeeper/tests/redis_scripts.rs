@@ -135,6 +135,68 @@ async fn the_rule_in_the_scripts_is_the_rule_of_the_library() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn holders_who_die_leave_no_records() {
+    const DEAD: usize = 100;
+    let server = Server::start();
+    let redis = Redis::connect(&Endpoint::parse(&server.url()).unwrap()).await.unwrap();
+    let records = |key: &str| -> usize {
+        server.ask(&["HLEN", &format!("lockkeeper_who:{{{key}}}")]).parse().unwrap()
+    };
+    let short = |key: &str, mode, ttl| {
+        let request = request(Key::new(key).unwrap(), None, mode);
+        redis.claim(Request { ttl: Duration::from_millis(ttl), ..request })
+    };
+    let (one, all) = (Mode::Permits { take: 1, limit: LIMIT }, LIMIT);
+    for (key, mode, other) in [
+        ("read", Mode::Read, Mode::Write),
+        ("permits", one, Mode::Permits { take: all, limit: all }),
+    ] {
+        // What is noted stays for long once somebody waited.
+        assert!(short(key, mode, 500).attempt().await.unwrap().is_some());
+        let mut waiter = short(key, other, 500);
+        assert!(waiter.attempt().await.unwrap().is_none());
+        waiter.release().await.unwrap();
+        for _ in 0..DEAD {
+            eventually("the last lease is over", || {
+                let there = server.ask(&["EXISTS", key]);
+                (there == "0").then_some(()).ok_or(there)
+            });
+            assert!(short(key, mode, 1).attempt().await.unwrap().is_some());
+        }
+        assert!(records(key) < 20, "{DEAD} died, and {} records are left", records(key));
+    }
+    // The same beside somebody who stays.
+    let mut long = redis.claim(request(Key::new("together").unwrap(), None, Mode::Read));
+    long.attempt().await.unwrap().expect("it is free");
+    for _ in 0..DEAD {
+        assert!(short("together", Mode::Read, 1).attempt().await.unwrap().is_some());
+    }
+    assert!(records("together") < 70, "{} records are left", records("together"));
+    let fields: usize = server.ask(&["HLEN", "together"]).parse().unwrap();
+    assert!(fields < 70, "{fields} fields are left");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_permits_are_taken_and_more_are_refused_before_asking() {
+    const MOST: u32 = 10_000;
+    let server = Server::start();
+    let client = Client::connect(server.url()).await.unwrap();
+    let guard = client.semaphore("N", 2 * MOST).permits(MOST).acquire().await.unwrap();
+    let expected: Vec<_> = (0..MOST).collect();
+    assert_eq!(guard.slots(), expected);
+    let second = client.semaphore("N", 2 * MOST).permits(MOST).acquire().await.unwrap();
+    assert_eq!(second.slots().first(), Some(&MOST));
+    let seen = client.inspect("N").await.unwrap().expect("it is held");
+    assert_eq!(seen.holders.iter().map(|holder| holder.slots.len()).sum::<usize>(), 20_000);
+    guard.release().await.unwrap();
+    second.release().await.unwrap();
+    let before = calls(&server, is_script);
+    let error = client.semaphore("N", 2 * MOST).permits(MOST + 1).acquire().await.unwrap_err();
+    assert!(error.to_string().contains("10000"), "{error}");
+    assert_eq!(calls(&server, is_script), before, "refused, but only after asking the server");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_renewal_reaches_every_kind_and_every_slot() {
     let (server, cluster) = (Server::start(), Cluster::with_replicas(0));
     for url in [server.url(), cluster.url()] {

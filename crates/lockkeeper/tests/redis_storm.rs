@@ -43,6 +43,11 @@ async fn a_storm_on_one_server() {
             server.kill();
             server.restart();
         }),
+        Fault::new("out of memory for a second", move || async move {
+            server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+        }),
     ];
     storm.rage(&proxies, &mut faults).await;
     let judgement = storm.judge(&server.url()).await;

@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
+use lockkeeper_testkit::server::redis::with_data;
 use servers::{Flapping, Servers};
 
 static THREE: LazyLock<Servers> = LazyLock::new(|| Servers::start(3));
@@ -34,9 +35,18 @@ fn apart(url: &str, options: &str) -> Store {
     Store::at(format!("{url}?prefix={:x}:{options}", fastrand::u64(..)))
 }
 
-conformance!(three, apart(&THREE.url(), ""));
+/// The same, with data of others at all servers.
+fn beside_data(options: &str, strings: bool) -> Store {
+    let prefix = format!("{:x}:", fastrand::u64(..));
+    let store = Store::at(format!("{}?prefix={prefix}{options}", THREE.url()));
+    with_data(store, &prefix, strings, |command| {
+        THREE.iter().map(|server| server.ask(command) + "\n").collect()
+    })
+}
 
-conformance!(hash, apart(&THREE.url(), "&layout=hash"));
+conformance!(three, beside_data("", false));
+
+conformance!(hash, beside_data("&layout=hash", true));
 
 conformance!(five, apart(&FIVE.url(), ""));
 

@@ -161,6 +161,167 @@ async fn the_doctor_says_what_is_there_and_what_is_not() {
     assert!(client.list("").await.unwrap().is_empty(), "it leaves nothing behind");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn more_than_a_request_may_hold_is_renewed_all_the_same() {
+    let servers = single().await;
+    // The servers need a while for a thousand nodes.
+    let session = Duration::from_secs(20);
+    let client = Client::connect(servers.url("many", session)).await.unwrap();
+    let key = |n: usize| format!("{n} {}", "x".repeat(180));
+    let mut guards = vec![client.mutex("mutex").acquire().await.unwrap()];
+    for n in 0..6 {
+        let lock = client.semaphore(key(n), 1_000).permits(1_000);
+        guards.push(lock.acquire_within(PATIENCE).await.unwrap());
+    }
+    // Longer than what is not renewed would last.
+    let held = tokio::time::Instant::now();
+    while held.elapsed() < session * 3 / 5 {
+        for guard in &guards {
+            guard.check().unwrap();
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    // One permit less, and the whole hold is gone, and no other.
+    let observer = stranger(&servers).await;
+    let dir = format!("/many/{}/leases", key(3));
+    let name = observer.list_children(&dir).await.unwrap().pop().unwrap();
+    observer.delete(&format!("{dir}/{name}"), None).await.unwrap();
+    timeout(session, guards[4].lost()).await.expect("a renewal finds out");
+    for (n, guard) in guards.iter().enumerate() {
+        assert_eq!(guard.check().is_ok(), n != 4, "{n}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_permits_than_a_request_may_hold_are_refused_with_their_number() {
+    let servers = single().await;
+    let client = Client::connect(servers.url("most", SESSION)).await.unwrap();
+    let before = servers.servers()[0].received();
+    let refused = client.semaphore("gpu", 20_000).permits(8_000).note("why").acquire().await;
+    let Err(Error::Unsupported { what, .. }) = refused else { panic!("{refused:?}") };
+    // Two packets more are those of these questions themselves.
+    assert!(servers.servers()[0].received() <= before + 2, "it was asked for");
+    let number = what.split_whitespace().filter_map(|word| word.parse::<u32>().ok()).min();
+    let most = number.unwrap_or_else(|| panic!("no number in {what:?}"));
+    let lock = |take| client.semaphore("gpu", 20_000).permits(take).note("why");
+    assert!(lock(most + 1).acquire().await.is_err(), "{most} were said to be the most");
+    let guard = lock(most).acquire_within(PATIENCE).await.unwrap();
+    assert_eq!(guard.slots().len(), most as usize);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_who_asks_for_another_kind_disturbs_nobody() {
+    let servers = single().await;
+    for kind in ["write", "semaphore"] {
+        let url = servers.url(kind, SESSION);
+        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let mut rightful = JoinSet::new();
+        // So many that there is always one of them in line.
+        for _ in 0..8 {
+            let client = Client::connect(&url).await.unwrap();
+            let over = over.clone();
+            rightful.spawn(async move {
+                let (mut grants, mut errors) = (0, Vec::new());
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    match client.mutex("key").acquire().await {
+                        Ok(guard) => {
+                            grants += 1;
+                            sleep(Duration::from_millis(2)).await;
+                            guard.release().await.unwrap();
+                        }
+                        Err(error) => errors.push(error.to_string()),
+                    }
+                }
+                (grants, errors)
+            });
+        }
+        // The lock is a mutex now.
+        let wrong = Client::connect(&url).await.unwrap();
+        let mutex = wrong.mutex("key").acquire().await.unwrap();
+        let lock = || match kind {
+            "write" => wrong.write("key"),
+            _ => wrong.semaphore("key", 3),
+        };
+        let other = Client::connect(&url).await.unwrap();
+        let refused = match kind {
+            "write" => other.write("key").acquire().await,
+            _ => other.semaphore("key", 3).acquire().await,
+        };
+        assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+        mutex.release().await.unwrap();
+        let (mut refused, mut entered) = (0, 0);
+        for _ in 0..300 {
+            match lock().try_acquire().await {
+                Err(Error::Conflict { .. }) => refused += 1,
+                // It may come when nobody is there, or at the same moment as somebody else.
+                Ok(Some(guard)) => {
+                    entered += 1;
+                    drop(guard.release().await);
+                }
+                Ok(None) => {}
+                other => panic!("{other:?}"),
+            }
+            match lock().acquire_within(PATIENCE).await {
+                Err(Error::Conflict { .. }) => refused += 1,
+                Ok(guard) => {
+                    entered += 1;
+                    drop(guard.release().await);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        let (mut grants, mut errors) = (0, Vec::new());
+        while let Some(task) = rightful.join_next().await {
+            let (more, wrong) = task.unwrap();
+            grants += more;
+            errors.extend(wrong);
+        }
+        println!(
+            "{kind}: {grants} grants, {} errors, {refused} refused, {entered} entered",
+            errors.len()
+        );
+        assert!(refused > 100, "{refused}");
+        // Nobody is refused but by one who is inside, and that is over in a moment.
+        let told = errors.first().cloned().unwrap_or_default();
+        assert!(entered > 0 || errors.is_empty(), "{} errors: {told}", errors.len());
+        assert!(errors.len() * 20 <= grants, "{} errors beside {grants}: {told}", errors.len());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_kazoo_holds_as_another_kind_is_refused() {
+    let servers = single().await;
+    let client = Client::connect(servers.url("kazoo", SESSION)).await.unwrap();
+    let kazoo = stranger(&servers).await;
+    let hex = "1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b";
+    let persistent = zk::CreateMode::Persistent.with_acls(zk::Acls::anyone_all());
+    let plain = zk::CreateMode::Ephemeral.with_acls(zk::Acls::anyone_all());
+    for (key, reader) in [("reader", true), ("semaphore", false)] {
+        let dir = format!("/kazoo/{key}");
+        kazoo.mkdir(&dir, &persistent).await.unwrap();
+        if reader {
+            kazoo.create(&format!("{dir}/{hex}__rlock__"), b"", &EPHEMERAL).await.unwrap();
+        } else {
+            kazoo.create(&format!("{dir}/{hex}"), b"", &plain).await.unwrap();
+        }
+        for lock in
+            [client.mutex(key), client.write(key), client.read(key), client.semaphore(key, 3)]
+        {
+            let again = lock.clone().try_acquire().await;
+            assert!(matches!(again, Err(Error::Conflict { .. })), "{key}: {again:?}");
+            let refused = timeout(PATIENCE, lock.acquire()).await.expect("it does not wait");
+            let Err(Error::Conflict { found, .. }) = refused else { panic!("{key}: {refused:?}") };
+            assert!(found.contains("kazoo"), "{found}");
+        }
+        let mut left = kazoo.list_children(&dir).await.unwrap();
+        // An empty container goes by itself.
+        left.retain(|name| name != "locks");
+        assert_eq!(left.len(), 1, "{left:?}");
+    }
+}
+
 /// Lines claims up behind each other, all of one session.
 async fn line_up(backend: &Arc<dyn Backend>, key: &str, many: usize) -> Vec<Box<dyn Claim>> {
     let mut claims = Vec::new();
@@ -258,4 +419,19 @@ async fn a_hand_off_costs_as_many_requests_with_500_waiters_as_with_5() {
     println!("requests per hand-off: {costs:?}");
     assert!(costs[1] <= costs[0] + 1, "{costs:?}");
     assert!(costs[1] <= 6, "{costs:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_end_with_a_session_is_no_lock() {
+    let servers = single().await;
+    let client = Client::connect(servers.url("locks", SESSION)).await.unwrap();
+    let application = stranger(&servers).await;
+    let persistent = zk::CreateMode::Persistent.with_acls(zk::Acls::anyone_all());
+    application.mkdir("/locks/orders", &persistent).await.unwrap();
+    application.create("/locks/orders/lock-0000000007", b"value", &persistent).await.unwrap();
+    assert!(client.inspect("orders").await.unwrap().is_none());
+    assert!(client.list("").await.unwrap().is_empty());
+    assert!(client.break_lock("orders").await.unwrap().is_empty());
+    let (data, _) = application.get_data("/locks/orders/lock-0000000007").await.unwrap();
+    assert_eq!(data, b"value");
 }

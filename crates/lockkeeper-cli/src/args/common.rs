@@ -50,6 +50,8 @@ pub(crate) struct Terms {
     #[arg(short = 'n', long, visible_alias = "nb", conflicts_with = "wait")]
     pub(crate) nonblock: bool,
     /// Wait at most so long; a bare number is seconds
+    ///
+    /// For the lock, and for an engine that does not answer yet.
     #[arg(short = 'w', long, visible_alias = "timeout", value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
     /// Share the lock with other --shared holders
@@ -90,7 +92,7 @@ pub(crate) struct Care {
     /// Say nothing
     #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Say how long it waited and held
+    /// Say how long it waited and held, and every renewal that fails
     #[arg(short = 'v', long)]
     pub(crate) verbose: bool,
     /// Say it as one JSON object on stderr at the end

@@ -48,6 +48,19 @@ fn a_hostile_note_cannot_move_the_cursor() {
 }
 
 #[test]
+fn an_applications_data_is_no_lock() {
+    let (place, server) = (Place::new(), Server::start());
+    let url = server.url();
+    server.ask(&["HSET", "user:1", "name", "bob", "mode", "dark"]);
+    let found = "a hash is there that is no lock";
+    place.run(&format!("run --url {url} -n user:1 true")).exits(64).says(found);
+    place.run(&format!("show --url {url} user:1")).exits(64).says(found);
+    place.run(&format!("break --url {url} user:1 --why x --yes")).exits(64).says(found);
+    place.run(&format!("ls --url {url}")).exits(0).says("no locks in use");
+    assert_eq!(server.ask(&["HGET", "user:1", "name"]), "bob");
+}
+
+#[test]
 fn watch_prints_a_line_per_change() {
     let place = Place::new();
     let mut command = place.lockkeeper("watch --json --interval 20ms");

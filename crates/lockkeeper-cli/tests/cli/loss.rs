@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::database::{Mariadb, Postgres};
+use lockkeeper_testkit::server::redis::Server;
+use lockkeeper_testkit::server::zookeeper::Ensemble;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
@@ -143,4 +146,70 @@ fn the_end_of_a_fixed_lease_is_not_blamed_on_a_renewal() {
         let reason = status["reason"].as_str().unwrap();
         assert!(reason.contains("lease") && !reason.contains("renewed"), "{reason}");
     }
+}
+
+/// The server ends while a command runs: the user hears why at once, and the exit follows the command.
+fn a_dead_server_is_told_and_does_not_keep_us(url: &str, end_server: impl FnOnce()) {
+    let place = Place::at(url);
+    let script = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let run = place.start(&format!("run -v --ttl 6s --status-file status k -- {script}"));
+    let command: i32 = place.content("pid").trim().parse().unwrap();
+    end_server();
+    eventually("the command is dead", || (!is_there(command)).then_some(()));
+    let dead = Instant::now();
+    let ended = run.end().exits(79);
+    let late = dead.elapsed();
+    assert!(late < Duration::from_secs(1), "{url}: {late:?} after its command: {}", ended.stderr);
+    let lines: Vec<_> = ended.stderr.lines().collect();
+    let at = |what: &str| lines.iter().position(|line| line.contains(what));
+    let (failed, lost) = (at("cannot renew the lock"), at("the lock is lost: "));
+    assert!(failed.is_some() && failed < lost, "{}", ended.stderr);
+    let reason = place.status("status")["reason"].as_str().unwrap().to_owned();
+    assert!(lines[lost.unwrap()].ends_with(&reason), "{reason} in {}", ended.stderr);
+    let cause = lines[failed.unwrap()].rsplit(": ").next().unwrap();
+    assert!(reason.contains(": "), "no cause such as {cause} in {reason}");
+}
+
+#[test]
+fn a_dead_redis_server_is_told() {
+    let server = Server::start();
+    a_dead_server_is_told_and_does_not_keep_us(&server.url(), || server.kill());
+}
+
+#[test]
+fn a_dead_zookeeper_server_is_told() {
+    let servers = Ensemble::single();
+    let url = servers.url("told", Duration::from_secs(12));
+    a_dead_server_is_told_and_does_not_keep_us(&url, || servers.servers()[0].process().kill());
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn a_dead_etcd_server_is_told() {
+    let servers = lockkeeper_testkit::server::etcd::Servers::start(1);
+    a_dead_server_is_told_and_does_not_keep_us(&servers.url(""), || servers.kill(0));
+}
+
+#[test]
+fn a_dead_database_is_told() {
+    let mut server = Postgres::start();
+    let url = server.url();
+    a_dead_server_is_told_and_does_not_keep_us(&url, || server.crash());
+    let mut server = Mariadb::start();
+    let url = server.url();
+    a_dead_server_is_told_and_does_not_keep_us(&url, || server.crash());
+}
+
+#[test]
+fn an_engine_that_dies_before_the_release_does_not_keep_the_command() {
+    let server = Server::start();
+    let place = Place::at(&server.url());
+    nix::unistd::mkfifo(&place.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let run = place.start("run k -- echo > started; read x < go; exit 5");
+    place.content("started");
+    server.kill();
+    std::fs::write(place.path("go"), "\n").unwrap();
+    let ended = Instant::now();
+    run.end().exits(5).says("did not confirm the release");
+    assert!(ended.elapsed() < Duration::from_secs(5), "{:?}", ended.elapsed());
 }

@@ -2,6 +2,7 @@
 
 mod config;
 mod cron;
+mod descendants;
 mod files;
 mod give_way;
 mod guardian;
@@ -14,3 +15,4 @@ mod run;
 mod signals;
 mod terminal;
 mod usage;
+mod zookeeper;

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use lockkeeper_testkit::server::redis::Server;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -231,6 +232,65 @@ fn an_owner_enters_again_below_its_own_run() {
     // Another owner does not, and neither does the same one under another key's lock.
     let other = inner.replace("--owner me", "--owner you");
     place.run(&format!("run --owner me k -- {other}")).exits(75);
+}
+
+#[test]
+fn a_daemon_of_a_run_that_is_over_asks_like_everyone_else() {
+    let place = Place::new();
+    let ours = env!("CARGO_BIN_EXE_lockkeeper");
+    // It outlives its run, and has its environment.
+    let daemon = format!(
+        "until test -e go; do sleep 0.01; done; {ours} run -n --owner me k -- echo inside; echo $? > code"
+    );
+    let script = format!("run --owner me k -- setsid sh -c '{daemon}' > out 2>&1 &");
+    place.run(&script).exits(0);
+    let holder = place.start("run k -- sleep 60");
+    place.until("k", 1, 0);
+    std::fs::write(place.path("go"), "").unwrap();
+    assert_eq!(place.content("code"), "75\n");
+    assert!(!place.content("out").contains("inside"));
+    drop(holder);
+}
+
+#[test]
+fn a_run_keeps_its_lock_for_a_daemon_that_entered_it() {
+    let place = Place::new();
+    let ours = env!("CARGO_BIN_EXE_lockkeeper");
+    nix::unistd::mkfifo(&place.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let inner = "echo > entered; read x < go; echo > left";
+    let daemon = format!("{ours} run -n --owner me k -- sh -c \"{inner}\"");
+    // The command itself ends as soon as the daemon is in.
+    let script = format!(
+        "setsid sh -c '{daemon}' > out 2>&1 & until test -e entered; do sleep 0.01; done; exit 5"
+    );
+    let run = place.start(&format!("run --owner me k -- {script}"));
+    place.content("entered");
+    place.run("run -w 0.5 k true").exits(75);
+    std::fs::write(place.path("go"), "\n").unwrap();
+    run.end().exits(5);
+    assert!(place.path("left").exists());
+    place.run("run -n k true").exits(0);
+}
+
+#[test]
+fn a_wait_limit_covers_an_engine_that_is_not_there_yet() {
+    let server = Server::start();
+    let place = Place::at(&server.url());
+    server.kill();
+    // Without a limit there is nothing to wait for.
+    let started = Instant::now();
+    place.run("run k true").exits(69);
+    place.run("run -n k true").exits(69);
+    let refused = place.run("run -w 1s k true").exits(69).says("waiting for redis://127.0.0.1");
+    assert!(refused.stderr.contains("refused"), "{}", refused.stderr);
+    assert!(started.elapsed() >= Duration::from_millis(500));
+    let mut waiting = place.lockkeeper("run -w 60 k -- echo in").spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.starts_with("lockkeeper: waiting for redis://127.0.0.1"), "{said}");
+    server.restart();
+    let done = waiting.wait_with_output().unwrap();
+    assert_eq!((done.status.code(), done.stdout.as_slice()), (Some(0), b"in\n".as_slice()));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use super::Store;
 use super::check::{SOON, nothing_left, take, take_soon};
-use crate::poll::poll_times;
+use crate::poll::{poll_once, poll_times};
 
 /// More polls than an acquire ever needs.
 const POLLS: usize = 200;
@@ -81,6 +81,19 @@ pub(super) async fn a_dropped_guard_is_given_back(store: Store) {
         drop(guard);
         nothing_left(&other, "key").await;
         take(lock(&other)).await.release().await.unwrap();
+    }
+}
+
+pub(super) async fn a_guard_dropped_in_a_long_poll_is_given_back(store: Store) {
+    let client = store.client().await;
+    for Kind { lock, .. } in kinds(&store).await {
+        for _ in 0..20 {
+            let guard = take(lock(&client)).await;
+            // The runtime gives a poll so much work, and then lets every channel say "not yet".
+            while poll_once(&mut Box::pin(tokio::task::consume_budget())).await.is_ready() {}
+            drop(guard);
+            take(lock(&client)).await.release().await.unwrap();
+        }
     }
 }
 

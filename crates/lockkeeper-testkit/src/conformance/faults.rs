@@ -1,7 +1,9 @@
 //! Replies that are lost after the effect: unknown is not no, and never twice.
 
-use lockkeeper::Release;
+use std::time::Duration;
+
 use lockkeeper::backend::Support;
+use lockkeeper::{Error, Release};
 
 use super::Store;
 use super::check::{SOON, busy, nothing_left, take};
@@ -86,4 +88,30 @@ pub(super) async fn an_acquire_given_up_on_without_a_reply_leaves_nothing(store:
         nothing_left(&other, "key").await;
         client.mutex("key").acquire_within(SOON).await.unwrap().release().await.unwrap();
     }
+}
+
+pub(super) async fn a_release_that_is_refused_for_a_while_is_repeated(store: Store) {
+    let ((client, link), other) = (store.linked().await, store.client().await);
+    // A server that has no memory left, or no disk, and has it back a little later.
+    let refusals = 3;
+    link.refuse(Call::Release, refusals);
+    let guard = take(client.mutex("key")).await;
+    assert_eq!(guard.release().await.unwrap(), Release::Unconfirmed);
+    nothing_left(&other, "key").await;
+    link.refuse(Call::Release, refusals);
+    drop(take(client.mutex("key")).await);
+    nothing_left(&other, "key").await;
+    // A release that nobody waits for any more.
+    link.refuse(Call::Release, refusals);
+    let mut release = Box::pin(take(client.mutex("key")).await.release());
+    let _ = poll_once(&mut release).await;
+    drop(release);
+    nothing_left(&other, "key").await;
+    // A waiter that gave up, and may have a place in a queue.
+    let taken = take(other.mutex("key")).await;
+    link.refuse(Call::Release, refusals);
+    let within = client.mutex("key").acquire_within(Duration::from_millis(50)).await;
+    assert!(matches!(within, Err(Error::Timeout { .. })), "{within:?}");
+    taken.release().await.unwrap();
+    nothing_left(&other, "key").await;
 }

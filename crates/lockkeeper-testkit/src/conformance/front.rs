@@ -39,13 +39,52 @@ pub(super) async fn bad_settings_are_refused_with_what_is_accepted(store: Store)
     assert_eq!(link.calls(Call::Attempt), 0, "refused, but only after asking the store");
 }
 
+pub(super) async fn the_last_blocking_handle_waits_for_its_release(store: Store) {
+    let Some(url) = store.place().map(str::to_owned) else {
+        panic!("the blocking front needs a URL; name one with Store::url")
+    };
+    let connect = move || blocking::Client::connect(&url).unwrap();
+    let observer = elsewhere(connect.clone()).await;
+    let is_free = || {
+        let lock = observer.mutex("key");
+        elsewhere(move || lock.try_acquire().unwrap().map(blocking::Guard::release).is_some())
+    };
+    for round in 0..20 {
+        let connect = connect.clone();
+        // A thread that belongs to a runtime, but not to its executor.
+        let own = elsewhere(move || {
+            let client = connect();
+            let guard = client.mutex("key").acquire().unwrap();
+            match round % 2 {
+                0 => drop((client, guard)),
+                _ => drop((guard, client)),
+            }
+        });
+        own.await;
+        assert!(is_free().await, "held by a program that is done with it");
+    }
+    // A thread of the executor.
+    let client = elsewhere(connect).await;
+    let lock = client.mutex("key");
+    let guard = elsewhere(move || lock.acquire().unwrap()).await;
+    drop(client);
+    drop(guard);
+    assert!(is_free().await, "held by a program that is done with it");
+    elsewhere(move || observer.close()).await;
+}
+
+/// Does something that blocks.
+async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.unwrap()
+}
+
 pub(super) async fn the_blocking_front_does_the_same(store: Store) {
     let Some(url) = store.place().map(str::to_owned) else {
         panic!("the blocking front needs a URL; name one with Store::url")
     };
     let lease = store.lease();
     // Not on a thread of the runtime: that is what it is for.
-    tokio::task::spawn_blocking(move || check_blocking(&url, lease)).await.unwrap();
+    elsewhere(move || check_blocking(&url, lease)).await;
 }
 
 fn check_blocking(url: &str, lease: Duration) {

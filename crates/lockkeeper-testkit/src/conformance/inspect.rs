@@ -1,7 +1,10 @@
 //! Who holds, who waits, and why.
 
+use std::time::Duration;
+
 use lockkeeper::backend::{Mode, Order};
-use lockkeeper::whoami;
+use lockkeeper::{Client, Error, Owner, whoami};
+use tokio::time::{Instant, sleep};
 
 use super::Store;
 use super::check::{nothing_left, queued, take};
@@ -28,7 +31,7 @@ pub(super) async fn holders_and_waiters_are_seen(store: Store) {
     let [entry] = &snapshot.holders[..] else { panic!("one holder: {snapshot:?}") };
     assert_eq!(entry.mode, Mode::Mutex);
     assert_eq!(entry.note.as_deref(), Some("the holder's why"));
-    assert_eq!(entry.who.as_deref(), Some(whoami()));
+    assert_eq!(entry.who.as_deref(), Some(whoami().as_str()));
     assert_eq!(entry.fence.unwrap_or(guard.fence()), guard.fence());
     assert!(snapshot.fence.unwrap_or(guard.fence()) >= guard.fence());
     if line && matches!(store.guarantees().await.order, Order::Fifo) {
@@ -86,5 +89,76 @@ pub(super) async fn a_list_is_in_order_and_by_prefix(store: Store) {
     assert_eq!(list("z%_*").await, ["z%_*"]);
     for nothing in ["*", "%", "_", "A", "zz"] {
         assert!(list(nothing).await.is_empty(), "{nothing:?}");
+    }
+}
+
+/// A waiter that asks again and again has waited since it asked first.
+pub(super) async fn the_age_of_a_waiter_counts_from_when_it_began_to_wait(store: Store) {
+    // Longer than the time between two questions of a waiter.
+    const WAIT: Duration = Duration::from_secs(5);
+    if store.is_paused() {
+        // Ages are by the wall clock.
+        return;
+    }
+    let observer = store.client().await;
+    let fair = matches!(store.guarantees().await.order, Order::FifoOnRequest);
+    let lock = |client: &Client| match fair {
+        true => client.mutex("key").fair(),
+        false => client.mutex("key"),
+    };
+    let guard = take(lock(&observer)).await;
+    let (waiter, started) = (store.client().await, Instant::now());
+    let waiting = tokio::spawn(lock(&waiter).acquire());
+    let line = queued(&observer, "key", 1).await;
+    let stood = started.elapsed();
+    sleep(WAIT).await;
+    let snapshot = observer.inspect("key").await.unwrap().expect("it is held");
+    if let Some(waiter) = snapshot.waiters.iter().flatten().next().filter(|_| line) {
+        let age = waiter.since.map(|since| since.elapsed().unwrap_or_default());
+        let most = started.elapsed();
+        // Clocks of stores count in milliseconds.
+        let is_right = |age| age + stood + Duration::from_millis(100) >= WAIT && age <= most;
+        assert!(age.is_none_or(is_right), "a waiter of {most:?} is said to wait for {age:?}");
+    }
+    guard.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Whatever is not certainly a lock is neither held nor broken, and never changed.
+pub(super) async fn data_that_is_no_lock_is_left_alone(store: Store) {
+    let (client, owner) = (store.client().await, Owner::named("somebody").unwrap());
+    for (n, data) in store.planted().iter().enumerate() {
+        let key = format!("data-{n}");
+        (data.plant)(key.clone()).await;
+        let before = (data.look)(key.clone()).await;
+        let what = &data.what;
+        for lock in [
+            client.mutex(&key),
+            client.mutex(&key).fair(),
+            client.mutex(&key).owner(&owner),
+            client.read(&key),
+            client.write(&key),
+            client.semaphore(&key, 3),
+        ] {
+            let shown = format!("{lock:?}");
+            match lock.try_acquire().await {
+                Err(Error::Conflict { .. } | Error::Unsupported { .. }) => {}
+                // Where a lock has room beside it.
+                Ok(Some(guard)) => drop(guard.release().await.unwrap()),
+                other => panic!("{what} is no lock, but {shown}: {other:?}"),
+            }
+        }
+        match client.inspect(&key).await {
+            Ok(None) | Err(Error::Conflict { .. }) => {}
+            other => panic!("{what} is no lock, and is seen as one: {other:?}"),
+        }
+        let listed = client.list(&key).await.unwrap();
+        assert!(listed.is_empty(), "{what} is no lock, and is listed: {listed:?}");
+        match client.break_lock(&key).await {
+            Err(Error::Conflict { .. }) => {}
+            Ok(broken) if broken.is_empty() => {}
+            other => panic!("{what} is no lock, and was broken: {other:?}"),
+        }
+        assert_eq!((data.look)(key).await, before, "{what} was changed");
     }
 }

@@ -75,6 +75,7 @@ macro_rules! __cases {
             waiting::a_thousand_tasks_are_one_waiter
             waiting::spinning_gets_the_lock_too
             waiting::waits_that_time_out_leave_no_threads_and_no_open_files
+            waiting::a_client_that_is_never_idle_lets_others_in
 
             readwrite::readers_are_together_and_writers_alone
             readwrite::a_stream_of_readers_does_not_starve_a_writer
@@ -84,16 +85,19 @@ macro_rules! __cases {
             permits::every_slot_has_fences_of_its_own_that_rise
             permits::limits_that_differ_are_refused_naming_both
             permits::a_semaphore_is_not_a_mutex
+            permits::many_permits_are_taken_or_refused_with_the_number
 
             reentrance::an_owner_enters_again_and_others_do_not
             reentrance::the_last_guard_releases
             reentrance::a_writer_may_read
             reentrance::a_reader_may_not_write
             reentrance::an_owner_enters_through_another_client_where_promised
+            reentrance::a_short_hold_does_not_take_a_long_one_of_its_owner_along
 
             multi::all_or_nothing
             multi::any_order_of_arguments_ends
             multi::a_foreign_order_does_not_deadlock
+            multi::a_crowd_at_one_lock_does_not_starve_it
             multi::a_key_named_twice_is_refused
 
             election::terms_rise_and_observers_see_them
@@ -102,6 +106,7 @@ macro_rules! __cases {
             cancel::dropped_at_any_poll_a_free_lock_leaves_nothing
             cancel::dropped_at_any_poll_a_busy_lock_leaves_nothing
             cancel::a_dropped_guard_is_given_back
+            cancel::a_guard_dropped_in_a_long_poll_is_given_back
             cancel::a_release_dropped_at_any_poll_is_finished
             cancel::close_waits_for_releases
 
@@ -121,22 +126,28 @@ macro_rules! __cases {
             processes::a_stopped_holder_of_a_fixed_lease_knows_when_it_resumes
             processes::a_killed_holder_frees_its_lock
             processes::killed_waiters_do_not_jam_the_queue
+            processes::a_program_that_ends_gives_its_lock_back
+            processes::forked_workers_exclude_each_other
 
             faults::a_lost_reply_to_an_acquire_is_one_grant
             faults::a_lost_reply_to_a_try_is_one_grant
             faults::a_lost_reply_to_a_renewal_keeps_the_lock
             faults::a_lost_reply_to_a_release_frees_the_lock
+            faults::a_release_that_is_refused_for_a_while_is_repeated
             faults::an_acquire_given_up_on_without_a_reply_leaves_nothing
 
             inspect::holders_and_waiters_are_seen
             inspect::a_lock_that_changes_hands_can_be_looked_at
             inspect::a_list_is_in_order_and_by_prefix
+            inspect::the_age_of_a_waiter_counts_from_when_it_began_to_wait
+            inspect::data_that_is_no_lock_is_left_alone
 
             names::different_names_never_share_a_lock
             names::bad_names_are_refused
 
             front::bad_settings_are_refused_with_what_is_accepted
             front::the_blocking_front_does_the_same
+            front::the_last_blocking_handle_waits_for_its_release
         }
     };
 }

@@ -1,12 +1,14 @@
 //! Several locks at once: all or nothing, and never a deadlock.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lockkeeper::{Client, Error, Multi};
 use tokio::task::JoinSet;
 
 use super::Store;
-use super::check::{busy, nothing_left, take};
+use super::check::{busy, eventually, nothing_left, take};
 
 fn locks(client: &Client, keys: [&str; 3]) -> Multi {
     Multi::new(keys.map(|key| client.mutex(key)))
@@ -70,6 +72,29 @@ pub(super) async fn a_foreign_order_does_not_deadlock(store: Store) {
         all.release().await.unwrap();
     }
     foreigner.await.unwrap();
+}
+
+pub(super) async fn a_crowd_at_one_lock_does_not_starve_it(store: Store) {
+    let client = store.client().await;
+    let (mut crowd, entered) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
+    for _ in 0..8 {
+        let (lock, entered) = (client.mutex("2"), entered.clone());
+        crowd.spawn(async move {
+            loop {
+                let guard = lock.clone().acquire().await.unwrap();
+                entered.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    eventually("everyone is there", async || entered.load(Ordering::Relaxed) >= 8).await;
+    for _ in 0..2 {
+        // One turn of the line takes most of a second.
+        let all = locks(&client, ["1", "2", "3"]).acquire_within(Duration::from_secs(15)).await;
+        all.expect("its turn came").release().await.unwrap();
+    }
+    crowd.shutdown().await;
 }
 
 pub(super) async fn a_key_named_twice_is_refused(store: Store) {

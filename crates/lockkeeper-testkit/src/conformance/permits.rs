@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper::backend::Mode;
-use lockkeeper::{Error, Fence};
+use lockkeeper::{Client, Error, Fence};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::Store;
 use super::check::{busy, take};
+use crate::link::Call;
 
 pub(super) async fn permits_are_never_exceeded(store: Store) {
     const LIMIT: u32 = 4;
@@ -101,6 +102,44 @@ pub(super) async fn limits_that_differ_are_refused_naming_both(store: Store) {
         }
     }
     guard.release().await.unwrap();
+}
+
+/// As many as an engine says that one claim may take, it takes, keeps and gives back, beside another
+/// claim of the same size; one more is refused before anybody is asked.
+pub(super) async fn many_permits_are_taken_or_refused_with_the_number(store: Store) {
+    if !store.does_permits().await {
+        return;
+    }
+    let most = store.guarantees().await.most_permits;
+    let (client, link) = store.linked().await;
+    for take in [8_000, 100_000, most.saturating_add(1), u32::MAX] {
+        if take <= most {
+            continue;
+        }
+        match client.semaphore("key", u32::MAX).permits(take).acquire().await {
+            Err(Error::Unsupported { what, .. }) => {
+                assert!(what.contains(&most.to_string()), "{what}");
+                assert!(what.contains(&take.to_string()), "{what}");
+            }
+            other => panic!("{take} permits should be refused: {other:?}"),
+        }
+    }
+    assert_eq!(link.calls(Call::Attempt), 0, "refused, but only after asking the store");
+
+    let lock = |client: &Client| client.semaphore("key", most * 2).permits(most).ttl(store.lease());
+    let (first, second) = (take(lock(&client)).await, take(lock(&store.client().await)).await);
+    let slots: BTreeSet<_> = first.slots().iter().chain(second.slots()).collect();
+    assert_eq!(slots.len(), most as usize * 2, "two have the same permit");
+    busy(store.client().await.semaphore("key", most * 2)).await;
+    // Renewals have to carry them too.
+    sleep(store.lease() + store.lease() / 2).await;
+    first.check().unwrap();
+    second.check().unwrap();
+    let seen = client.inspect("key").await.unwrap().expect("two hold it");
+    assert!(seen.holders.iter().all(|holder| holder.slots.len() == most as usize));
+    first.release().await.unwrap();
+    take(lock(&client)).await.release().await.unwrap();
+    second.release().await.unwrap();
 }
 
 pub(super) async fn a_semaphore_is_not_a_mutex(store: Store) {

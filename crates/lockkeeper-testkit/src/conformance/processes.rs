@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::Store;
 use super::check::{busy, nothing_left, queued, take};
+use crate::holder::process::entered;
 
 /// Whether a store spans processes. An engine of one process says so, and has nothing to show here.
 async fn spans_processes(store: &Store) -> bool {
@@ -118,4 +119,41 @@ pub(super) async fn killed_waiters_do_not_jam_the_queue(store: Store) {
     }
     served.join_all().await;
     nothing_left(&client, "key").await;
+}
+
+pub(super) async fn a_program_that_ends_gives_its_lock_back(store: Store) {
+    if !spans_processes(&store).await {
+        return;
+    }
+    let client = store.client().await;
+    for _ in 0..6 {
+        let mut program = store.holder("key", &["--leave"]);
+        program.granted().await;
+        program.ended().await;
+        take(client.mutex("key")).await.release().await.unwrap();
+    }
+}
+
+pub(super) async fn forked_workers_exclude_each_other(store: Store) {
+    if !spans_processes(&store).await {
+        return;
+    }
+    const WORKERS: u64 = 3;
+    const CYCLES: u64 = 20;
+    let arbiter = tempfile::tempdir().expect("there is room for a temporary directory");
+    let place = arbiter.path().to_str().expect("its path is UTF-8");
+    let (workers, cycles) = (WORKERS.to_string(), CYCLES.to_string());
+    let arguments = ["--fork", &workers, "--cycles", &cycles, "--arbiter", place];
+    let mut parent = store.forking_holder("key", &arguments);
+    let (mut worked, mut refused) = (0, 0);
+    while worked + refused < WORKERS {
+        match parent.said("").await {
+            line if line == "forked" => worked += 1,
+            // An engine whose driver does not survive a fork says so.
+            line if line.starts_with("failed") && line.contains("fork") => refused += 1,
+            line => assert_eq!(line, format!("done {CYCLES}"), "something else came first"),
+        }
+    }
+    assert!(worked == 0 || refused == 0, "{worked} were let in and {refused} were not");
+    assert_eq!(entered(arbiter.path(), 0), worked * CYCLES, "an update was lost");
 }

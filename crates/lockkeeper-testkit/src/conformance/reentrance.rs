@@ -1,7 +1,10 @@
 //! An owner enters again; nobody else does.
 
+use std::time::Duration;
+
 use lockkeeper::backend::Reentrance;
-use lockkeeper::{Error, Owner};
+use lockkeeper::{Client, Error, Owner};
+use tokio::time::sleep;
 
 use super::Store;
 use super::check::{busy, nothing_left, take};
@@ -92,4 +95,45 @@ pub(super) async fn an_owner_enters_through_another_client_where_promised(store:
     second.check().unwrap();
     second.release().await.unwrap();
     take(here.mutex("key")).await.release().await.unwrap();
+}
+
+/// The holds of one owner in two clients last as long as each was asked to, whichever came first.
+pub(super) async fn a_short_hold_does_not_take_a_long_one_of_its_owner_along(store: Store) {
+    if store.guarantees().await.reentrance == Reentrance::Client || !store.does_read_write().await {
+        return;
+    }
+    let (one, two, other) = (store.client().await, store.client().await, store.client().await);
+    let (short, long) = (store.lease() / 2, store.lease() * 10);
+    let kinds: [fn(&Client, &str) -> lockkeeper::Lock; 3] = [
+        |client, key| client.mutex(key),
+        |client, key| client.write(key),
+        |client, key| client.read(key),
+    ];
+    for (n, kind) in kinds.iter().enumerate() {
+        for short_first in [true, false] {
+            let key = format!("key {n} {short_first}");
+            let owner = Owner::new();
+            let hold = async |client: &Client, lease: Duration| {
+                take(kind(client, &key).owner(&owner).lease(lease)).await
+            };
+            let (brief, lasting) = match short_first {
+                true => {
+                    let brief = hold(&one, short).await;
+                    (brief, hold(&two, long).await)
+                }
+                false => {
+                    let lasting = hold(&two, long).await;
+                    (hold(&one, short).await, lasting)
+                }
+            };
+            brief.release().await.unwrap();
+            sleep(short + store.slack() / 6).await;
+            lasting.check().unwrap();
+            let wanted = if n == 0 { other.mutex(&key) } else { other.write(&key) };
+            busy(wanted).await;
+            lasting.check().unwrap();
+            lasting.release().await.unwrap();
+            nothing_left(&other, &key).await;
+        }
+    }
 }

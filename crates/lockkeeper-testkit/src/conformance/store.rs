@@ -23,9 +23,21 @@ pub struct Store {
     ttl: Option<Duration>,
     session: Option<Duration>,
     helper: Option<Program>,
+    data: Vec<Data>,
     kept: Vec<Box<dyn Any + Send + Sync>>,
 }
 
+/// Something that an application keeps where a lock may be wanted.
+pub(super) struct Data {
+    /// What it is, for messages.
+    pub(super) what: String,
+    /// Puts it at a key.
+    pub(super) plant: Box<dyn Fn(String) -> Step<()> + Send + Sync>,
+    /// Shows what is at a key now.
+    pub(super) look: Box<dyn Fn(String) -> Step<String> + Send + Sync>,
+}
+
+type Step<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send>>;
 
 impl Store {
@@ -51,7 +63,16 @@ impl Store {
     }
 
     fn new(open: Box<dyn Fn() -> Opening + Send + Sync>, paused: bool) -> Self {
-        Self { open, url: None, paused, ttl: None, session: None, helper: None, kept: Vec::new() }
+        Self {
+            open,
+            url: None,
+            paused,
+            ttl: None,
+            session: None,
+            helper: None,
+            data: Vec::new(),
+            kept: Vec::new(),
+        }
     }
 
     /// The URL for other processes and for the blocking front.
@@ -76,6 +97,30 @@ impl Store {
     pub fn keep(mut self, thing: impl Any + Send + Sync) -> Self {
         self.kept.push(Box::new(thing));
         self
+    }
+
+    /// Something that an application may keep in this store: how to put it at a key, and how to see
+    /// that it is still as it was. Not for stores that hold nothing but locks.
+    pub fn data<P, L>(
+        mut self,
+        what: impl Into<String>,
+        plant: impl Fn(String) -> P + Send + Sync + 'static,
+        look: impl Fn(String) -> L + Send + Sync + 'static,
+    ) -> Self
+    where
+        P: Future<Output = ()> + Send + 'static,
+        L: Future<Output = String> + Send + 'static,
+    {
+        self.data.push(Data {
+            what: what.into(),
+            plant: Box::new(move |key| Box::pin(plant(key))),
+            look: Box::new(move |key| Box::pin(look(key))),
+        });
+        self
+    }
+
+    pub(super) fn planted(&self) -> &[Data] {
+        &self.data
     }
 
     pub(super) fn helper(mut self, program: Program) -> Self {
@@ -148,6 +193,13 @@ impl Store {
         let program = self.helper.as_ref().expect("the runner names the helper");
         let url = self.url.as_ref().expect("an engine that spans processes has a URL");
         Holder::start(program, url, key, arguments)
+    }
+
+    /// As [`holder`](Store::holder), for one that can [fork](crate::holder::Holder::forking).
+    pub(super) fn forking_holder(&self, key: &str, arguments: &[&str]) -> Holder {
+        let program = self.helper.as_ref().expect("the runner names the helper");
+        let url = self.url.as_ref().expect("an engine that spans processes has a URL");
+        Holder::forking(program, url, key, arguments)
     }
 }
 

@@ -1,11 +1,12 @@
 //! The ways to wait, and the order in which waiting ends.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::backend::{Order, Scope, Support};
+use lockkeeper::backend::{Order, Scope, Support, Wakeup};
 use lockkeeper::{Backoff, Client, Error, Guard, Lock, Release, Result};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::Store;
@@ -104,6 +105,35 @@ pub(super) async fn a_thousand_tasks_are_one_waiter(store: Store) {
         waiter.await.unwrap();
     }
     assert_eq!(served.lock().unwrap().len(), 1_000);
+}
+
+pub(super) async fn a_client_that_is_never_idle_lets_others_in(store: Store) {
+    if store.guarantees().await.wakeup == Wakeup::BackOff {
+        // Whoever asks in the right moment: nobody can know of the others.
+        return;
+    }
+    let (busy, other) = (store.client().await, store.client().await);
+    let (mut crowd, entered) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
+    for _ in 0..8 {
+        let (lock, entered) = (busy.mutex("key"), entered.clone());
+        crowd.spawn(async move {
+            loop {
+                let guard = lock.clone().acquire().await.unwrap();
+                entered.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    let mut passed = Vec::new();
+    for _ in 0..10 {
+        let before = entered.load(Ordering::Relaxed);
+        let guard = other.mutex("key").acquire().await.unwrap();
+        passed.push(entered.load(Ordering::Relaxed) - before);
+        guard.release().await.unwrap();
+    }
+    crowd.shutdown().await;
+    assert!(passed.iter().all(|passed| *passed < 60), "so many went first: {passed:?}");
 }
 
 type Served = Arc<Mutex<Vec<usize>>>;

@@ -253,11 +253,17 @@ impl Process {
         self.signal(Signal::SIGKILL);
         let _ = self.child.wait();
         let started = Instant::now();
-        while children.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+        while children.iter().any(|pid| is_running(*pid)) {
             assert!(started.elapsed() < PATIENCE, "the server's children do not end");
             sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// Whether a process has not ended. One that nobody has asked how it ended has.
+fn is_running(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')))
 }
 
 fn pid(child: &Child) -> Pid {

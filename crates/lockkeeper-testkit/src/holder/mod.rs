@@ -113,6 +113,8 @@ pub struct Holder {
     input: Option<ChildStdin>,
     lines: mpsc::UnboundedReceiver<String>,
     heard: Vec<String>,
+    /// What is loaded into it.
+    library: Option<tempfile::TempDir>,
 }
 
 impl Holder {
@@ -126,12 +128,39 @@ impl Holder {
 
     /// Starts a process with all of its arguments.
     pub(crate) fn launch(program: &Program, arguments: &[&str]) -> Self {
-        let mut child = program
-            .command(arguments)
+        Self::spawn(program.command(arguments))
+    }
+
+    /// As [`start`](Holder::start), for one that is asked to `--fork`.
+    ///
+    /// No safe function forks without starting another program. Here `getppid` does, by a library
+    /// that is loaded before the C library.
+    ///
+    /// # Panics
+    /// When it cannot be started, or there is no C compiler.
+    pub fn forking(program: &Program, url: &str, key: &str, arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("there is room for a temporary directory");
+        let [source, library] = ["fork.c", "fork.so"].map(|name| directory.path().join(name));
+        std::fs::write(&source, include_str!("fork.c")).expect("a file is written");
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([&library, &source])
+            .status()
+            .expect("cc is not installed; on Debian: apt-get install gcc");
+        assert!(built.success(), "the library that forks cannot be compiled");
+        let mut command = program.command(&[&["--url", url, "--key", key], arguments].concat());
+        command.env("LD_PRELOAD", library);
+        let mut holder = Self::spawn(command);
+        holder.library = Some(directory);
+        holder
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|e| panic!("cannot start {program:?}: {e}"));
+            .unwrap_or_else(|e| panic!("cannot start {command:?}: {e}"));
         let (heard, lines) = mpsc::unbounded_channel();
         let output = BufReader::new(child.stdout.take().expect("its output is a pipe"));
         std::thread::spawn(move || {
@@ -141,7 +170,7 @@ impl Holder {
                 }
             }
         });
-        Self { input: child.stdin.take(), child, lines, heard: Vec::new() }
+        Self { input: child.stdin.take(), child, lines, heard: Vec::new(), library: None }
     }
 
     /// Waits for a line that starts with this word, and gives the rest of it.
@@ -204,6 +233,16 @@ impl Holder {
             listed.expect("the kernel shows what a process has").count()
         };
         (count("task"), count("fd"))
+    }
+
+    /// Waits until it has ended by itself.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub async fn ended(&mut self) {
+        let silence = async { while self.lines.recv().await.is_some() {} };
+        tokio::time::timeout(PATIENCE, silence).await.expect("the holder ends");
+        self.child.wait().expect("a child can be waited for");
     }
 
     /// Closes its input: it releases what it holds and ends.

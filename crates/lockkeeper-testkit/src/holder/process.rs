@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use lockkeeper::url::parse_duration;
 use lockkeeper::{Client, Error, Guard, Lock, Loss, Owner, Result};
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use super::MARK;
@@ -16,10 +17,12 @@ use super::MARK;
 /// Arguments: `--url URL --key KEY`, then as wished `--kind mutex|read|write|semaphore`, `--limit N`
 /// and `--take N` for permits, `--ttl D` or `--lease D`, `--within D`, `--owner ID`, `--note TEXT`,
 /// `--fair`, and `--cycles N --arbiter DIR` to take and release it so many times against a directory
-/// in which two holders would collide.
+/// in which two holders would collide; with `--fork N`, so many children do that which are forked
+/// after the lock was used once, and each makes a client of its own. With `--leave`, the lock is
+/// taken, and the program ends as one that drops everything at the end of its `main`.
 ///
 /// Lines out: `asking`, `granted FENCE SLOTS`, `timeout`, `failed MESSAGE`, `lost REASON`,
-/// `violation TEXT`, `done N`. Lines in, each answered by a line that starts with the same word:
+/// `violation TEXT`, `done N`, `forked` at the end of a child. Lines in, each answered by a line that starts with the same word:
 /// `check`, `remaining`, `release`; `acquire` begins again; `exit` ends without releasing.
 /// The end of the input releases and ends.
 ///
@@ -36,21 +39,69 @@ pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
         .enable_all()
         .build()
         .expect("a runtime can be started");
-    let outcome = runtime.block_on(async {
-        let plan = Plan::parse(arguments.into_iter())?;
-        let client = Client::connect(&plan.url).await?;
-        let outcome = match plan.cycles {
-            Some(_) => cycle(&plan, &client).await,
-            None => serve(&plan, &client).await,
-        };
-        client.close().await;
-        outcome
+    let outcome = Plan::parse(arguments.into_iter()).and_then(|plan| match plan.workers {
+        0 => runtime.block_on(work(&plan)),
+        _ => fork(&plan, runtime),
     });
     if let Err(error) = outcome {
         say(format_args!("failed {error}"));
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
+}
+
+async fn work(plan: &Plan) -> Result<()> {
+    let client = Client::connect(&plan.url).await?;
+    if plan.leave {
+        let _guard = plan.acquire(&client).await?;
+        return Ok(());
+    }
+    let outcome = match plan.cycles {
+        Some(_) => cycle(plan, &client).await,
+        None => serve(plan, &client).await,
+    };
+    client.close().await;
+    outcome
+}
+
+/// Uses the lock once, and lets children go on that share everything with this process but threads.
+fn fork(plan: &Plan, runtime: Runtime) -> Result<()> {
+    let client = runtime.block_on(async {
+        let client = Client::connect(&plan.url).await?;
+        plan.lock(&client)?.acquire().await?.release().await?;
+        Ok::<_, Error>(client)
+    })?;
+    for _ in 0..plan.workers {
+        // See `fork.c`: without it, this is a number that is never 0.
+        if std::os::unix::process::parent_id() == 0 {
+            worker(plan, client, runtime);
+            std::process::exit(0);
+        }
+    }
+    Ok(())
+}
+
+/// What a forked child does.
+fn worker(plan: &Plan, inherited: Client, runtime: Runtime) {
+    // Its threads stayed in the parent.
+    std::mem::forget(runtime);
+    let own = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let outcome = own.expect("a runtime can be started").block_on(async {
+        work(plan).await?;
+        let used = inherited.mutex("inherited").acquire_within(Duration::from_secs(1)).await;
+        if !matches!(&used, Err(Error::Config(why)) if why.contains("fork")) {
+            say(format_args!("violation: a client of another process was used: {used:?}"));
+        }
+        let (who, id) = (lockkeeper::whoami(), std::process::id());
+        if !who.ends_with(&format!(" {id}")) {
+            say(format_args!("violation: process {id} is known as {who}"));
+        }
+        say("forked");
+        Ok::<_, Error>(())
+    });
+    if let Err(error) = outcome {
+        say(format_args!("failed {error}"));
+    }
 }
 
 /// What the arguments say.
@@ -67,6 +118,8 @@ struct Plan {
     owner: Option<Owner>,
     note: Option<String>,
     fair: bool,
+    leave: bool,
+    workers: u32,
     cycles: Option<u32>,
     arbiter: PathBuf,
 }
@@ -75,8 +128,13 @@ impl Plan {
     fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self> {
         let mut plan = Plan { kind: "mutex".into(), limit: 1, take: 1, ..Plan::default() };
         while let Some(name) = arguments.next() {
-            if name == "--fair" {
-                plan.fair = true;
+            let flag = match name.as_str() {
+                "--fair" => Some(&mut plan.fair),
+                "--leave" => Some(&mut plan.leave),
+                _ => None,
+            };
+            if let Some(flag) = flag {
+                *flag = true;
                 continue;
             }
             let value = arguments
@@ -97,6 +155,7 @@ impl Plan {
                 "--within" => plan.within = Some(parse_duration(&value)?),
                 "--owner" => plan.owner = Some(Owner::named(value)?),
                 "--note" => plan.note = Some(value),
+                "--fork" => plan.workers = number()?,
                 "--cycles" => plan.cycles = Some(number()?),
                 "--arbiter" => plan.arbiter = value.into(),
                 other => return Err(Error::Config(format!("there is no argument {other}"))),

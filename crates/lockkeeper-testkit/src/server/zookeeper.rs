@@ -27,6 +27,9 @@ const JVM: [&str; 8] = [
     "org.apache.zookeeper.server.quorum.QuorumPeerMain",
 ];
 
+/// Short ticks, and sessions up to a minute all the same.
+const SHORT_TICKS: &str = "tickTime=250\nminSessionTimeout=500\nmaxSessionTimeout=60000\n";
+
 /// How long an ensemble may take to be of service. A busy machine starts a JVM slowly.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -51,12 +54,18 @@ pub struct Server {
 impl Ensemble {
     /// One server by itself, with a tick of a quarter of a second.
     pub fn single() -> Self {
-        Self::start::<1>("", &[])
+        Self::start::<1>(SHORT_TICKS, &[])
     }
 
     /// Three servers, of which one may fail.
     pub fn three() -> Self {
-        Self::start::<3>("", &[])
+        Self::start::<3>(SHORT_TICKS, &[])
+    }
+
+    /// One server by itself with this tick, and the sessions that it allows unless told otherwise:
+    /// those of 2 to 20 ticks.
+    pub fn ticking(tick: Duration) -> Self {
+        Self::start::<1>(&format!("tickTime={}\n", tick.as_millis()), &[])
     }
 
     /// One server that also speaks TLS, with clients that the same authority vouches for, and knows a
@@ -78,7 +87,7 @@ impl Ensemble {
         std::fs::write(&jaas, users).expect("a file can be written");
         let secure = free_port();
         let more = format!(
-            "secureClientPort={}\nsecureClientPortAddress=127.0.0.1\n\
+            "{SHORT_TICKS}secureClientPort={}\nsecureClientPortAddress=127.0.0.1\n\
              serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
              ssl.keyStore.location={}\nssl.keyStore.type=PEM\n\
              ssl.trustStore.location={}\nssl.trustStore.type=PEM\nssl.clientAuth=need\n\
@@ -111,9 +120,9 @@ impl Ensemble {
             std::fs::write(home.join("myid"), n.to_string()).expect("a file can be written");
             let configuration = home.join("zoo.cfg");
             let text = format!(
-                "{more}tickTime=250\ninitLimit=120\nsyncLimit=20\ndataDir={}\nclientPort={}\n\
-                 clientPortAddress=127.0.0.1\nmaxClientCnxns=0\nminSessionTimeout=500\n\
-                 maxSessionTimeout=60000\nadmin.enableServer=false\n{members}",
+                "{more}initLimit=120\nsyncLimit=20\ndataDir={}\nclientPort={}\n\
+                 clientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
+                 admin.enableServer=false\n4lw.commands.whitelist=srvr,dump\n{members}",
                 home.display(),
                 clients[n],
             );
@@ -188,6 +197,26 @@ impl Ensemble {
         }
     }
 
+    /// Closes a session that somebody has, as its owner could, and any server: a password is made of the
+    /// number of the session. Says whether there was one.
+    pub fn close_a_session(&self) -> bool {
+        let Some(leader) = self
+            .servers
+            .iter()
+            .find(|server| matches!(server.mode().as_deref(), Some("leader" | "standalone")))
+        else {
+            return false;
+        };
+        let dump = leader.ask("dump").unwrap_or_default();
+        let number = |word: &str| {
+            i64::from_str_radix(word.trim_end_matches(':').strip_prefix("0x")?, 16).ok()
+        };
+        let numbers = dump.split_whitespace().filter_map(number);
+        let sessions: Vec<_> = numbers.filter(|number| *number != 0).collect();
+        let chosen = fastrand::choice(&sessions);
+        chosen.is_some_and(|session| leader.close(*session).is_ok())
+    }
+
     fn logs(&self) -> String {
         let logs = self.servers.iter().map(|server| std::fs::read_to_string(&server.log));
         logs.map(|log| log.unwrap_or_default()).collect()
@@ -225,14 +254,53 @@ impl Server {
         answer.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
     }
 
-    fn ask(&self, question: &str) -> std::io::Result<String> {
+    /// Moves a session to a new connection, and closes it.
+    fn close(&self, session: i64) -> std::io::Result<()> {
+        let mut stream = self.connect()?;
+        let mut hello = 45i32.to_be_bytes().to_vec();
+        hello.extend(0i32.to_be_bytes());
+        hello.extend(0i64.to_be_bytes());
+        hello.extend(10_000i32.to_be_bytes());
+        hello.extend(session.to_be_bytes());
+        hello.extend(16i32.to_be_bytes());
+        hello.extend(password(session));
+        hello.push(0);
+        // In one go: its owner comes back at once, and would have it again.
+        let (xid, close) = (1i32, -11i32);
+        hello.extend([8i32, xid, close].map(i32::to_be_bytes).concat());
+        stream.write_all(&hello)?;
+        // The server answers, and hangs up.
+        stream.read_to_end(&mut Vec::new()).map(drop)
+    }
+
+    fn connect(&self) -> std::io::Result<TcpStream> {
         let address = (Ipv4Addr::LOCALHOST, self.port).into();
         let limit = Duration::from_secs(1);
-        let mut stream = TcpStream::connect_timeout(&address, limit)?;
+        let stream = TcpStream::connect_timeout(&address, limit)?;
         stream.set_read_timeout(Some(limit))?;
+        Ok(stream)
+    }
+
+    fn ask(&self, question: &str) -> std::io::Result<String> {
+        let mut stream = self.connect()?;
         stream.write_all(question.as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
     }
+}
+
+/// What a server gives out as the password of a session: bytes of Java's random numbers, with a seed that
+/// is made of its number.
+fn password(session: i64) -> [u8; 16] {
+    const FACTOR: i64 = 0x5_DEEC_E66D;
+    const MASK: i64 = (1 << 48) - 1;
+    let mut seed = (session ^ 0xB341_5C00 ^ FACTOR) & MASK;
+    let mut bytes = [0; 16];
+    for chunk in bytes.chunks_mut(4) {
+        seed = seed.wrapping_mul(FACTOR).wrapping_add(0xB) & MASK;
+        // The upper 32 bits of 48, the lowest byte first.
+        chunk.copy_from_slice(&seed.to_le_bytes()[2..6]);
+    }
+    bytes
 }

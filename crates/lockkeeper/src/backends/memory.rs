@@ -39,6 +39,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: "memory",
     read_write: Support::Yes,
     semaphore: Support::Yes,
+    most_permits: 100_000,
     order: Order::Fifo,
     fence: FenceSource::Counter,
     death: Death::Lease,
@@ -460,7 +461,7 @@ impl InLine {
         Entry {
             identity: self.identity.clone(),
             mode: self.request.mode,
-            who: Some(whoami().to_owned()),
+            who: Some(whoami()),
             note: self.request.note.as_deref().map(str::to_owned),
             since: Some(self.since),
             left: self.granted.map(|_| self.until.saturating_duration_since(Instant::now())),

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -45,6 +46,10 @@ pub trait Layer: Debug + Clone + Send + Sync + 'static {
 impl<L: Layer> Backend for L {
     fn guarantees(&self) -> Guarantees {
         self.inner().guarantees()
+    }
+
+    fn lease_of(&self, ttl: Duration) -> Duration {
+        self.inner().lease_of(ttl)
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {

@@ -18,9 +18,20 @@ const PATIENT: [&str; 4] = ["--heartbeat-interval", "200", "--election-timeout",
 
 /// A part of a cluster that nobody else uses. Leases are a little longer than the shortest ones, so
 /// that a busy machine does not lose them.
-fn fresh(servers: &Servers) -> Store {
-    let prefix = format!("?prefix=t{:x}/", fastrand::u64(..));
-    Store::at(servers.url(&prefix)).ttl(Duration::from_secs(4))
+fn fresh(servers: &'static Servers) -> Store {
+    let prefix = format!("t{:x}/", fastrand::u64(..));
+    let store = Store::at(servers.url(&format!("?prefix={prefix}"))).ttl(Duration::from_secs(4));
+    let there = prefix.clone();
+    store.data(
+        "keys without a lease",
+        move |key| {
+            for name in ["", "/config", "/77"] {
+                servers.ctl(&["put", &format!("{prefix}{key}{name}"), "value"]);
+            }
+            std::future::ready(())
+        },
+        move |key| std::future::ready(servers.ctl(&["get", "--prefix", &format!("{there}{key}")])),
+    )
 }
 
 fn one() -> Store {

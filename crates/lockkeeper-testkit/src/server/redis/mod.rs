@@ -1,6 +1,7 @@
 //! Redis: a recipe for one server, and servers that stand together: with sentinels, in a Cluster.
 
 mod cluster;
+mod data;
 mod one;
 mod sentinels;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 use super::Recipe;
 
 pub use cluster::Cluster;
+pub use data::with_data;
 pub use one::{DURABLE, Server, VOLATILE, eventually};
 pub use sentinels::Sentinels;
 

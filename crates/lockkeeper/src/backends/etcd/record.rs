@@ -28,7 +28,7 @@ impl Record {
     pub(super) fn of(request: &Request) -> Self {
         Self {
             mode: request.mode,
-            who: Some(whoami().to_owned()),
+            who: Some(whoami()),
             note: request.note.as_deref().map(str::to_owned),
             since: Some(SystemTime::now()),
             asked: false,

@@ -13,7 +13,7 @@ use super::kernel::{self, Bytes, Hold};
 use super::record::{Record, State};
 use super::sleepers::Sleepers;
 use super::watchers::{self, Freed};
-use super::{MOST_RECORDS, Opened, Place, Shared, both, failed, ticket, waiting};
+use super::{MOST_RECORDS, Opened, Place, Shared, both, failed, or_conflict, ticket, waiting};
 use crate::backend::{Claim, Fence, Grant, Lease, Mode, Released, Request};
 use crate::engine::Backoff;
 use crate::error::{Error, Result};
@@ -91,7 +91,8 @@ impl FileClaim {
     /// Decides under the deciding byte whether it is our turn, and writes down what follows.
     fn judge(&mut self, epoch: u64) -> Result<Option<Grant>> {
         let opened = self.opened.as_ref().expect("a file is open while it is decided on");
-        let mut file = opened.read_or_begin(epoch, &self.request.key)?;
+        let begun = opened.read_or_begin(epoch, &self.request.key);
+        let mut file = begun.map_err(|error| or_conflict(&self.request.key, error))?;
         if file.key != self.request.key {
             let found = format!("its file {} says that it is {:?}", self.path.display(), file.key);
             return Err(Error::Conflict { key: self.request.key.clone(), found });

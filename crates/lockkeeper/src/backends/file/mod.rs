@@ -31,7 +31,7 @@ use self::claim::FileClaim;
 use self::directory::{Directory, Identity};
 use self::epoch::{AREA, REMOVING, base, deciding, epoch_of};
 use self::kernel::{Bytes, Hold};
-use self::record::{COUNTERS_AT, HEAD, Left, LockFile, MAGIC, RECORD, Record, State};
+use self::record::{COUNTERS_AT, HEAD, Left, LockFile, MAGIC, NotOurs, RECORD, Record, State};
 use super::Engine;
 use crate::backend::{
     Backend, Claim, Death, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query,
@@ -61,6 +61,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: "file",
     read_write: Support::Yes,
     semaphore: Support::Yes,
+    most_permits: 100_000,
     order: Order::Fifo,
     fence: FenceSource::Hybrid,
     death: Death::AtOnce,
@@ -170,7 +171,11 @@ impl Backend for Files {
         };
         let mut snapshots = Vec::new();
         for path in paths {
-            let snapshot = self.shared.look(&path)?;
+            let snapshot = match (self.shared.look(&path), query) {
+                (Err(error), Query::Prefix(_)) if is_foreign(&error) => continue,
+                (Err(error), Query::Key(key)) => return Err(or_conflict(key, error)),
+                (seen, _) => seen?,
+            };
             snapshots.extend(snapshot.filter(|snapshot| query.matches(snapshot.key.as_str())));
         }
         snapshots.sort_by(|a, b| a.key.cmp(&b.key));
@@ -178,7 +183,7 @@ impl Backend for Files {
     }
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.shared.evict(key).await
+        self.shared.evict(key).await.map_err(|error| or_conflict(key, error))
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
@@ -507,6 +512,21 @@ fn entry(record: &Record) -> Entry {
         left: None,
         fence: granted.then_some(record.fence),
         slots: record.slots.clone(),
+    }
+}
+
+/// Whether something else is at a lock file's name.
+fn is_foreign(error: &Error) -> bool {
+    matches!(error, Error::Backend { source, .. } if source.is::<NotOurs>())
+}
+
+/// An error at a key: if something else is at the name of its lock file, that is a conflict.
+fn or_conflict(key: &Key, error: Error) -> Error {
+    match error {
+        Error::Backend { doing, source, .. } if source.is::<NotOurs>() => {
+            Error::Conflict { key: key.clone(), found: format!("cannot {doing}: {source}") }
+        }
+        other => other,
     }
 }
 

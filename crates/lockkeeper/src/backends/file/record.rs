@@ -11,6 +11,7 @@ use crate::backend::{Fence, Mode, Request};
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::whoami;
+use crate::queue;
 
 const COUNTERS: usize = 128;
 /// Where the records begin.
@@ -41,6 +42,11 @@ pub(super) struct Left {
     pub(super) number: u64,
     text: String,
 }
+
+/// What is at a lock file's name is something else.
+#[derive(Debug, thiserror::Error)]
+#[error("it is not a lock file of this version; if nobody uses it, remove it")]
+pub(super) struct NotOurs;
 
 /// One claim.
 #[derive(Debug, Clone, PartialEq)]
@@ -105,13 +111,7 @@ impl LockFile {
 
     /// Reads a whole file. Garbage is an error: it is never taken for a free lock.
     pub(super) fn parse(text: &[u8], expected: Option<&Key>) -> Result<Self> {
-        Self::read(text, expected).ok_or_else(|| {
-            Error::broken(
-                "file",
-                "read",
-                "it is not a lock file of this version; if nobody uses it, remove it",
-            )
-        })
+        Self::read(text, expected).ok_or_else(|| Error::broken("file", "read", NotOurs))
     }
 
     fn read(text: &[u8], expected: Option<&Key>) -> Option<Self> {
@@ -165,7 +165,7 @@ impl Record {
             fence: Fence::default(),
             slots: Vec::new(),
             since: SystemTime::now(),
-            who: whoami().to_owned(),
+            who: whoami(),
             note: request.note.as_deref().map(str::to_owned),
         }
     }
@@ -254,7 +254,7 @@ impl Record {
             token: field(text, "token")?.to_owned(),
             owner: field(text, "owner").map(str::to_owned),
             fence: Fence::new(field(text, "fence")?.parse().ok()?),
-            slots: field(text, "slots").map_or(Some(Vec::new()), numbers)?,
+            slots: field(text, "slots").map_or(Some(Vec::new()), queue::slots_in)?,
             since: SystemTime::UNIX_EPOCH.checked_add(since)?,
             who: field(text, "who").unwrap_or_default().to_owned(),
             note: field(text, "note").map(str::to_owned),
@@ -291,15 +291,6 @@ fn ranges(numbers: &[u32]) -> String {
     parts.into_iter().map(part).collect::<Vec<_>>().join(",")
 }
 
-fn numbers(text: &str) -> Option<Vec<u32>> {
-    let mut numbers = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        numbers.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
-    }
-    Some(numbers)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -310,7 +301,7 @@ mod tests {
     fn record(mode: Mode, slots: Vec<u32>, note: Option<&str>) -> Record {
         let request = Request {
             key: Key::new("k").unwrap(),
-            token: Token::source().next(),
+            token: Token::fresh(),
             owner: None,
             mode,
             ttl: Duration::from_secs(30),
@@ -383,7 +374,7 @@ mod tests {
         #[test]
         fn slots_survive(slots in prop::collection::btree_set(0u32..200, 1..40)) {
             let slots: Vec<u32> = slots.into_iter().collect();
-            prop_assert_eq!(numbers(&ranges(&slots)).unwrap(), slots);
+            prop_assert_eq!(queue::slots_in(&ranges(&slots)).unwrap(), slots);
         }
 
         #[test]

@@ -84,7 +84,7 @@ mod tests {
     fn request() -> Request {
         Request {
             key: Key::new("k").unwrap(),
-            token: Token::source().next(),
+            token: Token::fresh(),
             owner: None,
             mode: Mode::Mutex,
             ttl: Duration::from_secs(30),

@@ -13,7 +13,7 @@ use sqlx::{FromRow, Row as _};
 use super::alone::Alone;
 use super::connect::{NAME, Settings, is_galera, prepare};
 use super::doctor;
-use super::lease_claim::{LeaseClaim, numbers};
+use super::lease_claim::{LeaseClaim, slots};
 use crate::backend::{
     Backend, Claim, Entry, Finding, Guarantees, Lease, Query, Renewal, Request, Snapshot, Wakeup,
 };
@@ -166,7 +166,7 @@ impl FromRow<'_, MySqlRow> for Row {
             take: row.try_get("take")?,
             permits: row.try_get("permits")?,
             fence: row.try_get("fence")?,
-            slots: numbers(&row.try_get::<String, _>("slots")?),
+            slots: slots(&row.try_get::<String, _>("slots")?),
             since: row.try_get("since_us")?,
             left: row.try_get("left_us")?,
             who: row.try_get("who")?,

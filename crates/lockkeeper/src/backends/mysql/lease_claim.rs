@@ -21,6 +21,7 @@ use crate::clock::{Clock, Moment, usable};
 use crate::engine::Backoff;
 use crate::error::Result;
 use crate::owner::{Token, whoami};
+use crate::queue;
 
 /// How often the next in line looks.
 const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(100));
@@ -263,7 +264,7 @@ impl FromRow<'_, MySqlRow> for Answer {
         Ok(Self {
             clash: row.try_get("clash")?,
             fence: row.try_get("fence")?,
-            slots: numbers(&row.try_get::<Option<String>, _>("slots")?.unwrap_or_default()),
+            slots: slots(&row.try_get::<Option<String>, _>("slots")?.unwrap_or_default()),
             pause: row.try_get("pause")?,
             ahead: row.try_get("ahead")?,
             alone: row.try_get::<i64, _>("alone")? == 1,
@@ -271,7 +272,7 @@ impl FromRow<'_, MySqlRow> for Answer {
     }
 }
 
-/// Numbers with commas between them.
-pub(super) fn numbers(text: &str) -> Vec<u32> {
-    text.split(',').filter_map(|number| number.parse().ok()).collect()
+/// The permits that a column tells.
+pub(super) fn slots(text: &str) -> Vec<u32> {
+    queue::slots_in(text).unwrap_or_default()
 }

@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS lockkeeper_claim (
   take    BIGINT NOT NULL,
   permits BIGINT NOT NULL,
   fence   BIGINT NULL,               -- null while it waits
-  slots   LONGTEXT CHARACTER SET ascii NOT NULL,
+  slots   LONGTEXT CHARACTER SET ascii NOT NULL,  -- ranges of permits: 0-3,7-7
   since   DATETIME(6) NOT NULL,
   until   DATETIME(6) NOT NULL,
   who     VARCHAR(512) CHARACTER SET utf8mb4 NOT NULL,
@@ -69,7 +69,7 @@ CREATE PROCEDURE lockkeeper_attempt(
   a_who VARCHAR(512) CHARACTER SET utf8mb4, a_note TEXT CHARACTER SET utf8mb4
 ) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
-  DECLARE v_last, v_next, v_place, v_fence, v_pause, v_slot, v_taken, v_found, v_ahead BIGINT;
+  DECLARE v_last, v_next, v_place, v_fence, v_pause, v_slot, v_free, v_found, v_ahead BIGINT;
   DECLARE v_holder, v_freed VARBINARY(64);
   DECLARE v_slots LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE v_clash VARCHAR(64) CHARACTER SET utf8mb4;
@@ -171,15 +171,30 @@ BEGIN
       IF v_fence IS NULL THEN
         SET v_slots = '';
         IF a_kind = 'semaphore' THEN
-          SET v_slot = 0, v_found = 0;
-          WHILE v_found < a_take DO
-            SELECT COUNT(*) INTO v_taken FROM lockkeeper_claim
-              WHERE name = a_name AND fence IS NOT NULL AND FIND_IN_SET(v_slot, slots);
-            IF v_taken = 0 THEN
-              SET v_slots = CONCAT(v_slots, IF(v_found = 0, '', ','), v_slot), v_found = v_found + 1;
-            END IF;
-            SET v_slot = v_slot + 1;
-          END WHILE;
+          BEGIN
+            DECLARE v_first, v_final BIGINT;
+            DECLARE v_end BOOLEAN DEFAULT FALSE;
+            DECLARE taken CURSOR FOR
+              SELECT s.first, s.final FROM lockkeeper_claim c
+                JOIN JSON_TABLE(
+                  IF(c.fence IS NULL, '[]', CONCAT('[[', REPLACE(REPLACE(c.slots, ',', '],['), '-', ','), ']]')),
+                  '$[*]' COLUMNS (first BIGINT PATH '$[0]', final BIGINT PATH '$[1]')) s
+                WHERE c.name = a_name ORDER BY s.first;
+            DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
+            -- What is free before each range that is taken, and after the last.
+            SET v_slot = 0, v_found = a_take;
+            OPEN taken;
+            WHILE v_found > 0 DO
+              FETCH taken INTO v_first, v_final;
+              SET v_free = IF(v_end, v_found, LEAST(v_first - v_slot, v_found));
+              IF v_free > 0 THEN
+                SET v_slots = CONCAT(v_slots, IF(v_slots = '', '', ','), v_slot, '-', v_slot + v_free - 1),
+                  v_found = v_found - v_free;
+              END IF;
+              SET v_slot = v_final + 1;
+            END WHILE;
+            CLOSE taken;
+          END;
         ELSEIF a_kind <> 'read' AND NOT v_alone THEN
           -- An owner that enters again through another client has the fence that it has already.
           SELECT fence INTO v_fence FROM lockkeeper_claim

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::backends::sql::{STATEMENT, failed, within};
 use crate::error::Result;
+use crate::owner::random;
 
 /// Waits for messages on behalf of all claims of a client.
 pub(super) struct Listener {
@@ -28,7 +29,7 @@ struct Turns(Mutex<HashMap<String, Arc<Notify>>>);
 
 impl Listener {
     pub(super) fn new(options: PgConnectOptions) -> Self {
-        let channel = format!("lockkeeper_{:032x}", fastrand::u128(..));
+        let channel = format!("lockkeeper_{:032x}", random());
         Self { options, channel, turns: Arc::default(), task: AsyncMutex::default() }
     }
 

@@ -30,6 +30,9 @@ pub(super) const WAITER_LEASE: Duration = Duration::from_secs(6);
 /// How long Redisson's clients wait for a waiter before they drop it, by their default.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// How many permits one claim may take.
+const MOST_PERMITS: u32 = 10_000;
+
 /// How long what we keep beside a lock outlives its last use.
 const LIFE: Duration = Duration::from_secs(3600);
 
@@ -121,10 +124,9 @@ impl Ticket {
         let field = if string { request.token.to_string() } else { request.identity() };
         let lock = self.names.lock().to_owned();
         if !take {
-            let (script, channel): (&'static Script, _) = match string {
-                true => (&script::STRING_RELEASE, self.names.string_channel()),
-                false => (&script::MUTEX_RELEASE, self.names.base_channel(Mode::Mutex)),
-            };
+            let script: &'static Script =
+                if string { &script::STRING_RELEASE } else { &script::MUTEX_RELEASE };
+            let channel = self.simple_channel();
             let args = [field.as_str(), &channel, self.store.publish()];
             let call = Call { script, keys: &[lock], args: &args, hinted: false, replicas: 0 };
             return self.store.servers.call(self.names.slot(), call).await;
@@ -189,6 +191,19 @@ impl Ticket {
         self.store.servers.call(self.names.slot(), call).await
     }
 
+    /// Where the release of a lock without a line is told.
+    fn simple_channel(&self) -> String {
+        match self.store.settings.layout {
+            Layout::String => self.names.string_channel(),
+            _ => self.names.base_channel(Mode::Mutex),
+        }
+    }
+
+    /// Whether this client is one of those who heard of a release.
+    async fn hears_itself(&self, found: i64) -> bool {
+        found > 1 && self.store.servers.hears(self.names.slot(), &self.simple_channel()).await
+    }
+
     fn entry(&self) -> String {
         entry(&self.request.identity(), &self.request.token.to_string(), self.request.mode)
     }
@@ -205,7 +220,15 @@ impl Ticket {
                 "{id:?} cannot be an owner on Redis: it has a meaning in the layout of the lock"
             )));
         }
-        Ok(())
+        match self.request.mode {
+            Mode::Permits { take, .. } if take > MOST_PERMITS => Err(Error::Unsupported {
+                engine: NAME,
+                what: format!(
+                    "take {take} permits at once; {MOST_PERMITS} are the most, since the server does nothing else meanwhile"
+                ),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Makes sure that every bell that may ring for us hangs.
@@ -324,8 +347,12 @@ impl Claim for Ticket {
         let held = std::mem::replace(&mut self.trace, Trace::Nothing) == Trace::Held;
         self.released_once = false;
         // Only a hold that was there for certain can be gone.
-        let gone = found == 0 && held && !again;
-        Ok(if gone { Released::AlreadyGone } else { Released::Yes })
+        if found == 0 && held && !again {
+            return Ok(Released::AlreadyGone);
+        }
+        // A plain mutex counts those who heard of its release, among them perhaps this client.
+        let wanted = found > 1 + i64::from(self.hears_itself(found).await);
+        Ok(if wanted { Released::Wanted } else { Released::Yes })
     }
 
     fn replicas(&self) -> Option<u32> {
@@ -355,7 +382,7 @@ pub(super) fn record(request: &Request, entry: &str) -> String {
         other => other.kind(),
     };
     let note = request.note.as_deref().unwrap_or_default();
-    [mode, &short(since), entry, whoami(), note].join("\t")
+    [mode, &short(since), entry, &whoami(), note].join("\t")
 }
 
 /// How long what belongs to a lock outlives its last use.
@@ -413,16 +440,21 @@ fn read_answer(value: &Value) -> Option<Answer> {
 
 /// What is there instead, in words.
 pub(super) fn describe(found: &[String], wanted: Mode) -> String {
-    let there = match found {
+    format!("{}, and was asked for as {wanted}", what_is_there(found))
+}
+
+/// What a script says is there, in words.
+pub(super) fn what_is_there(found: &[String]) -> String {
+    match found {
         [kind, limit] => format!("it is used as a {kind} of {limit}"),
         [kind] => match kind.as_str() {
             "mutex" | "semaphore" => format!("it is used as a {kind}"),
             "read" | "write" => "it is used as a read-write lock".to_owned(),
-            "hash" => "a hash is there, as layout=hash and Redisson write it".to_owned(),
+            "hash" => "a hash is there, and layout=string needs a string".to_owned(),
+            "data" => "a hash is there that is no lock: a lock expires, and its fields are <uuid>:<n>, as Redisson and layout=hash write them".to_owned(),
             "string" => "a string is there, as layout=string and SET NX write it".to_owned(),
             other => format!("a {other} is there, which is no lock"),
         },
         _ => "something else is there".to_owned(),
-    };
-    format!("{there}, and was asked for as {wanted}")
+    }
 }

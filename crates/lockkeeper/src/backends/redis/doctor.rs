@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::FromRedisValue;
+use redis::{FromRedisValue, RedisError};
 
 use crate::backend::{Claim, Finding, Mode, Request, Severity};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::Token;
 
@@ -23,14 +23,19 @@ const SKEW: Duration = Duration::from_secs(1);
 pub(super) async fn doctor(store: &Arc<Store>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let servers = store.servers.all().await.map_err(|error| sort("examine the servers", error))?;
+    let mut takes_writes = true;
     for server in servers {
-        examine(&server, store, &mut findings).await?;
+        takes_writes &= examine(&server, store, &mut findings).await?;
     }
-    findings.extend(probe(store).await);
+    // Where no lock can be taken, why has been said.
+    if takes_writes {
+        findings.extend(probe(store).await);
+    }
     Ok(findings)
 }
 
-async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> Result<()> {
+/// Looks at one server. False if it takes no writes, or has too few replicas for one.
+async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> Result<bool> {
     let asked = SystemTime::now();
     let time =
         server.command(&redis::cmd("TIME")).await.map_err(|error| sort("ask the time", error))?;
@@ -50,6 +55,11 @@ async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> R
     };
     let info: HashMap<&str, &str> =
         info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+    let syncing = match info.get("aof_enabled") {
+        Some(&"1") => appendfsync(server).await,
+        _ => None,
+    };
+    let mut takes_writes = true;
     let mut say = |bad: Option<(Severity, &str)>, what: String| {
         let (severity, advice) = bad.unwrap_or((Severity::Fine, ""));
         findings.push(Finding {
@@ -89,11 +99,30 @@ async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> R
         say(bad, format!("maxmemory-policy is {policy}"));
     }
     if let Some(appending) = info.get("aof_enabled") {
-        let bad = (*appending == "0").then_some((
-            Severity::Warning,
-            "a restart forgets locks that are held; set appendonly yes, and appendfsync always if that must never happen",
-        ));
-        say(bad, format!("the append-only file is {}", if bad.is_some() { "off" } else { "on" }));
+        let (bad, what) = match (*appending, syncing.as_deref()) {
+            ("0", _) => (
+                Some(
+                    "a restart forgets locks that are held; set appendonly yes, and appendfsync always if that must never happen",
+                ),
+                "the append-only file is off".to_owned(),
+            ),
+            (_, Some("always")) => {
+                (None, "the append-only file is on, with appendfsync always".to_owned())
+            }
+            (_, Some(other)) => (
+                Some(
+                    "a crash of the machine can forget locks of the last second, or of longer with appendfsync no: two holders are possible then; set appendfsync always",
+                ),
+                format!("the append-only file is on, with appendfsync {other}"),
+            ),
+            (_, None) => (
+                Some(
+                    "unless appendfsync is always, a crash of the machine can forget locks of the last second; allow +config|get to the user that runs this check to have it looked at",
+                ),
+                "the append-only file is on, and how often it is synced is not known".to_owned(),
+            ),
+        };
+        say(bad.map(|advice| (Severity::Warning, advice)), what);
     }
     if let Some(role) = info.get("role") {
         let replicas: u32 = info.get("connected_slaves").and_then(|n| n.parse().ok()).unwrap_or(0);
@@ -108,6 +137,7 @@ async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> R
                 "this is a replica, which takes no writes: name the master",
             )),
         };
+        takes_writes = bad.is_none();
         say(bad, format!("it is a {role} with {replicas} replicas connected"));
         if replicas > 0 && !info.contains_key("min_slaves_good_slaves") {
             let bad = (
@@ -117,7 +147,16 @@ async fn examine(server: &Link, store: &Store, findings: &mut Vec<Finding>) -> R
             say(Some(bad), "min-replicas-to-write is off".to_owned());
         }
     }
-    Ok(())
+    Ok(takes_writes)
+}
+
+/// How often the server syncs its append-only file, if it says so.
+async fn appendfsync(server: &Link) -> Option<String> {
+    let mut get = redis::cmd("CONFIG");
+    get.arg("GET").arg("appendfsync");
+    let answer = server.command(&get).await.ok()?;
+    let [_, value] = <[String; 2]>::try_from(Vec::from_redis_value(answer).ok()?).ok()?;
+    Some(value)
 }
 
 /// Takes and gives back locks of each kind, which shows whether the rights suffice.
@@ -129,8 +168,10 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
         }
     };
     let mut findings = Vec::new();
+    // One cause is told once, whatever kinds it stops.
+    let mut failures: Vec<(Error, Vec<&str>)> = Vec::new();
     for mode in kinds {
-        let token = Token::source().next();
+        let token = Token::fresh();
         let key = Key::new(format!("lockkeeper-doctor-{token}"))
             .expect("a token has no control characters");
         let request = Request {
@@ -147,15 +188,50 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
         let mut ticket = Ticket::new(store.clone(), request);
         let granted = ticket.attempt().await;
         let released = ticket.release().await;
-        let what = format!("a {} lock can be taken and given back", mode.kind());
-        findings.push(match granted.and(released) {
-            Ok(_) => Finding { severity: Severity::Fine, what, advice: String::new() },
-            Err(error) => Finding {
-                severity: Severity::Problem,
-                what: format!("not so that {what}: {error}"),
-                advice: "see the least-privilege rules in docs/engines/redis.md".to_owned(),
-            },
-        });
+        let Err(error) = granted.and(released) else {
+            let what = format!("a {} lock can be taken and given back", mode.kind());
+            findings.push(Finding { severity: Severity::Fine, what, advice: String::new() });
+            continue;
+        };
+        match failures.iter_mut().find(|(other, _)| cause(other) == cause(&error)) {
+            Some((_, kinds)) => kinds.push(mode.kind()),
+            None => failures.push((error, vec![mode.kind()])),
+        }
     }
+    findings.extend(failures.into_iter().map(|(error, kinds)| Finding {
+        severity: Severity::Problem,
+        what: format!("no {} lock can be taken and given back: {error}", kinds.join(", ")),
+        advice: advice(code_of(&error)).to_owned(),
+    }));
     findings
+}
+
+/// What the server calls the reason why a lock could not be taken or given back.
+fn code_of(error: &Error) -> Option<&str> {
+    let Error::Backend { source, .. } = error else { return None };
+    source.downcast_ref().and_then(RedisError::code)
+}
+
+/// What two failures have in common that have one cause. Rights may be missing for one kind alone.
+fn cause(error: &Error) -> String {
+    match (code_of(error), error) {
+        (Some(code), _) if code != "NOPERM" => code.to_owned(),
+        (_, Error::Backend { source, .. }) => source.to_string(),
+        _ => error.to_string(),
+    }
+}
+
+fn advice(code: Option<&str>) -> &'static str {
+    match code {
+        Some("NOPERM") => "see the least-privilege rules in docs/engines/redis.md",
+        Some("READONLY") => "this is a replica, which takes no writes: name the master",
+        Some("OOM") => {
+            "raise maxmemory, or delete something: held locks are kept and can be released, new ones are refused"
+        }
+        Some("MISCONF") => {
+            "the server cannot write to its disk, and takes no writes until it can: its log says why"
+        }
+        Some("NOREPLICAS") => "fewer replicas are connected than min-replicas-to-write asks for",
+        _ => "see docs/engines/redis.md",
+    }
 }

@@ -16,10 +16,11 @@ use redis::aio::{MultiplexedConnection, SendError};
 use redis::{
     AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value,
 };
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
 
 use super::dial::Dial;
+use super::pipe::silent;
 
 /// A shared channel to which nobody listens any more is kept for the next one, for so many messages.
 const UNHEARD: u32 = 16;
@@ -35,8 +36,13 @@ const QUIET: Duration = Duration::from_secs(1);
 pub(super) struct Ear {
     dial: Dial,
     hearing: Mutex<Option<Arc<Hearing>>>,
-    dialing: tokio::sync::Mutex<()>,
+    /// The dialing that is under way. It goes on when those who wait for it give up, so that a server
+    /// which takes longer than their patience is reached all the same.
+    dialing: Mutex<Option<watch::Receiver<Dialed>>>,
 }
+
+/// What became of dialing, once that is known.
+type Dialed = Option<RedisResult<Arc<Hearing>>>;
 
 /// A channel that is listened to, until this is dropped.
 #[derive(Debug)]
@@ -91,7 +97,7 @@ impl Change {
 
 impl Ear {
     pub(super) fn new(dial: Dial) -> Self {
-        Self { dial, hearing: Mutex::default(), dialing: tokio::sync::Mutex::default() }
+        Self { dial, hearing: Mutex::default(), dialing: Mutex::default() }
     }
 
     /// Begins to listen to a channel. `shared` tells that others will want it too.
@@ -99,7 +105,7 @@ impl Ear {
     /// # Cancel safety
     /// May be dropped at any await.
     pub(super) async fn listen(
-        &self,
+        self: &Arc<Self>,
         channel: String,
         shared: bool,
         sharded: bool,
@@ -113,6 +119,13 @@ impl Ear {
         }
     }
 
+    /// Whether a channel is listened to.
+    pub(super) fn hears(&self, channel: &str) -> bool {
+        self.current().is_some_and(|hearing| {
+            hearing.lock().by_name.get(channel).is_some_and(|channel| channel.live)
+        })
+    }
+
     /// Gives the connection up; everyone who listens is rung.
     pub(super) fn close(&self) {
         let hearing = self.lock().take();
@@ -121,14 +134,34 @@ impl Ear {
         }
     }
 
-    async fn connect(&self, sharded: bool) -> RedisResult<Arc<Hearing>> {
+    async fn connect(self: &Arc<Self>, sharded: bool) -> RedisResult<Arc<Hearing>> {
         if let Some(hearing) = self.current() {
             return Ok(hearing);
         }
-        let _one_at_a_time = self.dialing.lock().await;
-        if let Some(hearing) = self.current() {
-            return Ok(hearing);
+        let mut dialing = self.dialing(sharded);
+        let dialed = dialing.wait_for(Option::is_some).await.map(|dialed| dialed.clone());
+        // Nobody dials any more when the runtime is gone.
+        dialed.ok().flatten().unwrap_or_else(|| Err(silent()))
+    }
+
+    /// The dialing that is under way, which is begun if there is none.
+    fn dialing(self: &Arc<Self>, sharded: bool) -> watch::Receiver<Dialed> {
+        let mut dialing = self.dialing.lock().expect("nothing panics under this lock");
+        if let Some(under_way) = dialing.as_ref().filter(|told| told.has_changed().is_ok()) {
+            return under_way.clone();
         }
+        let (tell, told) = watch::channel(None);
+        let ear = self.clone();
+        tokio::spawn(async move {
+            let dialed = ear.dial(sharded).await;
+            // Before it is told: what is kept here would keep the connection.
+            *ear.dialing.lock().expect("nothing panics under this lock") = None;
+            let _ = tell.send(Some(dialed));
+        });
+        dialing.insert(told).clone()
+    }
+
+    async fn dial(&self, sharded: bool) -> RedisResult<Arc<Hearing>> {
         let (changes, queue) = mpsc::unbounded_channel();
         let hearing = Arc::new(Hearing { channels: Mutex::default(), changes });
         let heard = Arc::downgrade(&hearing);

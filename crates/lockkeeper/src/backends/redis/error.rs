@@ -58,7 +58,7 @@ pub(super) fn code(error: &RedisError) -> Option<&str> {
 }
 
 fn may_pass(error: &RedisError) -> bool {
-    const PASSING: [&str; 9] = [
+    const PASSING: [&str; 11] = [
         "ASK",
         "LOADING",
         "MASTERDOWN",
@@ -68,6 +68,9 @@ fn may_pass(error: &RedisError) -> bool {
         "NOREPLICAS",
         "BUSY",
         "MOVED",
+        // The server is full, or cannot write to its disk, until somebody makes room.
+        "OOM",
+        "MISCONF",
     ];
     error.is_io_error() || code(error).is_some_and(|code| PASSING.contains(&code))
 }

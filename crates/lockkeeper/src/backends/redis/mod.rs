@@ -62,6 +62,7 @@ const fn promises(layout: Layout) -> Guarantees {
         engine: NAME,
         read_write: Support::Yes,
         semaphore: Support::Yes,
+        most_permits: 7_000,
         order: Order::FifoOnRequest,
         fence: FenceSource::Hybrid,
         death: Death::Lease,
@@ -75,6 +76,7 @@ const fn promises(layout: Layout) -> Guarantees {
         Layout::String => Guarantees {
             read_write: Support::No(ONE),
             semaphore: Support::No(ONE),
+            most_permits: 0,
             order: Order::Chance("layout=string has no line of waiters; use layout=hash"),
             wakeup: Wakeup::BackOff,
             reentrance: Reentrance::Client,

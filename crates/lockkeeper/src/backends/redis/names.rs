@@ -154,9 +154,9 @@ pub(super) fn stem_of(state: &str) -> Option<&str> {
     rest.strip_prefix(':').or_else(|| rest.strip_prefix("#:")).or_else(|| rest.strip_prefix('#'))
 }
 
-/// The pattern that finds the states of all locks whose name starts so.
-pub(super) fn states_of(start: &str) -> String {
-    let mut pattern = format!("{STATE}*:*");
+/// The pattern that finds all locks whose name starts so, and their states, among others.
+pub(super) fn pattern_of(start: &str) -> String {
+    let mut pattern = "*".to_owned();
     for c in start.chars() {
         if "*?[]\\^".contains(c) {
             pattern.push('\\');

@@ -24,25 +24,26 @@ macro_rules! scripts {
 }
 
 scripts! {
-    MUTEX = "mutex";
+    MUTEX = "layout" "mutex";
     MUTEX_RELEASE = "mutex_release";
     STRING = "string";
     STRING_RELEASE = "string_release";
-    LINE_MUTEX = "line" "line_mutex";
+    LINE_MUTEX = "layout" "line" "line_mutex";
     LINE_MUTEX_RELEASE = "line" "line_mutex_release";
-    READ = "line" "read";
-    READ_RELEASE = "line" "read_release";
-    WRITE = "line" "write";
+    READ = "layout" "line" "readers" "read";
+    READ_RELEASE = "line" "readers" "read_release";
+    WRITE = "layout" "line" "write";
     WRITE_RELEASE = "line" "write_release";
-    PERMITS = "line" "drop_permits" "permits";
+    PERMITS = "layout" "line" "drop_permits" "permits";
     PERMITS_RELEASE = "line" "drop_permits" "permits_release";
     RENEW = "renew";
-    INSPECT = "inspect";
-    BREAK = "break";
+    INSPECT = "layout" "inspect";
+    BREAK = "layout" "break";
+    CANDIDATES = "candidates";
     CONFIRM = "confirm";
-    SHARED_READ = "shared" "shared_read";
-    SHARED_WRITE = "shared" "shared_write";
-    SHARED_RELEASE = "shared" "shared_release";
+    SHARED_READ = "layout" "shared" "shared_read";
+    SHARED_WRITE = "layout" "shared" "shared_write";
+    SHARED_RELEASE = "layout" "shared" "shared_release";
 }
 
 #[cfg(test)]

@@ -42,6 +42,16 @@ impl Servers {
         link.ear().listen(channel, shared, sharded).await
     }
 
+    /// Whether this client listens to a channel.
+    pub(super) async fn hears(&self, slot: u16, channel: &str) -> bool {
+        match self {
+            Servers::One(link) => link.ear().hears(channel),
+            Servers::Cluster(cluster) => {
+                cluster.owner(slot).await.is_ok_and(|link| link.ear().hears(channel))
+            }
+        }
+    }
+
     /// Every server that holds locks.
     pub(super) async fn all(&self) -> RedisResult<Vec<Arc<Link>>> {
         match self {

@@ -60,6 +60,7 @@ pub(crate) const fn promises(
         engine,
         read_write,
         semaphore,
+        most_permits: 0,
         order: Order::Server,
         fence: FenceSource::Hybrid,
         death: Death::Session,

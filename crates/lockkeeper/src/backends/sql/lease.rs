@@ -17,6 +17,7 @@ pub(crate) const fn leases(engine: &'static str, wakeup: Wakeup) -> Guarantees {
         engine,
         read_write: Support::Yes,
         semaphore: Support::Yes,
+        most_permits: 100_000,
         order: Order::Fifo,
         fence: FenceSource::Hybrid,
         death: Death::Lease,

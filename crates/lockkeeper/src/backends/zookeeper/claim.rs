@@ -5,13 +5,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use zookeeper_client as zk;
 
-use super::error::failed;
-use super::names::{Kind, Node, line};
-use super::place::{Place, Standing};
+use super::error::{NAME, failed};
+use super::names::{Kind, Node, kazoo_permit, line};
+use super::place::{ANY_VERSION, Place, Standing, TRIES};
+use super::session::Session;
 use super::watch::{Alarm, end_of};
-use super::{LEASES, LOCKS, Shared, record};
+use super::{Entered, LEASES, LOCKS, Shared, record};
 use crate::backend::{Asked, Claim, Fence, Grant, Mode, Released, Request};
 use crate::backends::bell::Bell;
+use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::queue::{self, Turn};
 
@@ -21,6 +23,8 @@ pub(super) struct Line {
     request: Request,
     place: Place,
     waiting: Option<Waiting>,
+    /// Whether it was not let in at once.
+    waited: bool,
     /// Whether the holder was asked to give way.
     bell: Bell,
 }
@@ -42,65 +46,157 @@ impl Line {
     pub(super) fn new(shared: &Arc<Shared>, request: Request) -> Self {
         let dir = shared.dir(&request.key);
         let place = Place::new(dir, Kind::of(request.mode), shared.settings.acls());
-        Self { shared: shared.clone(), request, place, waiting: None, bell: Bell::default() }
+        let (shared, bell) = (shared.clone(), Bell::default());
+        Self { shared, request, place, waiting: None, waited: false, bell }
     }
 
-    /// Refuses to stand in a line with those who do not see each other.
-    async fn refuse_other_kinds(&self, standing: &Standing, children: &[String]) -> Result<()> {
-        let conflict = |found: &str| Error::Conflict {
+    /// What the lock is used as, if that is not what we ask for. The oldest node decides.
+    ///
+    /// Whoever finds out that it asked for the wrong kind leaves again. So nobody minds a stranger that is
+    /// not the oldest: it is on its way out.
+    async fn stranger(&self, session: &Session, children: &[String]) -> Result<Option<String>> {
+        if kazoo_permit(children) {
+            return Ok(Some("a semaphore of kazoo's".to_owned()));
+        }
+        let line = line(children);
+        let oldest = line.first();
+        if let Some(oldest) = oldest.filter(|node| !node.kind.mixes(Kind::of(self.request.mode))) {
+            return Ok(Some(oldest.kind.name().to_owned()));
+        }
+        // A semaphore leaves its directories behind for a while.
+        let semaphore = |name: &str| children.iter().any(|child| child == name);
+        if !semaphore(LOCKS) && !semaphore(LEASES) {
+            return Ok(None);
+        }
+        let dir = self.place.dir();
+        let gates = session.line(&format!("{dir}/{LOCKS}")).await?;
+        let ages = match gates.first() {
+            Some(gate) => {
+                let gate = session.created(&format!("{dir}/{LOCKS}/{}", gate.name));
+                let oldest = oldest.map(|node| session.created(&format!("{dir}/{}", node.name)));
+                match oldest {
+                    Some(oldest) => (gate.await?, oldest.await?),
+                    None => (gate.await?, None),
+                }
+            }
+            None => (None, None),
+        };
+        // Its places move from the first directory to the second at once: in this order none is
+        // overlooked.
+        if let Some(lease) = session.line(&format!("{dir}/{LEASES}")).await?.first() {
+            return Ok(Some(match lease.permit() {
+                Some((_, limit)) => format!("a semaphore of {limit}"),
+                None => "a semaphore".to_owned(),
+            }));
+        }
+        let older = match ages {
+            (Some(gate), Some(oldest)) => gate < oldest,
+            (gate, _) => gate.is_some(),
+        };
+        Ok(older.then(|| "a semaphore".to_owned()))
+    }
+
+    /// As [`stranger`](Line::stranger), without a place in line.
+    async fn used_otherwise(&self, session: &Session) -> Result<Option<String>> {
+        self.stranger(session, &self.place.others(session).await?).await
+    }
+
+    fn conflict(&self, found: &str) -> Error {
+        Error::Conflict {
             key: self.request.key.clone(),
             found: format!("it is used as {found}, and was asked for as {}", self.request.mode),
-        };
-        let mine = Kind::of(self.request.mode);
-        if let Some(other) = line(children).iter().find(|node| !node.kind.mixes(mine)) {
-            return Err(conflict(other.kind.mode().kind()));
         }
-        // A semaphore leaves its directories behind for a while. Its places move from the first to
-        // the second at once, so in this order none is overlooked.
-        let semaphore = |name: &&str| children.iter().any(|child| child == name);
-        for name in [LOCKS, LEASES].iter().filter(|name| semaphore(name)) {
-            let path = format!("{}/{name}", self.place.dir());
-            match standing.session.zk.list_children(&path).await {
-                Ok(there) => {
-                    if let Some(node) = line(&there).first() {
-                        return Err(conflict(&match node.permit() {
-                            Some((_, limit)) => format!("a semaphore of {limit}"),
-                            None => "a semaphore".to_owned(),
-                        }));
-                    }
-                }
-                Err(zk::Error::NoNode) => {}
-                Err(error) => return Err(failed(format!("look at {path:?}"))(error)),
-            }
-        }
-        Ok(())
     }
 
     /// Readers carry the fence of the last writer, which each writer notes before it begins.
-    async fn fence(&self, standing: &Standing) -> Result<Fence> {
+    ///
+    /// `None` when our node is gone: then somebody else may have noted a later one.
+    async fn fence(&self, standing: &Standing) -> Result<Option<Fence>> {
         let own = Fence::new(standing.created.try_into().unwrap_or(0));
         if self.request.mode == Mode::Mutex {
-            return Ok(own);
+            return Ok(Some(own));
         }
         let (zk, dir) = (&standing.session.zk, self.place.dir());
-        let doing = || format!("note the fence of {:?}", self.request.key);
-        let (data, stat) = zk.get_data(dir).await.map_err(failed(doing()))?;
-        let Some(noted) = record::read_fence(&data) else {
-            return Err(Error::Conflict {
-                key: self.request.key.clone(),
-                found: format!("the node {dir:?} holds data of something else"),
-            });
-        };
-        match self.request.mode {
-            // A directory that was removed with what it noted was made again after all of that.
-            Mode::Read => Ok(noted.max(Fence::new(stat.czxid.try_into().unwrap_or(0)))),
-            _ if noted == own => Ok(own),
-            _ => {
-                let note = record::write_fence(own);
-                zk.set_data(dir, &note, None).await.map_err(failed(doing()))?;
-                Ok(own)
+        let doing = || format!("note the fence of {dir:?}");
+        for _ in 0..TRIES {
+            let (data, stat) = zk.get_data(dir).await.map_err(failed(doing()))?;
+            let Some(noted) = record::read_fence(&data) else {
+                return Err(Error::Conflict {
+                    key: self.request.key.clone(),
+                    found: format!("the node {dir:?} holds data of something else"),
+                });
+            };
+            if self.request.mode == Mode::Read {
+                // A directory that was removed with what it noted was made again after all of that.
+                let born = Fence::new(stat.czxid.try_into().unwrap_or(0));
+                return Ok(Some(noted.max(born)));
+            }
+            if noted == own {
+                return Ok(Some(own));
+            }
+            let mut all = zk.new_multi_writer();
+            all.add_check_version(&standing.path, ANY_VERSION).map_err(failed(doing()))?;
+            all.add_set_data(dir, &record::write_fence(own), Some(stat.version))
+                .map_err(failed(doing()))?;
+            match all.commit().await.map_err(zk::Error::from) {
+                Ok(_) => return Ok(Some(own)),
+                Err(zk::Error::NoNode) => return Ok(None),
+                // By one who was there before us, and whose node is gone.
+                Err(zk::Error::BadVersion) => {}
+                Err(error) => return Err(failed(doing())(error)),
             }
         }
+        Err(Error::unreachable(NAME, doing(), "somebody else writes there all the time"))
+    }
+
+    /// One go: `None` to try again, because the place was taken away.
+    async fn go(&mut self, session: &Arc<Session>) -> Result<Option<Option<Entered>>> {
+        // One who does not queue looks first, so that it does not stand in anyone's way.
+        if !self.request.queue && self.place.standing().is_none() {
+            let children = self.place.others(session).await?;
+            // Twice, because whoever asked for the wrong kind is gone in a moment.
+            if self.stranger(session, &children).await?.is_some()
+                && let Some(found) = self.used_otherwise(session).await?
+            {
+                return Err(self.conflict(&found));
+            }
+            let busy = |node: &Node| queue::conflict(self.request.mode, node.kind.mode());
+            if line(&children).iter().any(busy) {
+                return Ok(Some(None));
+            }
+        }
+        let record = record::write(&self.request, None);
+        let (standing, children) = self.place.stand(session, &record).await?;
+        if self.stranger(session, &children).await?.is_some() {
+            // We are the wrong one, unless it is on its way out. So we go first, and look then.
+            self.place.leave().await?;
+            return match self.used_otherwise(session).await? {
+                Some(found) => Err(self.conflict(&found)),
+                None => Ok(None),
+            };
+        }
+        let line = line(&children);
+        match turn(&line, &standing.name) {
+            Turn::In => {}
+            Turn::Behind(_) | Turn::Full if !self.request.queue => {
+                self.place.leave().await?;
+                return Ok(Some(None));
+            }
+            Turn::Behind(ahead) => {
+                let path = format!("{}/{}", self.place.dir(), line[ahead].name);
+                self.waiting = Some(Waiting { path, alarm: None });
+                self.waited = true;
+                return Ok(Some(None));
+            }
+            Turn::Full => unreachable!("only a semaphore is full"),
+        }
+        let Some(fence) = self.fence(&standing).await? else {
+            self.place.start_again();
+            return Ok(None);
+        };
+        let paths = vec![standing.path.clone()];
+        let news = self.waited.then(|| record::write_later(&self.request));
+        Ok(Some(Some(Entered { standing, paths, fence, slots: Vec::new(), news })))
     }
 }
 
@@ -114,38 +210,19 @@ impl Claim for Line {
         }
         self.waiting = None;
         let session = self.shared.sessions.get().await?;
-        // One who does not queue looks first, so that it does not stand in anyone's way.
-        if !self.request.queue && self.place.standing().is_none() {
-            let others = line(&self.place.others(&session).await?);
-            let (mode, mine) = (self.request.mode, Kind::of(self.request.mode));
-            let busy = others.iter().any(|node| queue::conflict(mode, node.kind.mode()));
-            if busy && others.iter().all(|node| node.kind.mixes(mine)) {
-                return Ok(None);
+        let asked = Clock::System.now();
+        for _ in 0..TRIES {
+            match self.go(&session).await? {
+                None => {}
+                Some(None) => return Ok(None),
+                Some(Some(entered)) => {
+                    let grant = self.shared.grant(&self.request, entered, &self.bell, &asked)?;
+                    return Ok(Some(grant));
+                }
             }
         }
-        let record = record::write(&self.request, None);
-        let (standing, children) = self.place.stand(&session, &record).await?;
-        if let Err(refused) = self.refuse_other_kinds(&standing, &children).await {
-            self.place.leave().await?;
-            return Err(refused);
-        }
-        let line = line(&children);
-        match turn(&line, &standing.name) {
-            Turn::In => {}
-            Turn::Behind(_) | Turn::Full if !self.request.queue => {
-                self.place.leave().await?;
-                return Ok(None);
-            }
-            Turn::Behind(ahead) => {
-                let path = format!("{}/{}", self.place.dir(), line[ahead].name);
-                self.waiting = Some(Waiting { path, alarm: None });
-                return Ok(None);
-            }
-            Turn::Full => unreachable!("only a semaphore is full"),
-        }
-        let fence = self.fence(&standing).await?;
-        let paths = vec![standing.path.clone()];
-        Ok(Some(self.shared.grant(&self.request, &standing, paths, fence, Vec::new(), &self.bell)))
+        let doing = format!("take a place in {:?}", self.place.dir());
+        Err(Error::unreachable(NAME, doing, "it is taken away as soon as it is there"))
     }
 
     async fn wait(&mut self) -> Result<()> {
@@ -182,5 +259,51 @@ pub(super) fn turn(line: &[Node], name: &str) -> Turn {
     match line.iter().position(|node| node.name == name) {
         Some(at) => queue::turn(&places, at),
         None => unreachable!("a place is taken before the turn is asked for"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lockkeeper_testkit::server::zookeeper::Ensemble;
+    use tokio::task::spawn_blocking;
+
+    use super::super::open;
+    use super::*;
+    use crate::key::Key;
+    use crate::owner::Token;
+
+    fn writer(shared: &Arc<Shared>) -> Line {
+        let request = Request {
+            key: Key::new("key").unwrap(),
+            token: Token::fresh(),
+            owner: None,
+            mode: Mode::Write,
+            ttl: Duration::from_secs(30),
+            fixed: false,
+            fair: false,
+            queue: true,
+            note: None,
+        };
+        Line::new(shared, request)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_writer_whose_lock_was_broken_does_not_note_its_fence_over_a_later_one() {
+        let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
+        let url = servers.url("broken", Duration::from_secs(20));
+        let shared = open(url.parse().unwrap()).await.unwrap().shared;
+        let session = shared.sessions.get().await.unwrap();
+        // It is first in line, and has not noted its fence yet.
+        let mut broken = writer(&shared);
+        let (standing, _) = broken.place.stand(&session, b"").await.unwrap();
+        session.zk.delete(&standing.path, None).await.unwrap();
+        let later = writer(&shared).attempt().await.unwrap().expect("it is free").fence;
+        let noted = broken.fence(&standing).await;
+        let (data, _) = session.zk.get_data(broken.place.dir()).await.unwrap();
+        assert_eq!(record::read_fence(&data), Some(later), "{noted:?} was noted over it");
+        // It stands behind the later one when it asks again.
+        assert!(broken.attempt().await.unwrap().is_none());
     }
 }

@@ -106,15 +106,19 @@ async fn ask(host: &str, port: u16) -> std::io::Result<String> {
 
 /// Whether the servers granted what was asked for.
 fn session_length(asked: Duration, granted: Duration) -> Finding {
-    let shown = humantime::format_duration(granted);
+    let (shown, lease) =
+        (humantime::format_duration(granted), humantime::format_duration(granted / 2));
     if granted == asked {
-        let what = format!("a dead holder's locks are free after {shown}, its session");
+        let what = format!(
+            "a dead holder's locks are free after {shown}, its session; a lock has a lease of {lease} at most"
+        );
         return finding(Severity::Fine, what, "");
     }
     finding(
         Severity::Warning,
         format!(
-            "the session lasts {shown}, though {} was asked for: the servers allow no other",
+            "the session lasts {shown}, though {} was asked for: the servers allow no other; \
+             a lock has a lease of {lease} at most",
             humantime::format_duration(asked)
         ),
         format!(

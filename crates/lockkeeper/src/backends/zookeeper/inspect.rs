@@ -194,6 +194,10 @@ impl Session {
                     Err(zk::Error::NoNode) => continue,
                     Err(error) => return Err(failed(format!("look at {path:?}"))(error)),
                 };
+                // A lock ends with its session. What stays is an application's data.
+                if stat.ephemeral_owner == 0 {
+                    continue;
+                }
                 let slot = node.permit().map(|(slot, _)| slot);
                 if let Some((_, same)) = all.iter_mut().find(|(other, _)| other.id() == node.id()) {
                     same.entry.slots.extend(slot);

@@ -23,10 +23,12 @@ mod tls;
 mod watch;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 
+use self::error::NAME;
 use self::place::Standing;
 use self::session::{Session, Sessions};
 use self::settings::Settings;
@@ -36,7 +38,8 @@ use crate::backend::{
     Backend, Claim, Death, Entry, Fence, FenceSource, Finding, Grant, Guarantees, Lease, Mode,
     Order, Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
-use crate::error::Result;
+use crate::clock::Moment;
+use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::Token;
 use crate::url::Endpoint;
@@ -62,6 +65,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: error::NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
+    most_permits: 100,
     order: Order::Fifo,
     fence: FenceSource::Revision,
     death: Death::Session,
@@ -80,15 +84,35 @@ pub struct ZooKeeper {
 /// Opens `zookeeper://h1,h2,h3/root` or, with TLS, `zookeepers://`.
 async fn open(endpoint: Endpoint) -> Result<ZooKeeper> {
     let settings = Settings::parse(&endpoint)?;
+    check_process()?;
     let sessions = Sessions::connect(settings.clone()).await?;
     let shared = Shared { settings, sessions, held: Mutex::default() };
     Ok(ZooKeeper { shared: Arc::new(shared) })
+}
+
+/// Refuses to wait in vain: one thread per process serves the sockets and timers of the client crate,
+/// and a process that is forked after it was started does not have it.
+fn check_process() -> Result<()> {
+    static STARTED_BY: OnceLock<u32> = OnceLock::new();
+    if *STARTED_BY.get_or_init(std::process::id) == std::process::id() {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        engine: NAME,
+        what: "connect in a process that was forked from one which had connected (the thread that \
+               serves its sockets stayed there); fork first, or start a program"
+            .to_owned(),
+    })
 }
 
 #[async_trait]
 impl Backend for ZooKeeper {
     fn guarantees(&self) -> Guarantees {
         GUARANTEES
+    }
+
+    fn lease_of(&self, ttl: Duration) -> Duration {
+        ttl.min(self.shared.sessions.length() / 2)
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
@@ -143,6 +167,18 @@ struct Held {
     paths: Vec<String>,
 }
 
+/// One who was let in.
+struct Entered {
+    /// The node that is watched over.
+    standing: Standing,
+    /// All its nodes.
+    paths: Vec<String>,
+    fence: Fence,
+    slots: Vec<u32>,
+    /// What its node has to say since then.
+    news: Option<Vec<u8>>,
+}
+
 impl Shared {
     /// The directory of a lock.
     fn dir(&self, key: &Key) -> String {
@@ -155,22 +191,21 @@ impl Shared {
         if self.settings.root.is_empty() { "/" } else { &self.settings.root }
     }
 
+    /// A grant for as long as the session is vouched for by a write that left later than `asked`.
     fn grant(
         &self,
         request: &Request,
-        standing: &Standing,
-        paths: Vec<String>,
-        fence: Fence,
-        slots: Vec<u32>,
+        entry: Entered,
         bell: &Bell,
-    ) -> Grant {
+        asked: &Moment,
+    ) -> Result<Grant> {
+        let Entered { standing, paths, fence, slots, news } = entry;
+        let ttl = request.ttl.min(standing.session.vouched(asked)?);
         let held = Held { session: standing.session.clone(), paths };
         self.held().insert(request.token, held);
-        let lease = Lease::of(request);
-        let ttl = lease.ttl.min(standing.session.vouched());
-        let gone = watch::watch_over(standing.clone(), bell.clone());
-        let lease = Lease { ttl, ..lease };
-        Grant { fence, slots, lease, bound: false, gone: Some(Box::pin(gone)) }
+        let gone = watch::watch_over(standing, bell.clone(), news);
+        let lease = Lease { ttl, ..Lease::of(request) };
+        Ok(Grant { fence, slots, lease, bound: false, gone: Some(Box::pin(gone)) })
     }
 
     fn forget(&self, token: Token) {

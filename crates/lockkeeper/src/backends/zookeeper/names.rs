@@ -17,6 +17,8 @@ pub(super) enum Kind {
     Write,
     Read,
     Lease,
+    /// A reader of kazoo's, which does not see our nodes.
+    KazooRead,
 }
 
 /// The marks by which nodes are told apart.
@@ -27,7 +29,7 @@ const WORDS: [(&str, Kind); 6] = [
     ("lease-", Kind::Lease),
     // kazoo's: its nodes are in one line with ours, though we never make such.
     ("__lock__", Kind::Mutex),
-    ("__rlock__", Kind::Read),
+    ("__rlock__", Kind::KazooRead),
 ];
 
 impl Kind {
@@ -44,7 +46,7 @@ impl Kind {
         match self {
             Kind::Mutex => Mode::Mutex,
             Kind::Write => Mode::Write,
-            Kind::Read => Mode::Read,
+            Kind::Read | Kind::KazooRead => Mode::Read,
             // A foreign lease does not say how many there are.
             Kind::Lease => Mode::Permits { take: 1, limit: 0 },
         }
@@ -52,7 +54,16 @@ impl Kind {
 
     /// Whether those who made such nodes see each other.
     pub(super) fn mixes(self, other: Kind) -> bool {
-        (self == Kind::Mutex) == (other == Kind::Mutex)
+        let kazoo = [self, other].contains(&Kind::KazooRead);
+        (self == Kind::Mutex) == (other == Kind::Mutex) && !kazoo
+    }
+
+    /// What a lock is used as that has such a node at the head of its line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::KazooRead => "a read-write lock of kazoo's",
+            other => other.mode().kind(),
+        }
     }
 
     /// The end of a node's name, before its sequence.
@@ -72,7 +83,12 @@ pub(super) struct Node {
 impl Node {
     fn parse(name: &str) -> Option<Self> {
         let read = |(word, kind): &(&str, Kind)| {
-            let (_, tail) = name.rsplit_once(word)?;
+            let (head, tail) = name.rsplit_once(word)?;
+            // kazoo's id is nothing but digits. `block-0000000001` is somebody else's.
+            let kazoo = head.len() == 32 && head.bytes().all(|byte| byte.is_ascii_hexdigit());
+            if !(head.is_empty() || head.ends_with('-') || kazoo) {
+                return None;
+            }
             // Ten places, of which one is the sign once the counter has wrapped around.
             let sequence = tail.parse().ok().filter(|n: &i32| format!("{n:010}") == tail)?;
             Some(Self { name: name.to_owned(), kind: *kind, sequence })
@@ -107,6 +123,12 @@ pub(super) fn line(children: &[String]) -> Vec<Node> {
         nodes.sort_by_key(|node| (node.sequence.wrapping_sub(base), node.kind));
     }
     nodes
+}
+
+/// Whether somebody holds a permit of kazoo's among the children of a lock: a node of 32 hexadecimal digits.
+pub(super) fn kazoo_permit(children: &[String]) -> bool {
+    let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    children.iter().any(|name| name.len() == 32 && name.bytes().all(hex))
 }
 
 /// The length of `_c_<uuid>-`.
@@ -182,7 +204,8 @@ mod tests {
     fn nodes_of_all_who_follow_the_recipe_are_read_and_strangers_are_not() {
         let curator = "_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-0000000012";
         let children =
-            ["leases", "locks", "0abc", "lock-12", "lock-0000000011", curator].map(str::to_owned);
+            ["leases", "locks", "0abc", "lock-12", "block-0000000010", "lock-0000000011", curator]
+                .map(str::to_owned);
         assert_eq!(names(&line(&children)), ["lock-0000000011", curator]);
         assert_eq!(Node::parse("lock--000000177").map(|node| node.sequence), Some(-177));
         let node = Node::parse(curator).unwrap();
@@ -203,7 +226,10 @@ mod tests {
         let ordered = line(&[after.clone(), kazoo.clone(), before.clone()]);
         assert_eq!(names(&ordered), [&before, &kazoo, &after]);
         let reader = Node::parse("1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b__rlock__0000000003").unwrap();
-        assert_eq!(reader.kind, Kind::Read);
+        assert_eq!(reader.kind, Kind::KazooRead);
+        assert!(!Kind::Write.mixes(reader.kind) && !reader.kind.mixes(Kind::Write));
+        assert!(kazoo_permit(&["1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b".to_owned()]));
+        assert!(!kazoo_permit(&[kazoo, before, after]));
         assert_eq!((Kind::Mutex.word(), Kind::Read.word()), ("lock-", "__READ__"));
     }
 

@@ -10,13 +10,15 @@ use async_trait::async_trait;
 use zookeeper_client as zk;
 
 use super::claim::turn;
-use super::error::{ends_session, failed};
-use super::names::{Kind, Node, line};
-use super::place::{ANY_VERSION, Place, Standing, make_directory};
+use super::error::{NAME, ends_session, failed};
+use super::names::{Kind, Node, kazoo_permit, line};
+use super::place::{ANY_VERSION, Place, Standing, TRIES, make_directory};
+use super::session::Session;
 use super::watch::{Alarm, change_in, end_of};
-use super::{LEASES, LOCKS, Shared, record};
+use super::{Entered, LEASES, LOCKS, Shared, record};
 use crate::backend::{Asked, Claim, Fence, Grant, Released, Request};
 use crate::backends::bell::Bell;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
 use crate::queue::{self, Turn};
 
@@ -44,6 +46,29 @@ enum Step {
     Entering(Standing),
     Inside(Standing, Vec<Node>),
 }
+
+/// What is there of a lock.
+struct Around {
+    base: Vec<String>,
+    gates: Vec<Node>,
+    leases: Vec<Node>,
+}
+
+/// Someone who takes the lock for something else.
+enum Stranger {
+    None,
+    /// It came after us, and goes again. Nobody enters while this node of it is there.
+    Leaves(String),
+    /// It was there first: the lock is this.
+    Is(String),
+}
+
+/// How much of a request creations may take. Servers cut whoever sends more than `jute.maxbuffer`, which is
+/// 1 MB unless it is set.
+const CREATIONS: usize = 1_000_000;
+
+/// What a creation takes beside its path and its data.
+const OVERHEAD: usize = 64;
 
 enum Behind {
     /// Someone in line.
@@ -77,13 +102,92 @@ impl Permits {
         format!("take permits of {:?}", self.request.key)
     }
 
-    /// Who is in a directory, which may not be there.
-    fn listed(&self, children: Result<Vec<String>, zk::Error>) -> Result<Vec<Node>> {
-        match children {
-            Ok(children) => Ok(line(&children)),
-            Err(zk::Error::NoNode) => Ok(Vec::new()),
-            Err(error) => Err(failed(self.doing())(error)),
+    /// Refuses more than a request can hold, before anything is asked for.
+    fn refuse_too_many(&self) -> Result<()> {
+        let record = record::write(&self.request, Some(Fence::new(u64::MAX)));
+        let (id, word) = (self.gate.id(), Kind::Lease.word());
+        let path = format!("{}/{id}{}.{}-{word}", self.leases, self.limit, self.limit);
+        let most = CREATIONS / (path.len() + record.len() + OVERHEAD);
+        if self.take as usize <= most {
+            return Ok(());
         }
+        Err(Error::Unsupported {
+            engine: NAME,
+            what: format!(
+                "take {} permits at once: with this key and note, one request to the servers has room \
+                 for {most} at most",
+                self.take
+            ),
+        })
+    }
+
+    /// What is in a directory, which may not be there.
+    fn listed(&self, children: Result<Vec<String>, zk::Error>) -> Result<Vec<String>> {
+        match children {
+            Err(zk::Error::NoNode) => Ok(Vec::new()),
+            children => children.map_err(failed(self.doing())),
+        }
+    }
+
+    /// Everything that is there of the lock. All questions leave at once.
+    async fn look(&self, session: &Session) -> Result<Around> {
+        // Without a write of our own before it, an outdated server would show those who left already.
+        let sync = session.zk.sync(&self.base);
+        let base = session.zk.list_children(&self.base);
+        let gates = session.zk.list_children(self.gate.dir());
+        // After the places in line, because they move here at once: none is overlooked.
+        let leases = session.zk.list_children(&self.leases);
+        sync.await.map_err(failed(self.doing()))?;
+        let (base, gates) = (self.listed(base.await)?, self.listed(gates.await)?);
+        Ok(Around { base, gates: line(&gates), leases: line(&self.listed(leases.await)?) })
+    }
+
+    /// Whether this is another lock than was asked for. The oldest node decides, and whoever finds out
+    /// that it asked for the wrong kind leaves again; see `Line`.
+    async fn stranger(&self, session: &Session, around: &Around) -> Result<Stranger> {
+        if kazoo_permit(&around.base) {
+            return Ok(Stranger::Is("a semaphore of kazoo's".to_owned()));
+        }
+        if let Some(limit) = self.other_limit(&around.leases) {
+            return Ok(Stranger::Is(format!("a semaphore of {limit}")));
+        }
+        let base = line(&around.base);
+        let Some(node) = base.first() else { return Ok(Stranger::None) };
+        let path = format!("{}/{}", self.base, node.name);
+        let age = |dir: &str, nodes: &[Node]| {
+            nodes.first().map(|node| session.created(&format!("{dir}/{}", node.name)))
+        };
+        let made = session.created(&path);
+        let gate = age(self.gate.dir(), &around.gates);
+        let lease = age(&self.leases, &around.leases);
+        let Some(made) = made.await? else { return Ok(Stranger::Leaves(path)) };
+        for ours in [gate, lease].into_iter().flatten() {
+            if ours.await?.is_some_and(|ours| ours < made) {
+                // It will go, but it may not know yet that it has to.
+                return Ok(Stranger::Leaves(path));
+            }
+        }
+        Ok(Stranger::Is(node.kind.name().to_owned()))
+    }
+
+    /// As [`stranger`](Permits::stranger), without a place in line.
+    async fn used_otherwise(&self, session: &Session) -> Result<Option<String>> {
+        match self.stranger(session, &self.look(session).await?).await? {
+            Stranger::Is(found) => Ok(Some(found)),
+            _ => Ok(None),
+        }
+    }
+
+    fn conflict(&self, found: &str) -> Error {
+        Error::Conflict {
+            key: self.request.key.clone(),
+            found: format!("it is used as {found}, and was asked for as {}", self.request.mode),
+        }
+    }
+
+    /// Whether there is no room for us beside these.
+    fn is_full(&self, leases: &[Node]) -> bool {
+        leases.len() + self.take as usize > self.limit as usize
     }
 
     /// The limit of someone who counts otherwise.
@@ -139,7 +243,7 @@ impl Permits {
                 }
             }
         }
-        Err(Error::unreachable(super::error::NAME, doing, "its directory is removed at once"))
+        Err(Error::unreachable(NAME, doing, "its directory is removed at once"))
     }
 
     /// Whether the transaction took effect: then our leases are there, with their slots in their names.
@@ -149,7 +253,7 @@ impl Permits {
         let leases = gate.session.zk.list_children(&self.leases);
         sync.await.map_err(failed(self.doing()))?;
         let id = self.gate.id();
-        let mut ours = self.listed(leases.await)?;
+        let mut ours = line(&self.listed(leases.await)?);
         ours.retain(|node| node.id() == id);
         if ours.is_empty() {
             self.step = Step::Outside;
@@ -160,13 +264,14 @@ impl Permits {
         Ok(Some(ours))
     }
 
-    fn granted(&self, gate: &Standing, ours: &[Node]) -> Grant {
+    fn granted(&self, gate: &Standing, ours: &[Node], asked: &Moment) -> Result<Grant> {
         let paths: Vec<_> =
             ours.iter().map(|node| format!("{}/{}", self.leases, node.name)).collect();
         let slots = ours.iter().filter_map(|node| node.permit()).map(|(slot, _)| slot).collect();
         let fence = Fence::new(gate.created.try_into().unwrap_or(0));
-        let held = Standing { path: paths[0].clone(), ..gate.clone() };
-        self.shared.grant(&self.request, &held, paths, fence, slots, &self.bell)
+        let standing = Standing { path: paths[0].clone(), ..gate.clone() };
+        let entered = Entered { standing, paths, fence, slots, news: None };
+        self.shared.grant(&self.request, entered, &self.bell, asked)
     }
 
     /// Asks again for what was given before: is it still ours?
@@ -193,7 +298,9 @@ impl Claim for Permits {
             return Ok(None);
         }
         self.waiting = None;
+        self.refuse_too_many()?;
         let session = self.shared.sessions.get().await?;
+        let asked = Clock::System.now();
         let step = std::mem::replace(&mut self.step, Step::Outside);
         let known = match step {
             Step::Entering(gate) if Arc::ptr_eq(&gate.session, &session) => {
@@ -211,55 +318,70 @@ impl Claim for Permits {
         if let Some((gate, ours)) = known {
             self.step = Step::Inside(gate.clone(), ours.clone());
             if self.confirm(&gate, &ours).await? {
-                return Ok(Some(self.granted(&gate, &ours)));
+                return self.granted(&gate, &ours, &asked).map(Some);
             }
             self.step = Step::Outside;
             self.gate.start_again();
         }
         // One who does not queue looks first, so that it does not stand in anyone's way.
         if !self.request.queue && self.gate.standing().is_none() {
-            let first = line(&self.gate.others(&session).await?).is_empty();
-            let leases = session.zk.list_children(&self.leases);
-            let leases = self.listed(leases.await)?;
-            let busy = !first || leases.len() + self.take as usize > self.limit as usize;
-            if busy && self.other_limit(&leases).is_none() {
+            let around = self.look(&session).await?;
+            // Twice, because whoever asked for the wrong kind is gone in a moment.
+            if matches!(self.stranger(&session, &around).await?, Stranger::Is(_))
+                && let Some(found) = self.used_otherwise(&session).await?
+            {
+                return Err(self.conflict(&found));
+            }
+            if !around.gates.is_empty() || self.is_full(&around.leases) {
                 return Ok(None);
             }
         }
         let record = record::write(&self.request, None);
-        let (gate, children) = self.gate.stand(&session, &record).await?;
-        let base = session.zk.list_children(&self.base);
-        let leases = session.zk.list_children(&self.leases);
-        let (base, leases) = (self.listed(base.await)?, self.listed(leases.await)?);
-        let other_kind = base.first().map(|other| other.kind.mode().kind().to_owned());
-        let other_limit = self.other_limit(&leases).map(|limit| format!("a semaphore of {limit}"));
-        if let Some(found) = other_kind.or(other_limit) {
-            self.gate.leave().await?;
-            let found =
-                format!("it is used as {found}, and was asked for as {}", self.request.mode);
-            return Err(Error::Conflict { key: self.request.key.clone(), found });
-        }
-        let line = line(&children);
-        let behind = match turn(&line, &gate.name) {
-            Turn::In if leases.len() + self.take as usize <= self.limit as usize => {
-                let slots = queue::free_slots(
-                    leases.iter().filter_map(Node::permit).map(|(slot, _)| slot),
-                    self.take,
-                );
-                let ours = self.enter(&gate, &slots).await?;
-                return Ok(Some(self.granted(&gate, &ours)));
+        for _ in 0..TRIES {
+            let (gate, _) = self.gate.stand(&session, &record).await?;
+            let around = self.look(&session).await?;
+            let stranger = self.stranger(&session, &around).await?;
+            if let Stranger::Is(_) = stranger {
+                // We are the wrong one, unless it is on its way out. So we go first, and look then.
+                self.gate.leave().await?;
+                match self.used_otherwise(&session).await? {
+                    Some(found) => return Err(self.conflict(&found)),
+                    None => continue,
+                }
             }
-            Turn::In | Turn::Full => Behind::Full,
-            Turn::Behind(ahead) => {
-                Behind::Node(format!("{}/{}", self.gate.dir(), line[ahead].name))
+            let line = &around.gates;
+            if !line.iter().any(|node| node.name == gate.name) {
+                // Somebody deleted it in between.
+                self.gate.start_again();
+                continue;
             }
-        };
-        if self.request.queue {
-            self.waiting = Some((behind, None));
-        } else {
-            self.gate.leave().await?;
+            let behind = match turn(line, &gate.name) {
+                Turn::Behind(ahead) => {
+                    Behind::Node(format!("{}/{}", self.gate.dir(), line[ahead].name))
+                }
+                Turn::In | Turn::Full => match stranger {
+                    Stranger::Leaves(path) => Behind::Node(path),
+                    _ if self.is_full(&around.leases) => Behind::Full,
+                    _ => {
+                        let taken = around.leases.iter().filter_map(Node::permit);
+                        let slots = queue::free_slots(taken.map(|(slot, _)| slot), self.take);
+                        let ours = self.enter(&gate, &slots).await?;
+                        return self.granted(&gate, &ours, &asked).map(Some);
+                    }
+                },
+            };
+            if self.request.queue {
+                self.waiting = Some((behind, None));
+            } else {
+                self.gate.leave().await?;
+            }
+            return Ok(None);
         }
-        Ok(None)
+        Err(Error::unreachable(
+            NAME,
+            self.doing(),
+            "its place is taken away as soon as it is there",
+        ))
     }
 
     async fn wait(&mut self) -> Result<()> {

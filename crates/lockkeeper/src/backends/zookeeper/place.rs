@@ -15,7 +15,7 @@ use crate::backend::Released;
 use crate::error::{Error, Result};
 
 /// How often a place that somebody takes away is taken again within one attempt.
-const TRIES: usize = 4;
+pub(super) const TRIES: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Place {

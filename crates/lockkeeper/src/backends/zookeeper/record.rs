@@ -14,6 +14,15 @@ pub(super) const REVOKE: &[u8] = b"__REVOKE__";
 
 const MARK: &str = "lockkeeper";
 
+/// The word of one who came in later than its node was made.
+const LATER: &str = "later";
+
+/// The data of a node whose claim had to wait, once it is let in: it counts from now, not from its birth.
+pub(super) fn write_later(request: &Request) -> Vec<u8> {
+    let text = String::from_utf8(write(request, None)).expect("a record is text");
+    text.replacen('\n', &format!(" {LATER}\n"), 1).into_bytes()
+}
+
 /// The data of a node. A lease of a semaphore carries the fence of the place in line before it.
 pub(super) fn write(request: &Request, fence: Option<Fence>) -> Vec<u8> {
     let (take, limit) = match request.mode {
@@ -26,15 +35,15 @@ pub(super) fn write(request: &Request, fence: Option<Fence>) -> Vec<u8> {
     format!("{MARK} {take} {limit} {fence}\n{identity}\n{who}\n{note}").into_bytes()
 }
 
-/// What is known of a node, by its data and its birth.
+/// What is known of a node, by its data and its birth, or the moment when it was let in.
 pub(super) fn read(name: &str, mode: Mode, data: &[u8], stat: &zk::Stat) -> Entry {
-    let born = SystemTime::UNIX_EPOCH + Duration::from_millis(stat.ctime.try_into().unwrap_or(0));
+    let at = |ms: i64| SystemTime::UNIX_EPOCH + Duration::from_millis(ms.try_into().unwrap_or(0));
     let mut entry = Entry {
         identity: name.to_owned(),
         mode,
         who: None,
         note: None,
-        since: Some(born),
+        since: Some(at(stat.ctime)),
         left: None,
         fence: Some(Fence::new(stat.czxid.try_into().unwrap_or(0))),
         slots: Vec::new(),
@@ -49,6 +58,9 @@ pub(super) fn read(name: &str, mode: Mode, data: &[u8], stat: &zk::Stat) -> Entr
     }
     let mut number = || head.next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
     let (take, limit, fence) = (number(), number(), number());
+    if head.next() == Some(LATER) {
+        entry.since = Some(at(stat.mtime));
+    }
     if matches!(mode, Mode::Permits { .. }) && limit > 0 {
         let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
         entry.mode = Mode::Permits { take: small(take), limit: small(limit) };

@@ -135,14 +135,13 @@ impl Settings {
         if self.open { zk::Acls::anyone_all() } else { zk::Acls::creator_all() }
     }
 
-    /// A connector with everything but the servers.
-    pub(super) fn connector(&self) -> zk::Connector {
+    /// A connector with everything but the servers, for a session of this length.
+    pub(super) fn connector(&self, session: Duration) -> zk::Connector {
         // A server that falls silent is left early enough to renew at another one before the
         // holder would have to stop; see `Session::vouched`.
-        let silence = (self.session / 8).max(Duration::from_millis(500));
-        let connector = zk::Client::connector()
-            .with_session_timeout(self.session)
-            .with_connection_timeout(silence);
+        let silence = (session / 8).max(Duration::from_millis(500));
+        let connector =
+            zk::Client::connector().with_session_timeout(session).with_connection_timeout(silence);
         #[cfg(feature = "zookeeper-tls")]
         let connector = match &self.tls {
             Some(tls) => connector.with_tls(tls.clone()),

@@ -63,9 +63,16 @@ pub(super) async fn change_in(dir: &str, own: &Standing) -> Result<(Alarm, Vec<S
 }
 
 /// Watches over a node that is held: resolves when it is gone, and tells when its holder is asked to go.
-pub(super) async fn watch_over(held: Standing, bell: Bell) -> Loss {
+///
+/// First it writes what there is to say of a node that had to wait, unless somebody else wrote there.
+pub(super) async fn watch_over(held: Standing, bell: Bell, news: Option<Vec<u8>>) -> Loss {
     let expired = || Loss::Disconnected("its session expired".to_owned());
     sleep(DELAY).await;
+    if let Some(news) = news
+        && let Err(error) = held.session.zk.set_data(&held.path, &news, Some(0)).await
+    {
+        tracing::debug!(%error, "it is not noted since when a lock is held");
+    }
     loop {
         // While there is no connection, this waits for one: no need for a pause of our own.
         let looked = tokio::select! {

@@ -1,20 +1,26 @@
 -- Takes a lock away from everyone who holds it; the waiters stay, the first of them is woken.
 -- KEYS: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue
 -- ARGV: stem, publish, then the channels of mutexes and of read-write locks, then the two stems of the
--- channels of waiters, for each queue, then the channel of layout=string.
+-- channels of waiters, for each queue, then the channel of layout=string, then 1 where locks are strings.
+-- Answers 1, or 0 where nothing is there, or {-1, what is there} where that is no lock.
 
-local lock, _, queue, _, beats, claims, who, permits, slots, other_queue = unpack(KEYS)
+local lock, state, queue, _, beats, claims, who, permits, slots, other_queue = unpack(KEYS)
 local stem, publish = ARGV[1], ARGV[2]
-local found = redis.call('type', lock).ok
-if found ~= 'hash' and found ~= 'string' then
+local kind = kind_of(lock, state, stem)
+if kind == 'none' then
   return 0
 end
-if found == 'hash' then
-  local mode = redis.call('hget', lock, 'mode')
+if kind == 'string' then
+  if not is_string_lock(lock, state, ARGV[8] == '1') then
+    return {-1, kind}
+  end
+elseif kind ~= 'mutex' and kind ~= 'read' and kind ~= 'write' and kind ~= 'semaphore' then
+  return {-1, kind}
+else
   local fields = redis.call('hgetall', lock)
   for i = 1, #fields, 2 do
     redis.call('hdel', who, fields[i])
-    local holds = mode and mode ~= 'semaphore' and tonumber(fields[i + 1]) or 0
+    local holds = (kind == 'read' or kind == 'write') and tonumber(fields[i + 1]) or 0
     for n = holds, 1, -1 do
       redis.call('del', stem .. ':' .. fields[i] .. ':rwlock_timeout:' .. n)
     end

@@ -1,8 +1,8 @@
 -- Everything that is known of one lock. Changes nothing.
 -- KEYS: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue
--- ARGV: stem
+-- ARGV: stem, 1 where locks are strings
 -- Answers {kind, limit, fence, holders, waiters}; a holder is {field, value, left, record},
--- a waiter {entry, record}.
+-- a waiter {entry, record}. The kind of what is no lock is its type, or data.
 
 local lock, state, queue, _, beats, _, who, permits, _, other_queue = unpack(KEYS)
 local stem = ARGV[1]
@@ -14,13 +14,12 @@ local function record(field)
   return redis.call('hget', who, field) or held
 end
 
-local found = redis.call('type', lock).ok
-local kind, limit = found, ''
+local kind, limit = kind_of(lock, state, stem), ''
 local holders = {}
-if found == 'string' then
+if kind == 'string' and is_string_lock(lock, state, ARGV[2] == '1') then
+  kind = 'token'
   holders[1] = {redis.call('get', lock), '1', redis.call('pttl', lock), held}
-elseif found == 'hash' then
-  kind = redis.call('hget', lock, 'mode') or 'mutex'
+elseif kind == 'mutex' or kind == 'read' or kind == 'write' or kind == 'semaphore' then
   limit = redis.call('hget', lock, 'limit') or ''
   local fields = redis.call('hgetall', lock)
   for i = 1, #fields, 2 do

@@ -77,14 +77,16 @@ local function leave_line()
     return false
   end
   local before = at > 0 and redis.call('lindex', queue, at - 1)
-  if not is_ours(before) and not is_ours(redis.call('lindex', queue, at + 1)) then
-    for _, waiter in ipairs(redis.call('lrange', queue, at + 1, -1)) do
+  local alone = not is_ours(before) and not is_ours(redis.call('lindex', queue, at + 1))
+  -- A full server refuses a script whose first write needs memory. This one needs none.
+  forget(entry)
+  if alone then
+    for _, waiter in ipairs(redis.call('lrange', queue, at, -1)) do
       if redis.call('zscore', timeouts, waiter) then
         redis.call('zincrby', timeouts, -patience, waiter)
       end
     end
   end
-  forget(entry)
   return true, at == 0
 end
 
@@ -104,11 +106,15 @@ local function line_up()
     local wait = is_ours(last) and math.max(base, patience) or base + patience
     redis.call('rpush', queue, entry)
     redis.call('zadd', timeouts, text(now + wait), entry)
-  elseif tonumber(redis.call('zscore', timeouts, entry) or 0) < now + lease then
-    redis.call('zadd', timeouts, text(now + patience), entry)
+    redis.call('hset', who, entry, record)
+  else
+    -- A full server refuses a script whose first write needs memory: who waits already needs none.
+    redis.call('pexpire', queue, text(2 * patience))
+    if tonumber(redis.call('zscore', timeouts, entry) or 0) < now + lease then
+      redis.call('zadd', timeouts, text(now + patience), entry)
+    end
   end
   redis.call('zadd', beats, text(now + lease), entry)
-  redis.call('hset', who, entry, record)
   -- A line whose waiters all died does not stay for ever.
   for _, key in ipairs({queue, timeouts, beats, who}) do
     extend(key, 2 * patience)
@@ -122,16 +128,34 @@ local function busy(left)
   return {0, left, first() == entry and 1 or 0}
 end
 
--- Notes that this claim is one of its owner's holds. What is left of an earlier hold does not count.
-local function count_claim(is_first)
+-- Notes which of its owner's holds this claim is. What is left of an earlier hold does not count.
+local function count_claim(hold, is_first)
   if claim == '' then
-    return
+    return false
   end
   if is_first then
     redis.call('del', claims)
   end
-  redis.call('hset', claims, claim, 1)
+  redis.call('hset', claims, claim, hold)
   extend(claims, ttl)
+  return true
+end
+
+-- How many records of the dead may stay until somebody who finds the lock free looks for them.
+local UNSWEPT_RECORDS = 16
+
+-- Forgets holders who died and took the lock along: whoever else is noted waits, and has a beat.
+local function sweep_records()
+  local noted = redis.call('hlen', who)
+  if noted <= UNSWEPT_RECORDS or noted <= #redis.call('zrange', beats, 0, -1) then
+    return
+  end
+  local records = redis.call('hgetall', who)
+  for i = 1, #records, 2 do
+    if not redis.call('zscore', beats, records[i]) then
+      redis.call('hdel', who, records[i])
+    end
+  end
 end
 
 -- Whoever holds alone is noted in the state, as the common mutex does.
@@ -143,10 +167,10 @@ local function admitted_alone(fence)
   return {1, fence}
 end
 
-local function admitted(fence, ...)
+local function admitted(answer)
   leave_line()
   redis.call('hset', who, entry, record)
   extend(who, ttl)
   extend(state, life)
-  return {1, fence, ...}
+  return answer
 end

@@ -1,12 +1,8 @@
 -- A mutex that is fair, or has an owner.
 
-local found = redis.call('type', lock).ok
-if found ~= 'none' and found ~= 'hash' then
+local found = kind_of(lock, state, stem)
+if found ~= 'none' and found ~= 'mutex' then
   return {-1, found}
-end
-local mode = redis.call('hget', lock, 'mode')
-if mode then
-  return {-1, mode}
 end
 
 local token = KEYS[10]
@@ -17,18 +13,18 @@ local function fence_of_mutex(again)
   return again and tonumber(redis.call('get', token) or 1) or redis.call('incr', token)
 end
 
-if redis.call('hexists', lock, entry) == 1 then
+if found == 'mutex' and redis.call('hexists', lock, entry) == 1 then
   if claim ~= '' and redis.call('hexists', claims, claim) == 0 then
     redis.call('hincrby', lock, entry, 1)
   end
   extend(lock, ttl)
-  count_claim(false)
+  count_claim('hold', false)
   return admitted_alone(fence_of_mutex(true))
 end
 if found == 'none' and my_turn() then
   redis.call('hset', lock, entry, 1)
   redis.call('pexpire', lock, ttl)
-  count_claim(true)
+  count_claim('hold', true)
   return admitted_alone(fence_of_mutex(false))
 end
 return busy(redis.call('pttl', lock))

@@ -12,13 +12,12 @@ if free then
   call('pexpire', lock, ARGV[3])
   call('hset', state, 'held', ARGV[5])
 else
-  local found = call('type', lock).ok
-  if found ~= 'hash' then
+  local found, left, holder = kind_of(lock, state)
+  if found ~= 'mutex' then
     return {-1, found}
   end
-  if call('hexists', lock, field) == 0 then
-    local mode = call('hget', lock, 'mode')
-    return mode and {-1, mode} or {0, call('pttl', lock)}
+  if holder ~= field then
+    return {0, left}
   end
   -- Our own grant, whose answer was lost.
   call('pexpire', lock, ARGV[3])

@@ -1,5 +1,6 @@
 -- KEYS: lock
 -- ARGV: field, channel, publish
+-- Answers 0 if it was not there, else 1 and how many were told.
 -- The field is one claim's, and the last field takes the hash with it.
 
 local gone = redis.pcall('hdel', KEYS[1], ARGV[1])
@@ -8,6 +9,6 @@ if type(gone) == 'table' then
   return string.sub(gone.err, 1, 9) == 'WRONGTYPE' and 0 or gone
 end
 if gone == 1 then
-  redis.call(ARGV[3], ARGV[2], '0')
+  return 1 + redis.call(ARGV[3], ARGV[2], '0')
 end
 return gone

@@ -3,20 +3,17 @@
 
 local take, limit = tonumber(ARGV[14]), ARGV[15]
 
-local found = redis.call('type', lock).ok
-if found ~= 'none' and found ~= 'hash' then
+local found = kind_of(lock, state, stem)
+if found ~= 'none' and found ~= 'semaphore' then
   return {-1, found}
 end
-if found == 'hash' then
-  local mode, there = unpack(redis.call('hmget', lock, 'mode', 'limit'))
-  if mode ~= 'semaphore' then
-    return {-1, mode or 'mutex'}
-  end
+if found == 'semaphore' then
+  local there = redis.call('hget', lock, 'limit')
   for _, late in ipairs(redis.call('zrangebyscore', permits, '-inf', now)) do
     drop_permits(late)
   end
   if there ~= limit and redis.call('exists', lock) == 1 then
-    return {-1, mode, there}
+    return {-1, found, there}
   end
 end
 
@@ -30,11 +27,11 @@ end
 local mine = redis.call('hget', lock, entry)
 if mine then
   keep()
-  local numbers = {}
+  local answer = {1}
   for number in string.gmatch(mine, '%d+') do
-    numbers[#numbers + 1] = tonumber(number)
+    answer[#answer + 1] = tonumber(number)
   end
-  return admitted(unpack(numbers))
+  return admitted(answer)
 end
 local taken = tonumber(redis.call('hget', lock, 'taken') or 0)
 if taken + take > tonumber(limit) or not my_turn() then
@@ -42,16 +39,19 @@ if taken + take > tonumber(limit) or not my_turn() then
   return busy(next_end and next_end - now or 0)
 end
 
-local numbers = {mint()}
+if found == 'none' then
+  sweep_records()
+end
+local answer = {1, mint()}
 for _ = 1, take do
   local slot = redis.call('bitpos', slots, 0)
   redis.call('setbit', slots, slot, 1)
-  numbers[#numbers + 1] = slot
+  answer[#answer + 1] = slot
 end
 redis.call('hset', lock, 'mode', 'semaphore', 'limit', limit, 'taken', taken + take, entry,
-  text(numbers[1]) .. ' ' .. table.concat(numbers, ' ', 2))
+  text(answer[2]) .. ' ' .. table.concat(answer, ' ', 3))
 keep()
-local answer = admitted(unpack(numbers))
+admitted(answer)
 -- The next one may want no more than what is left.
 wake()
 return answer

@@ -1,39 +1,41 @@
--- The shared side of a read-write lock. Every read hold has a key of its own that says how long it lasts.
+-- The shared side of a read-write lock.
 
-local found = redis.call('type', lock).ok
-if found ~= 'none' and found ~= 'hash' then
+local found = kind_of(lock, state, stem)
+if found ~= 'none' and found ~= 'read' and found ~= 'write' then
   return {-1, found}
 end
-local mode = redis.call('hget', lock, 'mode')
-if found == 'hash' and mode ~= 'read' and mode ~= 'write' then
-  return {-1, mode or 'mutex'}
-end
 
-local function timeout_key(n)
-  return stem .. ':' .. entry .. ':rwlock_timeout:' .. n
-end
+-- How many readers may have died before one who comes looks for them.
+local UNSWEPT = 64
 
 local function grant(n, is_first)
-  redis.call('set', timeout_key(n), 1, 'px', ttl)
+  redis.call('set', timeout_key(entry, n), 1, 'px', ttl)
   extend(lock, ttl)
-  count_claim(is_first)
-  local answer = admitted(last_fence())
+  if count_claim(n, is_first) then
+    redis.call('hset', claims, entry .. ' ' .. n, claim)
+  end
+  local answer = admitted({1, last_fence()})
   -- The next one may be a reader too.
   wake()
   return answer
 end
 
 local holds = tonumber(redis.call('hget', lock, entry) or 0)
-if holds > 0 and (claim == '' or redis.call('hexists', claims, claim) == 1) then
+local mine = claim == '' and 1 or tonumber(redis.call('hget', claims, claim) or nil)
+if holds > 0 and mine then
   -- Our own grant, whose answer was lost.
-  return grant(holds)
+  return grant(math.min(mine, holds))
 end
-if not mode and my_turn() then
+if found == 'none' and my_turn() then
+  sweep_records()
   redis.call('hset', lock, 'mode', 'read', entry, 1)
   return grant(1, true)
 end
-local inside = holds > 0 or (mode == 'write' and redis.call('hexists', lock, entry .. ':write') == 1)
-if inside or (mode == 'read' and my_turn()) then
+local inside = holds > 0 or (found == 'write' and redis.call('hexists', lock, entry .. ':write') == 1)
+if inside or (found == 'read' and my_turn()) then
+  if redis.call('hlen', lock) % UNSWEPT == 0 then
+    sweep_readers()
+  end
   return grant(redis.call('hincrby', lock, entry, 1))
 end
 return busy(redis.call('pttl', lock))

@@ -34,23 +34,19 @@ end
 
 function renew.read(key, ttl, field, claim, stem)
   local holds = tonumber(redis.call('hget', key.lock, field) or 0)
-  if holds == 0 or (claim ~= '' and redis.call('hexists', key.claims, claim) == 0) then
+  local mine = claim == '' and 1 or tonumber(redis.call('hget', key.claims, claim) or nil)
+  if holds == 0 or not mine then
     return false
   end
-  local alive = false
-  for n = holds, 1, -1 do
-    local timeout_key = stem .. ':' .. field .. ':rwlock_timeout:' .. n
-    if redis.call('pttl', timeout_key) > 0 then
-      alive = true
-      extend(timeout_key, ttl)
-    end
+  local timeout_key = stem .. ':' .. field .. ':rwlock_timeout:' .. math.min(mine, holds)
+  if redis.call('pttl', timeout_key) <= 0 then
+    return false
   end
-  if alive then
-    extend(key.lock, ttl)
-    extend(key.claims, ttl)
-    extend(key.who, ttl)
-  end
-  return alive
+  extend(timeout_key, ttl)
+  extend(key.lock, ttl)
+  extend(key.claims, ttl)
+  extend(key.who, ttl)
+  return true
 end
 
 function renew.permits(key, ttl, field)
@@ -72,9 +68,11 @@ for i = 0, #KEYS / width - 1 do
     unpack(KEYS, i * width + 1, (i + 1) * width)
   local kind, ttl, field, claim, stem = unpack(ARGV, i * 5 + 3, i * 5 + 7)
   local family = kind == 'string' and 'string' or 'hash'
-  local ours = redis.call('type', key.lock).ok == family and renew[kind](key, ttl, field, claim, stem)
+  local ours = redis.call('type', key.lock).ok == family
   if ours then
+    -- A full server refuses a script whose first write needs memory. This one needs none.
     redis.call('pexpire', key.state, life)
+    ours = renew[kind](key, ttl, field, claim, stem)
   end
   answers[i + 1] = ours and 1 or 0
 end

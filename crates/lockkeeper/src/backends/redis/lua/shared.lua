@@ -36,15 +36,14 @@ end
 
 -- What is there that is no read-write lock.
 local function conflict()
-  local found = call('type', lock).ok
+  local found = kind_of(lock, state, stem)
   if found == 'none' then
     return nil
   end
-  local mode = found == 'hash' and call('hget', lock, 'mode')
-  if mode == 'read' or mode == 'write' then
-    return nil, mode
+  if found == 'read' or found == 'write' then
+    return nil, found
   end
-  return {-1, mode or found == 'hash' and 'mutex' or found}
+  return {-1, found}
 end
 
 local function set_fence(fence, life)

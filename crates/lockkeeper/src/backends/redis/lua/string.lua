@@ -20,7 +20,8 @@ if redis.call('set', KEYS[1], ARGV[4], 'nx', 'px', ARGV[3]) then
 end
 local found = redis.call('type', KEYS[1]).ok
 if found ~= 'string' then
-  return {-1, found == 'hash' and redis.call('hget', KEYS[1], 'mode') or found}
+  local mode = found == 'hash' and redis.call('hget', KEYS[1], 'mode')
+  return {-1, (mode == 'read' or mode == 'write' or mode == 'semaphore') and mode or found}
 end
 if redis.call('get', KEYS[1]) == ARGV[4] then
   redis.call('pexpire', KEYS[1], ARGV[3])

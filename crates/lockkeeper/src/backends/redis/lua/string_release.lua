@@ -1,5 +1,6 @@
 -- KEYS: lock
 -- ARGV: token, channel, publish
+-- Answers 0 if it was not ours, else 1 and how many were told.
 
 local found = redis.pcall('get', KEYS[1])
 if type(found) == 'table' then
@@ -9,5 +10,4 @@ if found ~= ARGV[1] then
   return 0
 end
 redis.call('del', KEYS[1])
-redis.call(ARGV[3], ARGV[2], '0')
-return 1
+return 1 + redis.call(ARGV[3], ARGV[2], '0')

@@ -10,7 +10,8 @@ if not held or (claim ~= '' and redis.call('hdel', claims, claim) == 0) then
   end
   return 0
 end
-if redis.call('hincrby', lock, entry, -1) > 0 then
+-- Only an owner has more than one. A full server refuses a script whose first write needs memory.
+if claim ~= '' and redis.call('hincrby', lock, entry, -1) > 0 then
   return 1
 end
 redis.call('hdel', lock, entry)

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::backend::{Entry, Query, Snapshot};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
 
 use super::super::inspect;
@@ -59,10 +59,15 @@ async fn all<T: Send + 'static>(
             Err(error) => silent.push((server, error)),
         }
     }
-    match answers.len() >= quorum.majority() {
-        true => Ok(answers),
-        false => Err(quorum.too_few(doing, silent)),
+    if answers.len() >= quorum.majority() {
+        return Ok(answers);
     }
+    // What is no lock there was seen well enough.
+    let conflict = silent.iter().position(|(_, error)| matches!(error, Error::Conflict { .. }));
+    Err(match conflict {
+        Some(at) => silent.swap_remove(at).1,
+        None => quorum.too_few(doing, silent),
+    })
 }
 
 /// One view of what several servers saw of a lock.

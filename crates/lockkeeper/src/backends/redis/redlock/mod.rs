@@ -63,6 +63,7 @@ const fn promises(settings: Settings) -> Guarantees {
         semaphore: Support::No(
             "with two permits, each of three users can have one at two of three servers",
         ),
+        most_permits: 0,
         order: Order::Chance(
             "servers that know nothing of each other have no common line of waiters",
         ),

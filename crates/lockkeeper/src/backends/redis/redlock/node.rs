@@ -246,7 +246,7 @@ impl Node {
         }
         let released = self.within(state.part.release()).await;
         match released {
-            Ok(released) => Ok(state.cleared() && released == Released::Yes),
+            Ok(released) => Ok(state.cleared() && released != Released::AlreadyGone),
             Err(error) => {
                 let now = Instant::now();
                 let mut debts = self.debts();

@@ -1,0 +1,64 @@
+-- What is at a lock's name; other scripts follow this text.
+--
+-- Whatever is not certainly a lock of a known layout is an application's data. It is never taken for
+-- held, and never changed. A lock always expires, and its fields are `<uuid>:<n>` as Redisson and we
+-- write them, or of owners that are noted beside it.
+
+local UUID = '^%x%x%x%x%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x:'
+
+-- Whether the last one who was alone here was this one.
+local function is_noted(state, field)
+  local held = redis.call('hget', state, 'held')
+  return held and string.match(held, '^[^\t]*\t[^\t]*\t([^\t]*)') == field
+end
+
+-- The name of something else that we keep beside the lock. All of them end alike.
+local function beside(state, kind)
+  return kind .. string.sub(state, #'lockkeeper' + 1)
+end
+
+local function is_hold(field, count, state, stem)
+  if not string.find(count, '^[1-9]%d*$') then
+    return false
+  end
+  return string.find(field, UUID)
+    or is_noted(state, field)
+    or redis.call('hexists', beside(state, 'lockkeeper_who'), field) == 1
+    or stem and redis.call('exists', stem .. ':' .. field .. ':rwlock_timeout:1') == 1
+end
+
+-- Answers what is there: none, mutex, read, write, semaphore; string; data for a hash that is no lock;
+-- else the type. For a lock also how long it lasts, and for a mutex its field.
+local function kind_of(lock, state, stem)
+  local found = redis.call('type', lock).ok
+  if found ~= 'hash' then
+    return found
+  end
+  local left = redis.call('pttl', lock)
+  if left < 0 then
+    return 'data'
+  end
+  if redis.call('hlen', lock) == 1 then
+    local field, count = unpack(redis.call('hgetall', lock))
+    return is_hold(field, count, state) and 'mutex' or 'data', left, field
+  end
+  local mode = redis.call('hget', lock, 'mode')
+  if mode == 'semaphore' then
+    return redis.call('exists', beside(state, 'lockkeeper_permits')) == 1 and mode or 'data', left
+  end
+  if mode ~= 'read' and mode ~= 'write' then
+    return 'data'
+  end
+  local fields = redis.call('hgetall', lock)
+  for i = 1, #fields, 2 do
+    if fields[i] ~= 'mode' and not is_hold(fields[i], fields[i + 1], state, stem) then
+      return 'data'
+    end
+  end
+  return mode, left
+end
+
+-- A string may be anything. It is a lock if we noted it, or if it expires where locks are strings.
+local function is_string_lock(lock, state, strings)
+  return is_noted(state, redis.call('get', lock)) or strings and redis.call('pttl', lock) >= 0
+end
