@@ -51,12 +51,19 @@ pub(crate) struct Cli {
 
 /// Reads what was typed.
 pub(crate) fn read() -> Result<Cli, Error> {
-    let cli = Cli::try_parse()?;
-    let first = match &cli.verb {
-        Verb::Run(args) => &args.key,
-        Verb::Elect(args) => &args.name,
+    let mut cli = Cli::try_parse()?;
+    let (first, argv) = match &mut cli.verb {
+        Verb::Run(args) => (&args.key, &mut args.argv),
+        Verb::Elect(args) => (&args.name, &mut args.argv),
         _ => return Ok(cli),
     };
+    // Only behind `--` can a key start with a dash; no command does.
+    if first.starts_with('-') {
+        if argv.first().is_some_and(|word| word == "--") {
+            argv.remove(0);
+        }
+        return Ok(cli);
+    }
     // All that follows `--` is the command: its first word is not a key that was forgotten.
     if env::args_os().skip_while(|word| word != "--").nth(1).is_some_and(|word| word == **first)
         && let Err(error) = Cli::try_parse_from(env::args_os().take_while(|word| word != "--"))
@@ -127,7 +134,7 @@ Example:
 
     /// Show one lock: holders, and waiters in order
     ///
-    /// Exits with 0 also if nobody holds it, and says so.
+    /// Exits with 0 if somebody holds it, and with 1 if nobody does.
     #[command(after_help = "\
 Example:
   lockkeeper show backup")]
@@ -202,6 +209,8 @@ Example:
     Bench(Bench),
 
     /// Print completions for a shell
+    ///
+    /// Those for bash, zsh and fish also offer the keys of locks in use, and commands behind `--`.
     #[command(after_help = "\
 Example:
   lockkeeper completions bash > /etc/bash_completion.d/lockkeeper")]

@@ -55,6 +55,12 @@ impl Cgroup {
 
     /// Removes it. Whoever is still in, a daemon that may stay, goes where it would be without us.
     pub(crate) fn remove(&self) {
+        // First those of runs inside this one, if they were killed before they could do it.
+        for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                Self::at(entry.path()).remove();
+            }
+        }
         let inside = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
         for pid in inside.lines() {
             let _ = fs::write(self.path.with_file_name("cgroup.procs"), pid);

@@ -54,7 +54,9 @@ pub(crate) struct Child {
 impl Child {
     pub(crate) fn start(job: Job, deadline: Deadline) -> Result<Self, Failure> {
         let started = start(job, deadline);
-        started.map_err(|error| Failure::own("start a guardian for the command", error))
+        started.map_err(|error| {
+            Failure::own("start /proc/self/exe as a guardian for the command", error)
+        })
     }
 
     /// The next report; `None` when the guardian is dead, and all that was below it.

@@ -3,6 +3,7 @@
 //! A key that is not known is an error that lists those that are. Passwords are put into the URL on the
 //! way to the engine, and the URL is never printed but through [`Endpoint`], which leaves them out.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{env, fs};
@@ -15,6 +16,7 @@ use serde::Deserialize;
 use crate::args::{OnLost, Secret, Where};
 use crate::exit::Failure;
 use crate::prompt;
+use crate::say::Say;
 
 /// The engine that needs nothing.
 const DEFAULT_URL: &str = "file:";
@@ -45,6 +47,8 @@ pub(crate) struct Config {
     file: File,
     /// For messages.
     path: PathBuf,
+    /// Whether to keep warnings to ourselves.
+    quiet: bool,
 }
 
 impl Config {
@@ -52,7 +56,7 @@ impl Config {
     pub(crate) fn load() -> Result<Self, Failure> {
         let named = env::var_os("LOCKKEEPER_CONFIG").map(PathBuf::from);
         let Some(path) = named.clone().or_else(usual_path) else {
-            return Ok(Self { file: File::default(), path: PathBuf::new() });
+            return Ok(Self { file: File::default(), path: PathBuf::new(), quiet: false });
         };
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
@@ -67,14 +71,19 @@ impl Config {
             }
         };
         if text.is_empty() {
-            return Ok(Self { file: File::default(), path });
+            return Ok(Self { file: File::default(), path, quiet: false });
         }
         // The parser's message quotes the line, which may hold a password in a URL: take its words only.
         let file = toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
             Failure::usage(format!("{} line {line}: {}", path.display(), error.message().trim()))
         })?;
-        Ok(Self { file, path })
+        Ok(Self { file, path, quiet: false })
+    }
+
+    /// The same, with or without its warnings.
+    pub(crate) fn quietly(self, quiet: bool) -> Self {
+        Self { quiet, ..self }
     }
 
     /// Flag before environment before file before default.
@@ -90,6 +99,14 @@ impl Config {
         let named = self.password(&place.secret)?;
         // What the URL says itself comes first.
         if endpoint.expose().password().is_some_and(|password| !password.is_empty()) {
+            if place.url.is_some() {
+                self.warn(
+                    "the password in the URL is visible in the list of processes; \
+                     use --password-file or LOCKKEEPER_PASSWORD instead",
+                );
+            } else if self.file.url.as_ref() == Some(&url) {
+                self.warn_if_readable(&self.path);
+            }
             return Ok(endpoint);
         }
         let takes_one = endpoint.clone().with_password("").is_some();
@@ -156,12 +173,25 @@ impl Config {
         parse_duration(&text).map(Some).map_err(|error| Failure::usage(format!("{from}: {error}")))
     }
 
+    fn warn(&self, message: impl std::fmt::Display) {
+        Say { quiet: self.quiet, verbose: false }.warn(message);
+    }
+
+    /// Warns if a file with a password is for everyone.
+    fn warn_if_readable(&self, path: &Path) {
+        if fs::metadata(path).is_ok_and(|about| about.is_file() && about.mode() & 0o004 != 0) {
+            let path = path.display();
+            self.warn(format_args!("everyone can read the password in {path}: chmod 600 {path}"));
+        }
+    }
+
     /// The password that a file or a variable has.
     fn password(&self, secret: &Secret) -> Result<Option<String>, Failure> {
         let named = |path: &Path| {
             let text = fs::read_to_string(path).map_err(|error| {
                 Failure::usage(format!("cannot read the password file {}: {error}", path.display()))
             })?;
+            self.warn_if_readable(path);
             Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
         };
         if let Some(path) = &secret.password_file {

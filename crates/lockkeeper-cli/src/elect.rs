@@ -1,6 +1,6 @@
 //! `elect`: run a command while leading.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper::{Client, Owner, whoami};
 use tokio::time::Instant;
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) async fn elect(args: Elect) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
-    let config = Config::load()?;
+    let config = Config::load()?.quietly(args.care.quiet);
     let client = config.connect(&args.place).await?;
     let outcome = match args.observe {
         true => interruptible(observe(&client, &args), &signals).await,
@@ -36,6 +36,7 @@ async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
     let mut observer = client.election(&args.name).observe(args.interval);
     loop {
         let leader = observer.next().await?;
+        let time = humantime::format_rfc3339_seconds(SystemTime::now());
         if args.care.json {
             let leader = leader.map(|leader| {
                 serde_json::json!({
@@ -44,16 +45,18 @@ async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
                     "note": leader.note,
                 })
             });
-            let told = serde_json::json!({"election": args.name, "leader": leader});
+            let time = time.to_string();
+            let told = serde_json::json!({"time": time, "election": args.name, "leader": leader});
             print(&format!("{told}\n"))?;
             continue;
         }
         match leader {
-            None => print("nobody leads\n")?,
+            None => print(&format!("{time} nobody leads\n"))?,
             Some(leader) => {
                 let who = leader.who.unwrap_or_else(|| "unknown".to_owned());
                 let term = leader.term.map_or("unknown".to_owned(), |term| term.to_string());
-                print(&format!("{} leads, term {term}\n", plain(&who)))?;
+                let note = leader.note.map(|note| format!(" ({note})")).unwrap_or_default();
+                print(&format!("{time} {}\n", plain(&format!("{who} leads, term {term}{note}"))))?;
             }
         }
     }

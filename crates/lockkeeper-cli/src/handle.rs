@@ -2,28 +2,49 @@
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use lockkeeper::Owner;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::stat::{fstat, makedev};
 use serde_json::json;
 
 use crate::args::{Acquire, Release, Renew};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::holder::{self, Answer, Ask, Request};
-use crate::say::stdout;
+use crate::run;
+use crate::say::{Say, stdout};
 use crate::signals::Signals;
+
+/// How long a handle lasts that is neither told otherwise nor bound to a process.
+const LEASE: Duration = Duration::from_secs(300);
+
+/// How long a holder is waited for that is only asked how it goes.
+const PATIENCE: Duration = Duration::from_millis(300);
 
 pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
     let config = Config::load()?;
     let endpoint = config.endpoint(&args.place)?;
     let owner = args.owner.map_or_else(|| Ok(Owner::new()), Owner::named)?;
+    run::warn_of_path(&args.key, &endpoint, Say::default());
+    if args.pid.is_none() && stdout_was_closed() {
+        return Err(Failure::new(
+            exit::OWN,
+            "standard output is closed, and the handle is printed there; nothing was acquired",
+        ));
+    }
     if let Some(pid) = args.pid.filter(|pid| holder::started_at(*pid).is_none()) {
+        if !Path::new("/proc/self/stat").exists() {
+            return Err(Failure::own("look at processes", "there is no /proc/self/stat"));
+        }
         return Err(Failure::usage(format!(
             "there is no process {pid}; --pid names the one that the lock ends with, for instance $$"
         )));
@@ -35,7 +56,7 @@ pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
         ttl: config.ttl(args.terms.ttl)?,
         terms: args.terms,
         owner: owner.id().to_owned(),
-        lease: args.lease,
+        lease: args.lease.or(args.pid.is_none().then_some(LEASE)),
         pid: args.pid,
     };
     let granted = holder::start(&request, &signals).await.map_err(|mut failure| {
@@ -51,7 +72,7 @@ pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
             "url": endpoint.to_string(),
             "owner": owner.id(),
             "fence": granted.fence,
-            "lease": request.lease.as_secs_f64(),
+            "lease": request.lease.map(|lease| lease.as_secs_f64()),
             "pid": granted.pid,
         });
         told.to_string()
@@ -83,20 +104,48 @@ fn ask(handle: &str, ask: Ask) -> exit::Outcome {
             "nobody holds this handle any more: its time was up, it was released, or its holder was killed",
         )
     };
-    let mut stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
+    let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => gone(),
         _ => Failure::own("reach the holder of this handle", error),
     })?;
-    let line = serde_json::to_string(&ask).expect("plain fields serialize") + "\n";
-    let mut answer = String::new();
-    let talked = stream
-        .write_all(line.as_bytes())
-        .and_then(|()| BufReader::new(stream).read_line(&mut answer));
-    match talked.ok().and_then(|_| serde_json::from_str(&answer).ok()) {
-        Some(Answer::Done) => Ok(0),
+    match talk(stream, ask) {
         Some(Answer::Lost { reason }) => Err(Failure::new(exit::LOST, reason)),
+        Some(_) => Ok(0),
         None => Err(gone()),
     }
+}
+
+fn talk(mut stream: UnixStream, ask: Ask) -> Option<Answer> {
+    let line = serde_json::to_string(&ask).expect("plain fields serialize") + "\n";
+    let mut answer = String::new();
+    stream.write_all(line.as_bytes()).ok()?;
+    BufReader::new(stream).read_line(&mut answer).ok()?;
+    serde_json::from_str(&answer).ok()
+}
+
+/// What the handles of this user on this machine have left, with the key and the fence of each.
+///
+/// An engine knows how long a lock lasts after its holder died, but not what a holder was told.
+pub(crate) fn leases() -> Vec<(String, u64, Option<Duration>)> {
+    let listed = fs::read_dir(usual_path()).ok();
+    let tell = |entry: io::Result<fs::DirEntry>| {
+        let stream = UnixStream::connect(entry.ok()?.path()).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        match talk(stream, Ask::Tell)? {
+            Answer::Told { key, fence, left } => Some((key, fence, left)),
+            _ => None,
+        }
+    };
+    listed.into_iter().flatten().filter_map(tell).collect()
+}
+
+/// Whether there was no standard output when we were started. What is there now is /dev/null, for
+/// reading and writing, which the runtime puts in the place of what is missing.
+fn stdout_was_closed() -> bool {
+    let out = io::stdout();
+    let null = fstat(out.as_fd()).is_ok_and(|about| about.st_rdev == makedev(1, 3));
+    let flags = fcntl(out.as_fd(), FcntlArg::F_GETFL).unwrap_or_default();
+    null && flags & OFlag::O_ACCMODE.bits() == OFlag::O_RDWR.bits()
 }
 
 /// What `acquire` prints: the name of a holder's socket, and the fence.
@@ -111,11 +160,7 @@ const ID: usize = 16;
 
 impl Handle {
     pub(crate) fn new(fence: u64) -> Result<Self, Failure> {
-        let mut random = [0; ID / 2];
-        File::open("/dev/urandom")
-            .and_then(|mut source| source.read_exact(&mut random))
-            .map_err(|error| Failure::own("read random bits", error))?;
-        let id = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let id = random_hex().map_err(|error| Failure::own("read /dev/urandom", error))?;
         Ok(Self { id, fence })
     }
 
@@ -123,6 +168,13 @@ impl Handle {
     pub(crate) fn socket(&self) -> Result<PathBuf, Failure> {
         Ok(directory()?.join(&self.id))
     }
+}
+
+/// A name that nobody can foresee.
+pub(crate) fn random_hex() -> io::Result<String> {
+    let mut random = [0; ID / 2];
+    File::open("/dev/urandom")?.read_exact(&mut random)?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 impl fmt::Display for Handle {
@@ -145,16 +197,24 @@ impl FromStr for Handle {
 }
 
 /// The directory of sockets: under the runtime directory, else under the state directory, else in /tmp.
-/// Only its owner may enter it, since whoever reaches a socket can release the lock.
-fn directory() -> Result<PathBuf, Failure> {
-    let absolute =
-        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let user = nix::unistd::getuid();
-    let path = absolute("XDG_RUNTIME_DIR")
+///
+/// A variable may name a directory of another user, as after `sudo -E`: that one is left alone.
+fn usual_path() -> PathBuf {
+    let user = nix::unistd::geteuid();
+    let own = |path: &PathBuf| fs::metadata(path).is_ok_and(|about| about.uid() == user.as_raw());
+    let named = |name| {
+        std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute()).filter(own)
+    };
+    named("XDG_RUNTIME_DIR")
         .map(|base| base.join("lockkeeper"))
-        .or_else(|| Some(absolute("XDG_STATE_HOME")?.join("lockkeeper/holders")))
-        .or_else(|| Some(absolute("HOME")?.join(".local/state/lockkeeper/holders")))
-        .unwrap_or_else(|| PathBuf::from(format!("/tmp/lockkeeper-{user}")));
+        .or_else(|| Some(named("XDG_STATE_HOME")?.join("lockkeeper/holders")))
+        .or_else(|| Some(named("HOME")?.join(".local/state/lockkeeper/holders")))
+        .unwrap_or_else(|| PathBuf::from(format!("/tmp/lockkeeper-{user}")))
+}
+
+/// Makes that directory. Only its owner may enter it, since whoever reaches a socket can release the lock.
+fn directory() -> Result<PathBuf, Failure> {
+    let path = usual_path();
     let shown = path.display();
     DirBuilder::new()
         .recursive(true)
@@ -163,7 +223,10 @@ fn directory() -> Result<PathBuf, Failure> {
         .map_err(|error| Failure::own(format_args!("make the directory {shown}"), error))?;
     let about = fs::symlink_metadata(&path)
         .map_err(|error| Failure::own(format_args!("look at {shown}"), error))?;
-    if !about.is_dir() || about.uid() != user.as_raw() || about.mode() & 0o077 != 0 {
+    if !about.is_dir()
+        || about.uid() != nix::unistd::geteuid().as_raw()
+        || about.mode() & 0o077 != 0
+    {
         return Err(Failure::new(
             exit::OWN,
             format!(

@@ -41,8 +41,8 @@ pub(crate) struct Request {
     pub(crate) terms: Terms,
     pub(crate) ttl: Duration,
     pub(crate) owner: String,
-    /// How long to hold it.
-    pub(crate) lease: Duration,
+    /// How long to hold it; `None` for as long as the process it is bound to lives.
+    pub(crate) lease: Option<Duration>,
     pub(crate) pid: Option<i32>,
 }
 
@@ -65,8 +65,13 @@ pub(crate) struct Granted {
 /// What a later call wants of a holder.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) enum Ask {
-    Renew { lease: Duration },
+    /// From now on, for so long or for as long as at first.
+    Renew {
+        lease: Option<Duration>,
+    },
     Release,
+    /// How long it will be held.
+    Tell,
 }
 
 /// What the holder says to that.
@@ -74,11 +79,14 @@ pub(crate) enum Ask {
 pub(crate) enum Answer {
     Done,
     Lost { reason: String },
+    Told { key: String, fence: u64, left: Option<Duration> },
 }
 
 /// Starts a holder, and waits for its answer for as long as it waits for the lock.
 pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Granted, Failure> {
-    let refuse = |error: io::Error| Failure::own("start a process to hold the lock", error);
+    let refuse = |error: io::Error| {
+        Failure::own("start /proc/self/exe as a process to hold the lock", error)
+    };
     let (ours, theirs) = StdStream::pair().map_err(refuse)?;
     ours.set_nonblocking(true).map_err(refuse)?;
     let request = serde_json::to_string(request).expect("plain fields serialize") + "\n";
@@ -192,8 +200,9 @@ async fn hold(request: &Request, signals: &Signals) -> Result<(Client, Guard, So
 
 /// Keeps the lock until it is to be released.
 async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signals) {
-    let after = |lease: Duration| {
-        boot_time().saturating_add(u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX))
+    let after = |lease: Option<Duration>| {
+        let nanos = lease.and_then(|lease| u64::try_from(lease.as_nanos()).ok());
+        boot_time().saturating_add(nanos.unwrap_or(u64::MAX))
     };
     let mut until = after(request.lease);
     let bound_to = request.pid.map(|pid| (pid, started_at(pid)));
@@ -211,9 +220,14 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
                 let Some(ask) = hear(&mut stream).await else { continue };
                 let answer = match (guard.check(), ask) {
                     (Ok(()), Ask::Renew { lease }) => {
-                        until = after(lease);
+                        until = after(lease.or(request.lease));
                         Answer::Done
                     }
+                    (Ok(()), Ask::Tell) => Answer::Told {
+                        key: request.key.clone(),
+                        fence: guard.fence().get(),
+                        left: (until != u64::MAX).then_some(left),
+                    },
                     (Ok(()), Ask::Release) => {
                         let lost = run::release(guard, Say { quiet: true, verbose: false }).await;
                         let answer = match lost {
@@ -255,7 +269,10 @@ async fn say(stream: &mut BufStream<UnixStream>, answer: &Answer) {
 pub(crate) fn started_at(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(19)?.parse().ok()
+    let mut words = rest.split_whitespace();
+    // One that is dead but not waited for does nothing any more.
+    words.next().filter(|state| !matches!(*state, "Z" | "X"))?;
+    words.nth(18)?.parse().ok()
 }
 
 /// Where later calls reach a holder; removed with it.

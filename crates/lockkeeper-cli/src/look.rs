@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::args::{Break, Ls, Show, Watch, Yield};
 use crate::config::Config;
 use crate::exit::{self, Failure};
+use crate::handle;
 use crate::run::interruptible;
 use crate::say::{human, print, stderr, tell};
 use crate::signals::Signals;
@@ -19,7 +20,8 @@ use crate::table::{Table, plain};
 
 pub(crate) async fn ls(args: Ls) -> exit::Outcome {
     let client = Config::load()?.connect(&args.place).await?;
-    let snapshots = client.list(&*args.prefix).await?;
+    let mut snapshots = client.list(&*args.prefix).await?;
+    add_leases_of_handles(&mut snapshots);
     if args.json {
         print(&format!("{}\n", Value::from_iter(snapshots.iter().map(to_json))))?;
     } else if snapshots.is_empty() {
@@ -32,7 +34,8 @@ pub(crate) async fn ls(args: Ls) -> exit::Outcome {
 
 pub(crate) async fn show(args: Show) -> exit::Outcome {
     let client = Config::load()?.connect(&args.place).await?;
-    let snapshot = client.inspect(&args.key).await?;
+    let mut snapshot = client.inspect(&args.key).await?;
+    add_leases_of_handles(snapshot.as_mut_slice());
     match &snapshot {
         _ if args.json => {
             let free = || json!({"key": args.key, "fence": null, "holders": [], "waiters": []});
@@ -46,7 +49,7 @@ pub(crate) async fn show(args: Show) -> exit::Outcome {
             }
         }
     }
-    Ok(0)
+    Ok(u8::from(snapshot.is_none_or(|snapshot| snapshot.holders.is_empty())))
 }
 
 pub(crate) async fn watch(args: Watch) -> exit::Outcome {
@@ -59,7 +62,10 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
     let follow = async {
         let mut before: Vec<(String, Value)> = Vec::new();
         loop {
-            let snapshots = client.list(&*args.prefix).await?;
+            let mut snapshots = client.list(&*args.prefix).await?;
+            if redraw {
+                add_leases_of_handles(&mut snapshots);
+            }
             if redraw {
                 let body = table(&snapshots);
                 let body = if snapshots.is_empty() { "no locks in use\n".to_owned() } else { body };
@@ -132,6 +138,20 @@ pub(crate) async fn ask_to_yield(args: Yield) -> exit::Outcome {
     }
     client.close().await;
     Ok(0)
+}
+
+/// Puts in what the handles of this user have left.
+fn add_leases_of_handles(snapshots: &mut [Snapshot]) {
+    if snapshots.is_empty() {
+        return;
+    }
+    for (key, fence, left) in handle::leases() {
+        let named = snapshots.iter_mut().filter(|snapshot| snapshot.key.as_str() == key);
+        let holders = named.flat_map(|snapshot| &mut snapshot.holders);
+        for holder in holders.filter(|holder| holder.fence.is_some_and(|f| f.get() == fence)) {
+            holder.left = left.or(holder.left);
+        }
+    }
 }
 
 fn table(snapshots: &[Snapshot]) -> String {

@@ -8,6 +8,7 @@ mod bench;
 mod care;
 mod cgroup;
 mod child;
+mod complete;
 mod config;
 mod descendants;
 mod doctor;
@@ -50,6 +51,10 @@ fn main() -> ExitCode {
             holder::close_inherited();
             return exit::report(block_on(holder::main()));
         }
+        Some(complete::VERB) => {
+            let words = raw.map(|word| word.to_string_lossy().into_owned()).collect();
+            return exit::report(block_on(complete::keys(words)));
+        }
         Some(worker::VERB) => return exit::report(block_on(worker::main())),
         _ => {}
     }
@@ -89,7 +94,7 @@ fn dispatch(cli: Cli) -> exit::Outcome {
         Verb::Explain(args) => explain::explain(args),
         Verb::Doctor(args) => block_on(doctor::doctor(args)),
         Verb::Bench(args) => block_on(bench::bench(args)),
-        Verb::Completions(args) => manual::completions(&args),
+        Verb::Completions(args) => complete::completions(&args),
         Verb::Man(args) => manual::man(args),
     }
 }

@@ -1,19 +1,13 @@
-//! `completions` and `man`: made from the same definition as the parser.
+//! `man`: made from the same definition as the parser.
 
 use std::io;
 
 use clap::CommandFactory;
 use clap_mangen::Man as Page;
 
-use crate::args::{Cli, Completions, Man};
+use crate::args::{Cli, Man};
 use crate::exit::{self, Failure};
 use crate::say::print;
-
-pub(crate) fn completions(args: &Completions) -> exit::Outcome {
-    let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "lockkeeper", &mut text);
-    print(&String::from_utf8_lossy(&text)).map(|()| 0)
-}
 
 pub(crate) fn man(args: Man) -> exit::Outcome {
     let refuse = |error: io::Error| Failure::own("write a manual page", error);

@@ -4,20 +4,53 @@
 //! the slot, and leaves it taken until every clock that may lag behind has left the slot too. Where a
 //! lease outlives its taker, the mark costs nothing; elsewhere a small holder process keeps it.
 //!
-//! The mark is taken before the command starts: one that fails does not run again in the same slot.
+//! The mark is taken before the command starts: one that fails does not run again in the same slot,
+//! unless it is taken back then.
 
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::backend::Death;
-use lockkeeper::{Client, Owner};
+use lockkeeper::{Client, Guard, Owner};
 
-use crate::args::Terms;
+use crate::args::{Release, Terms};
 use crate::exit::{self, Failure};
+use crate::handle;
 use crate::holder::{self, Request};
 use crate::signals::Signals;
 
 /// How far clocks of different machines may be apart, at most; never more than a slot.
 const SKEW: Duration = Duration::from_secs(60);
+
+/// The mark of a slot.
+#[derive(Debug)]
+pub(crate) enum Mark {
+    /// A lease that outlives us.
+    Lease(Guard),
+    /// A process that outlives us, by its handle.
+    Holder(String),
+}
+
+impl Mark {
+    /// Leaves it until its slot is over.
+    pub(crate) fn leave(self) {
+        if let Mark::Lease(guard) = self {
+            // Meant to stay when we go: the lease ends it.
+            std::mem::forget(guard);
+        }
+    }
+
+    /// Lets the slot have another run.
+    pub(crate) async fn take_back(self) {
+        match self {
+            Mark::Lease(guard) => {
+                let _ = guard.release().await;
+            }
+            Mark::Holder(handle) => {
+                let _ = handle::release(&Release { handle });
+            }
+        }
+    }
+}
 
 /// Takes the mark of this slot. Busy means that the run of this slot has happened.
 pub(crate) async fn mark(
@@ -26,7 +59,7 @@ pub(crate) async fn mark(
     key: &str,
     slot_length: Duration,
     signals: &Signals,
-) -> Result<(), Failure> {
+) -> Result<Mark, Failure> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let taken = Failure::new(exit::BUSY, format!("lock {key:?}: this slot had its run already"));
     let (key, lease) = slot(key, now, slot_length)?;
@@ -34,9 +67,7 @@ pub(crate) async fn mark(
         let Some(guard) = client.mutex(&key).lease(lease).try_acquire().await? else {
             return Err(taken);
         };
-        // Meant to stay when we go: the lease ends it.
-        std::mem::forget(guard);
-        return Ok(());
+        return Ok(Mark::Lease(guard));
     }
     let request = Request {
         url: url.to_owned(),
@@ -48,11 +79,11 @@ pub(crate) async fn mark(
         },
         ttl: lockkeeper::DEFAULT_TTL,
         owner: Owner::new().id().to_owned(),
-        lease,
+        lease: Some(lease),
         pid: None,
     };
     match holder::start(&request, signals).await {
-        Ok(_) => Ok(()),
+        Ok(granted) => Ok(Mark::Holder(granted.handle)),
         Err(failure) if failure.code == exit::BUSY => Err(taken),
         Err(failure) => Err(failure),
     }

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use lockkeeper::backend::Scope;
+use lockkeeper::url::Endpoint;
 use lockkeeper::{Client, Error, Guard, Lock, Owner, Release};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
@@ -96,8 +97,9 @@ async fn hold_and_run(
     say: Say,
     status: &mut Status,
 ) -> Result<End, Failure> {
-    let config = Config::load()?;
+    let config = Config::load()?.quietly(say.quiet);
     let endpoint = config.endpoint(&args.place)?;
+    warn_of_path(&args.key, &endpoint, say);
     let place = endpoint.to_string();
     status.url = Some(place.clone());
     let owner = args.owner.as_ref().map_or_else(|| Ok(Owner::new()), Owner::named)?;
@@ -177,11 +179,19 @@ async fn hold_and_run(
     let environment = environment(&guard, &owner, place.clone());
     status.fence = Some(guard.fence().get());
     let marked = match args.once_per {
-        Some(slot) => once::mark(&client, &url, &args.key, slot, signals).await,
-        None => Ok(()),
+        Some(slot) => once::mark(&client, &url, &args.key, slot, signals).await.map(Some),
+        None => Ok(None),
     };
     let mut ended = match marked {
-        Ok(()) => care.run(job(environment, guard.bequeath())).await,
+        Ok(mark) => {
+            let ended = care.run(job(environment, guard.bequeath())).await;
+            match mark {
+                Some(mark) if args.retry_failed && has_failed(&ended) => mark.take_back().await,
+                Some(mark) => mark.leave(),
+                None => {}
+            }
+            ended
+        }
         Err(failure) => Err(failure),
     };
     if ended.as_ref().is_ok_and(|end| !end.asked_to_end && !end.yielded)
@@ -241,6 +251,22 @@ impl Waits<'_> {
         self.told = true;
         tokio::time::sleep_until(next).await;
         Ok(())
+    }
+}
+
+/// Whether a run did not do its work.
+fn has_failed(ended: &Result<End, Failure>) -> bool {
+    ended.as_ref().map_or(true, |end| end.lost.is_some() || end.max_hold || end.how.code() != 0)
+}
+
+/// Warns of a key that looks like the name of a file, as flock would have it.
+pub(crate) fn warn_of_path(key: &str, endpoint: &Endpoint, say: Say) {
+    let path = ["/", "./", "../", "~/"].iter().any(|start| key.starts_with(start));
+    if path && endpoint.scheme() == "file" {
+        say.warn(format_args!(
+            "the key {key:?} is only a name: that file is not locked, and flock on it keeps nobody \
+             out here; the lock itself is in {endpoint}"
+        ));
     }
 }
 

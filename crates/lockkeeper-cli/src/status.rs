@@ -1,17 +1,23 @@
 //! How a run went, as one JSON object for machines.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
 use serde::Serialize;
 
 use crate::args::Care;
 use crate::exit::{self, Failure};
-use crate::say::{Say, stderr};
+use crate::handle::random_hex;
+use crate::say::{self, Say, stderr};
+
+/// As many links as the kernel follows.
+const MOST_LINKS: usize = 40;
 
 /// What `--status-file` and `--json` tell. Times are in seconds.
 #[derive(Debug, Default, Serialize)]
@@ -71,48 +77,89 @@ impl Status {
 
     /// Writes a file that is either as it was or whole.
     fn write(&self, path: &Path) -> Result<(), Failure> {
-        let text = self.to_json() + "\n";
-        let written = match Target::of(path) {
-            Target::File { path, beside } => File::create(&beside)
-                .and_then(|mut file| file.write_all(text.as_bytes()))
-                .and_then(|()| fs::rename(&beside, path))
-                .inspect_err(|_| drop(fs::remove_file(&beside))),
-            Target::Stream => open(path).and_then(|mut file| file.write_all(text.as_bytes())),
-        };
+        let line = self.to_json() + "\n";
+        let text = line.as_bytes();
+        let written = Target::of(path).and_then(|target| match target {
+            Target::File(path) => {
+                let (mut file, beside) = create_beside(&path)?;
+                let written = file.write_all(text).and_then(|()| fs::rename(&beside, path));
+                written.inspect_err(|_| drop(fs::remove_file(&beside)))
+            }
+            Target::Stream => open(path)?.write_all(text),
+            Target::Descriptor(1) => say::stdout(&line),
+            Target::Descriptor(2) => io::stderr().write_all(text),
+            // Opened once more, which is why it is written to at its end.
+            Target::Descriptor(_) => open(path)?.write_all(text),
+        });
         written.map_err(|error| refuse(path, error))
     }
 }
 
 /// Makes sure that a status file can be written, before anything is done that it would tell about.
 pub(crate) fn probe(path: &Path) -> Result<(), Failure> {
-    let tried = match Target::of(path) {
-        Target::File { beside, .. } => File::create(&beside).and_then(|_| fs::remove_file(&beside)),
+    let tried = Target::of(path).and_then(|target| match target {
+        Target::File(path) => create_beside(&path).and_then(|(_, beside)| fs::remove_file(beside)),
         Target::Stream if path.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         // Not opened: whoever reads from a pipe would take our leaving for the end.
         Target::Stream => Ok(()),
-    };
+        Target::Descriptor(_) => fs::metadata(path).map(drop),
+    });
     tried.map_err(|error| refuse(path, error))
 }
 
 /// What a path leads to.
 enum Target {
-    /// A file, or nothing yet, and a name in the same directory that can be renamed to it.
-    File { path: PathBuf, beside: PathBuf },
-    /// What is there is no file, such as /dev/stdout, and must not be replaced by one.
+    /// A file, or nothing yet.
+    File(PathBuf),
+    /// What is there is no file, such as a pipe, and must not be replaced by one.
     Stream,
+    /// One of our own open files, such as /dev/stdout, whatever that is: it belongs to others as well.
+    Descriptor(u32),
 }
 
 impl Target {
-    fn of(path: &Path) -> Self {
-        if fs::metadata(path).is_ok_and(|about| !about.is_file()) {
-            return Target::Stream;
+    /// Goes from link to link. A link stays, and what it leads to is replaced; but a link of another
+    /// user may have been planted for us.
+    fn of(path: &Path) -> io::Result<Self> {
+        let own = fs::canonicalize("/proc/self/fd").ok();
+        let mut path = path.to_owned();
+        for _ in 0..MOST_LINKS {
+            let parent = match path.parent() {
+                Some(parent) if !parent.as_os_str().is_empty() => fs::canonicalize(parent)?,
+                _ => fs::canonicalize(".")?,
+            };
+            let Some(name) = path.file_name() else { return Ok(Target::Stream) };
+            let number = name.to_str().and_then(|name| name.parse().ok());
+            if let (Some(number), true) = (number, own.as_ref() == Some(&parent)) {
+                return Ok(Target::Descriptor(number));
+            }
+            path = parent.join(name);
+            let about = match fs::symlink_metadata(&path) {
+                Ok(about) => about,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                Err(error) => return Err(error),
+            };
+            if !about.is_symlink() {
+                return Ok(if about.is_file() { Target::File(path) } else { Target::Stream });
+            }
+            if about.uid() != 0 && about.uid() != geteuid().as_raw() {
+                let shown = path.display();
+                return Err(io::Error::other(format!("{shown} is a link of another user")));
+            }
+            path = parent.join(fs::read_link(&path)?);
         }
-        // A link stays, and what it leads to is replaced.
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(format!(".{}", std::process::id()));
-        Target::File { path, beside: beside.into() }
+        Ok(Target::File(path))
     }
+}
+
+/// Makes a file in the same directory that can be renamed to the path. Nobody can foresee its name, and
+/// what may be there already is not used.
+fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}", random_hex()?));
+    let beside = path.with_file_name(name);
+    Ok((OpenOptions::new().write(true).create_new(true).open(&beside)?, beside))
 }
 
 /// Opens a device or a pipe, but does not wait for somebody to read from it.

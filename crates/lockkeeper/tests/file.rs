@@ -1,13 +1,17 @@
 //! What only lock files can suffer: being removed, replaced, damaged, linked, or left behind.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::backend::Severity;
 use lockkeeper::backends::file::Files;
 use lockkeeper::{Client, Error, Loss, Owner};
 use lockkeeper_testkit::holder::{Holder, Program};
+use lockkeeper_testkit::storm::{Fault, Kind, Plan, Storm};
+use nix::fcntl::{FcntlArg, fcntl};
 use tempfile::TempDir;
 
 struct Place {
@@ -95,7 +99,7 @@ async fn a_link_is_not_followed() {
     let place = Place::new();
     let elsewhere = place.directory.path().join("elsewhere");
     fs::write(&elsewhere, "").unwrap();
-    std::os::unix::fs::symlink(&elsewhere, place.file()).unwrap();
+    symlink(&elsewhere, place.file()).unwrap();
     assert!(matches!(place.client().mutex("key").acquire().await, Err(Error::Backend { .. })));
     assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "");
 }
@@ -169,4 +173,321 @@ async fn a_healthy_directory_gets_a_clean_bill() {
         1,
         "only the sweeper's stamp is left"
     );
+}
+
+/// How long the area of an epoch is.
+const AREA: u64 = 16 << 20;
+
+/// Takes a byte of a file, as one who decides does, and keeps it: a process that was stopped meanwhile.
+fn stopped_with(path: &Path, byte: i64) -> File {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    assert!(try_byte(&file, byte), "nobody decides right now");
+    file
+}
+
+fn try_byte(file: &File, byte: i64) -> bool {
+    let lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: byte,
+        l_len: 1,
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).is_ok()
+}
+
+/// Long enough for a busy machine, and shorter than the ten seconds after which a call is given up.
+const SOON: Duration = Duration::from_secs(9);
+
+#[tokio::test]
+async fn a_process_that_is_stopped_while_it_decides_stops_nobody() {
+    let place = Place::new();
+    let (a, b) = (place.client(), place.client());
+    let held = a.mutex("key").acquire().await.unwrap();
+    let fence = held.fence();
+    let waiter = {
+        let waiting = b.mutex("key").acquire();
+        tokio::spawn(async move { waiting.await.unwrap() })
+    };
+    while a.inspect("key").await.unwrap().unwrap().waiters.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    // What it read before it was stopped, and will write when it goes on.
+    let stopped = stopped_with(&place.file(), 0);
+    let before = fs::read(place.file()).unwrap();
+
+    // One comes, one leaves, one is let in: nothing is forgotten, and nobody is let in twice.
+    let c = place.client();
+    assert!(c.mutex("key").try_acquire().await.unwrap().is_none(), "it is held");
+    assert_eq!(a.inspect("key").await.unwrap().unwrap().waiters.unwrap().len(), 1);
+    held.release().await.unwrap();
+    let second = tokio::time::timeout(SOON, waiter).await.unwrap().unwrap();
+    assert!(second.fence() > fence);
+    stopped.write_all_at(&before[896..], 896).unwrap();
+    second.check().unwrap();
+    assert!(c.mutex("key").try_acquire().await.unwrap().is_none(), "it is held");
+    assert_eq!(c.inspect("key").await.unwrap().unwrap().holders.len(), 1);
+    let last = second.fence();
+    second.release().await.unwrap();
+    drop(stopped);
+    assert!(c.mutex("key").acquire_within(SOON).await.unwrap().fence() > last);
+}
+
+#[tokio::test]
+async fn those_who_go_on_without_a_stopped_process_may_be_stopped_too() {
+    let place = Place::new();
+    let client = place.client();
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let _one = stopped_with(&place.file(), 0);
+    let _two = stopped_with(&place.file(), 1);
+    // The second one was stopped after it announced, and before it wrote down who is there.
+    _two.write_all_at(b"\n", AREA).unwrap();
+    let guard = client.mutex("key").acquire_within(SOON).await.unwrap();
+    assert!(place.client().mutex("key").try_acquire().await.unwrap().is_none());
+    assert_eq!(guard.release().await.unwrap(), lockkeeper::Release::Released);
+}
+
+#[tokio::test]
+async fn a_lock_is_broken_although_somebody_is_stopped() {
+    let place = Place::new();
+    let (a, b) = (place.client(), place.client());
+    let held = a.mutex("key").ttl(Duration::from_millis(300)).acquire().await.unwrap();
+    let _stopped = stopped_with(&place.file(), 0);
+    let broken = tokio::time::timeout(SOON, b.break_lock("key")).await.unwrap().unwrap();
+    assert_eq!(broken.len(), 1);
+    assert_eq!(held.lost().await, Loss::Gone);
+    assert_eq!(held.release().await.unwrap(), lockkeeper::Release::AlreadyLost);
+    drop(b.mutex("key").acquire_within(SOON).await.unwrap());
+}
+
+#[tokio::test]
+async fn links_that_were_planted_are_not_followed() {
+    let place = Place::new();
+    let directory = place.directory.path();
+    let precious = directory.join("precious");
+    fs::write(&precious, "precious").unwrap();
+    let long_ago = SystemTime::now() - Duration::from_secs(40 * 24 * 3600);
+    File::options().write(true).open(&precious).unwrap().set_modified(long_ago).unwrap();
+    let before = fs::metadata(&precious).unwrap();
+    for plant in [
+        |from: &Path, to: &Path| symlink(from, to).unwrap(),
+        |from: &Path, to: &Path| fs::hard_link(from, to).unwrap(),
+    ] {
+        for name in [".swept", "key.lock"] {
+            let _ = fs::remove_file(directory.join(name));
+            plant(&precious, &directory.join(name));
+        }
+        let client = place.client();
+        assert!(client.mutex("key").try_acquire().await.is_err());
+        assert!(client.inspect("key").await.is_err());
+        assert!(client.break_lock("key").await.is_err());
+        let _ = client.list("").await;
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+        let after = fs::metadata(&precious).unwrap();
+        assert_eq!((after.mtime(), after.mode()), (before.mtime(), before.mode()));
+    }
+}
+
+/// Another user, for tests that root runs; nobody else can become somebody else.
+const STRANGER: u32 = 12_345;
+
+fn as_root(what: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        eprintln!("not tried, because only root can: {what}");
+    }
+    root
+}
+
+#[tokio::test]
+async fn a_directory_of_another_user_is_refused_and_the_message_says_how_to_share() {
+    if !as_root("a directory of another user") {
+        return;
+    }
+    let place = Place::new();
+    std::os::unix::fs::chown(place.directory.path(), Some(STRANGER), None).unwrap();
+    let refused = Files::open(place.directory.path()).unwrap_err();
+    assert!(matches!(refused, Error::Config(_)), "{refused}");
+    let message = refused.to_string();
+    assert!(message.contains("belongs to another user (uid 12345)"), "{message}");
+    assert!(message.contains("install -d -g GROUP -m 2770"), "{message}");
+    // A link of somebody else that leads to a directory of ours is no better.
+    let link = place.directory.path().join("link");
+    let own = tempfile::tempdir().unwrap();
+    symlink(own.path(), &link).unwrap();
+    std::os::unix::fs::lchown(&link, Some(STRANGER), None).unwrap();
+    assert!(Files::open(&link).is_err());
+}
+
+#[tokio::test]
+async fn a_directory_for_a_group_is_shared_with_or_without_its_group_bit() {
+    if !as_root("two users of a group") {
+        return;
+    }
+    for mode in [0o770, 0o2770] {
+        let place = Place::new();
+        let directory = place.directory.path();
+        std::os::unix::fs::chown(directory, Some(0), Some(STRANGER)).unwrap();
+        fs::set_permissions(directory, fs::Permissions::from_mode(mode)).unwrap();
+        // The group is not the first one of either user.
+        let user = |uid: u32, test: &str| {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid", &uid.to_string(), "--regid", &uid.to_string()]);
+            command.args(["--groups", &STRANGER.to_string(), "--"]);
+            command.arg(std::env::current_exe().unwrap()).args(["--exact", test]);
+            command
+                .args(["--nocapture", "--include-ignored"])
+                .env("LOCKKEEPER_TEST_URL", place.url());
+            let done = command.output().unwrap();
+            let said = String::from_utf8_lossy(&done.stdout).into_owned();
+            assert!(done.status.success(), "{mode:o} {uid}: {said}");
+        };
+        user(20_001, "takes_a_lock_where_it_is_told_to");
+        user(20_002, "takes_a_lock_where_it_is_told_to");
+    }
+}
+
+#[tokio::test]
+#[ignore = "run by another test, as another user"]
+async fn takes_a_lock_where_it_is_told_to() {
+    let Ok(url) = std::env::var("LOCKKEEPER_TEST_URL") else { return };
+    let client = Client::connect(&url).await.unwrap();
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let findings = client.doctor().await.unwrap();
+    assert!(findings.iter().all(|finding| finding.severity == Severity::Fine), "{findings:?}");
+}
+
+#[tokio::test]
+async fn a_full_disk_is_found_and_nothing_stays_taken_by_it() {
+    if !as_root("a small file system") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let mounted = Mounted::new(scratch.path(), "size=64k");
+    let client = Client::new(Files::open(&mounted.at).unwrap());
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let filler = File::create(mounted.at.join("filler")).unwrap();
+    while filler.write_all_at(&[1; 4096], filler.metadata().unwrap().len()).is_ok() {}
+
+    let findings = client.doctor().await.unwrap();
+    let worst = findings.iter().find(|finding| finding.severity == Severity::Problem).unwrap();
+    assert!(worst.what.contains("No space left"), "{worst:?}");
+    assert!(worst.advice.contains("make room"), "{worst:?}");
+    // A key that was used goes on, a new one cannot be locked.
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    let message = client.mutex("new").try_acquire().await.unwrap_err().to_string();
+    assert!(message.contains("No space left"), "{message}");
+    // A long line of waiters does not fit either. Whoever failed must not be in anybody's way.
+    let guard = client.mutex("key").acquire().await.unwrap();
+    let others: Vec<_> = (0..12).map(|_| Client::new(Files::open(&mounted.at).unwrap())).collect();
+    for other in &others {
+        let _ = other.mutex("key").acquire_within(Duration::from_millis(20)).await;
+    }
+    guard.release().await.unwrap();
+    drop(filler);
+    fs::remove_file(mounted.at.join("filler")).unwrap();
+    for other in &others {
+        for key in ["key", "new"] {
+            let guard = other.mutex(key).acquire_within(SOON).await.unwrap();
+            guard.release().await.unwrap();
+        }
+    }
+}
+
+/// A small file system of its own.
+struct Mounted {
+    at: PathBuf,
+}
+
+impl Mounted {
+    fn new(at: &Path, options: &str) -> Self {
+        let mut mount = Command::new("mount");
+        let done = mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(at).status().unwrap();
+        assert!(done.success(), "root can mount a file system in memory");
+        fs::set_permissions(at, fs::Permissions::from_mode(0o700)).unwrap();
+        Self { at: at.to_owned() }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l"]).arg(&self.at).status();
+    }
+}
+
+/// The lock files of a directory.
+fn lock_files(directory: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path());
+    paths.filter(|path| path.extension().is_some_and(|end| end == "lock")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_stops_kills_full_disks_and_sweeps() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mounted = as_root("a small file system").then(|| Mounted::new(scratch.path(), "size=1m"));
+    let (small, directory) = (mounted.is_some(), scratch.path());
+    let url = format!("file://{}", directory.display());
+    let mut storm =
+        Storm::start(&Program::test(module_path!()), std::slice::from_ref(&url), Plan::default());
+    let mut faults = [
+        // As a process that is stopped right now; hardly ever would one be met by chance.
+        Fault::new("stopped while it decides", move || async move {
+            for path in lock_files(directory) {
+                let Ok(file) = File::options().read(true).write(true).open(path) else { continue };
+                let epoch = file.metadata().unwrap().len().saturating_sub(1) / AREA;
+                if (0..1000).any(|_| try_byte(&file, epoch as i64)) {
+                    tokio::spawn(async move {
+                        tokio::time::sleep(Duration::from_secs(4)).await;
+                        drop(file);
+                    });
+                    break;
+                }
+            }
+        }),
+        Fault::new("disk full", move || async move {
+            if small {
+                let path = directory.join("filler");
+                let filler = File::create(&path).unwrap();
+                let mut at = 0;
+                while filler.write_all_at(&[1; 4096], at).is_ok() {
+                    at += 4096;
+                }
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                fs::remove_file(path).unwrap();
+            }
+        }),
+        Fault::new("swept", move || async move {
+            let long_ago = SystemTime::now() - Duration::from_secs(40 * 24 * 3600);
+            for path in lock_files(directory).into_iter().chain([directory.join(".swept")]) {
+                if let Ok(file) = File::options().write(true).open(path) {
+                    file.set_modified(long_ago).unwrap();
+                }
+            }
+            drop(Files::open(directory));
+        }),
+    ];
+    storm.rage(&[], &mut faults).await;
+    let judgement = storm.judge(&url).await;
+    println!("{judgement}");
+    assert!(judgement.is_clean(), "{judgement}");
+}
+
+/// Somebody who tidies up removes the files of locks in use. Then two may be in, until the first one is
+/// told; but fences rise all the same, and nobody waits for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_removed_lock_files() {
+    let place = Place::new();
+    let directory = place.directory.path();
+    let plan = Plan { kinds: vec![Kind::Mutex, Kind::ReadWrite], ..Plan::default() };
+    let mut storm = Storm::start(&Program::test(module_path!()), &[place.url()], plan);
+    let removed = Fault::new("lock file removed", move || async move {
+        for path in lock_files(directory) {
+            let _ = fs::remove_file(path);
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    });
+    storm.rage(&[], &mut [removed]).await;
+    let judgement = storm.judge(&place.url()).await;
+    println!("{judgement}");
+    assert!(judgement.grants > 0 && judgement.violations.is_empty(), "{judgement}");
 }

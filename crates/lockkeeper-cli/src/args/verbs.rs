@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueHint};
 use clap_complete::Shell;
 
 use super::common::{Care, Secret, Terms, Where, duration};
@@ -32,6 +32,9 @@ pub(crate) struct Run {
     /// Run at most once per slot of so long, across machines
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) once_per: Option<Duration>,
+    /// Let a run that failed be tried again in its slot of --once-per
+    #[arg(long, requires = "once_per")]
+    pub(crate) retry_failed: bool,
     /// Exit 0 instead of 75 if the lock is busy
     #[arg(long, conflicts_with = "conflict_exit_code")]
     pub(crate) skip_ok: bool,
@@ -42,7 +45,7 @@ pub(crate) struct Run {
     #[arg(value_name = "KEY")]
     pub(crate) key: String,
     /// The command and its arguments, after `--`
-    #[arg(value_name = "CMD", trailing_var_arg = true, required_unless_present = "shell")]
+    #[arg(value_name = "CMD", trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments, required_unless_present = "shell")]
     pub(crate) argv: Vec<OsString>,
 }
 
@@ -52,10 +55,13 @@ pub(crate) struct Acquire {
     pub(crate) place: Where,
     #[command(flatten)]
     pub(crate) terms: Terms,
-    /// Release by itself after so long, unless renewed
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "5m")]
-    pub(crate) lease: Duration,
-    /// Release when this process is gone
+    /// Release by itself after so long, unless renewed [default: 5m, without --pid]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) lease: Option<Duration>,
+    /// Release when this process is gone; without --lease, only then
+    ///
+    /// In a script, `--pid $$` is the script itself, also inside ( ) and $( ), which are processes of
+    /// their own: bash calls those $BASHPID.
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) pid: Option<i32>,
     /// The owner to hold it for [default: a random one]
@@ -71,9 +77,9 @@ pub(crate) struct Acquire {
 
 #[derive(Debug, Args)]
 pub(crate) struct Renew {
-    /// How long from now on
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "5m")]
-    pub(crate) lease: Duration,
+    /// How long from now on [default: as long as at first]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) lease: Option<Duration>,
     /// What `acquire` printed
     #[arg(value_name = "HANDLE")]
     pub(crate) handle: String,
@@ -183,7 +189,7 @@ pub(crate) struct Elect {
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
     /// The command and its arguments, after `--`
-    #[arg(value_name = "CMD", trailing_var_arg = true, required_unless_present = "observe")]
+    #[arg(value_name = "CMD", trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments, required_unless_present = "observe")]
     pub(crate) argv: Vec<OsString>,
 }
 

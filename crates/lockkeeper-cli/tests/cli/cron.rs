@@ -35,6 +35,21 @@ fn a_command_that_fails_has_had_its_run() {
 }
 
 #[test]
+fn a_run_that_failed_may_be_tried_again_in_its_slot() {
+    let redis = lockkeeper_testkit::server::redis::Server::start();
+    for place in [Place::new(), Place::at(&redis.url())] {
+        let run = "run --once-per 1000d --retry-failed k --";
+        place.run(&format!("{run} exit 3")).exits(3);
+        place.run("run --once-per 1000d --retry-failed k /no/such/command").exits(127);
+        place.run(&format!("{run} kill -9 $$")).exits(137);
+        // It succeeds at last, and then it has had its run.
+        place.run(&format!("{run} echo")).exits(0);
+        place.run(&format!("{run} echo")).exits(75);
+        place.run("run --retry-failed k true").exits(64).says("--once-per");
+    }
+}
+
+#[test]
 fn the_next_slot_has_a_run_again() {
     let place = Place::new();
     let second = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();

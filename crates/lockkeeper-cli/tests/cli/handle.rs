@@ -137,3 +137,37 @@ fn a_holder_keeps_nothing_open_for_others() {
     assert!(free.success());
     place.run(&format!("release {handle}")).exits(0);
 }
+
+#[test]
+fn a_handle_that_goes_nowhere_is_not_held() {
+    let place = Place::new();
+    let ours = place.lockkeeper("");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "\"$0\" acquire k >&-"]).arg(ours.get_program());
+    for (name, value) in ours.get_envs() {
+        value.map(|value| shell.env(name, value));
+    }
+    let output = shell.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.contains("standard output is closed"), "{said}");
+    place.run("run -n k true").exits(0);
+}
+
+#[test]
+fn a_process_alone_is_enough_to_bind_a_handle_to() {
+    let place = Place::new();
+    let mut bound_to = Command::new("sleep").arg("600").spawn().unwrap();
+    let pid = bound_to.id();
+    let told = place.run(&format!("acquire k --json --pid {pid}")).exits(0).stdout;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["lease"], Value::Null, "as long as that process lives");
+    let both = place.run(&format!("acquire both --json --lease 1h --pid {pid}")).exits(0).stdout;
+    assert_eq!(serde_json::from_str::<Value>(&both).unwrap()["lease"], 3600.0);
+    // Killed but not waited for: that is a zombie, which does no work any more.
+    bound_to.kill().unwrap();
+    place.until("k", 0, 0);
+    place.until("both", 0, 0);
+    place.run(&format!("acquire k --pid {pid}")).exits(64).says("there is no process");
+    bound_to.wait().unwrap();
+}

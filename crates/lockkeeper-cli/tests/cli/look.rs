@@ -11,7 +11,8 @@ use crate::place::{Place, eventually};
 #[test]
 fn show_and_ls_tell_holders_and_waiters_in_order() {
     let place = Place::new();
-    place.run("show k").exits(0).prints("nobody holds it");
+    place.run("show k").exits(1).prints("nobody holds it");
+    place.run("show --json k").exits(1);
     place.run("ls").exits(0).says("no locks in use").prints("");
     let _holder = place.start("run --note nightly k -- sleep 60");
     place.until("k", 1, 0);
@@ -219,13 +220,36 @@ fn observers_see_leaders_come_and_go() {
     let mut command = place.lockkeeper("elect boss --observe --interval 20ms");
     let mut observer = command.spawn().unwrap();
     let mut lines = BufReader::new(observer.stdout.take().unwrap()).lines();
-    assert_eq!(lines.next().unwrap().unwrap(), "nobody leads");
-    let leader = place.start("elect boss -- sleep 600");
+    let time = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+    let line = lines.next().unwrap().unwrap();
+    assert!(line.ends_with("Z nobody leads") && line.starts_with(&time[..13]), "{line}");
+    let leader = place.start("elect boss --note second-rack -- sleep 600");
     place.until("boss", 1, 0);
     let line = lines.next().unwrap().unwrap();
     assert!(line.contains(&format!(" {} leads, term ", leader.pid())), "{line}");
+    assert!(line.starts_with(&time[..11]) && line.ends_with("(second-rack)"), "{line}");
     leader.signal(Signal::SIGTERM);
-    assert_eq!(lines.next().unwrap().unwrap(), "nobody leads");
+    assert!(lines.next().unwrap().unwrap().ends_with("Z nobody leads"));
     observer.kill().unwrap();
     observer.wait().unwrap();
+}
+
+#[test]
+fn the_lease_of_a_handle_is_shown_on_an_engine_without_leases() {
+    let place = Place::new();
+    let left = || -> Value {
+        let shown = place.run("show k --json").exits(0).stdout;
+        serde_json::from_str::<Value>(&shown).unwrap()["holders"][0]["lease_left"].clone()
+    };
+    let handle = place.run("acquire k --lease 10m").exits(0).stdout;
+    let seconds = left().as_f64().expect("the lease is shown");
+    assert!(seconds > 500.0 && seconds <= 600.0, "{seconds}");
+    assert!(place.run("ls").exits(0).stdout.contains("9m 5"));
+    place.run(&format!("renew {handle} --lease 1h")).exits(0);
+    assert!(left().as_f64().unwrap() > 3000.0);
+    place.run(&format!("release {handle}")).exits(0);
+    let own = std::process::id();
+    let handle = place.run(&format!("acquire k --pid {own}")).exits(0).stdout;
+    assert_eq!(left(), Value::Null, "it ends with a process, not with a time");
+    place.run(&format!("release {handle}")).exits(0);
 }

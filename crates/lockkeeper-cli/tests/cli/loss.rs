@@ -134,6 +134,20 @@ fn a_lease_too_short_for_its_grace_is_refused() {
         .says("--ttl must be at least 18s");
 }
 
+#[test]
+fn the_end_of_a_fixed_lease_is_not_blamed_on_a_renewal() {
+    let place = Place::new();
+    for url in [place.url(), "memory:".to_owned()] {
+        let run = format!("run --url {url} --lease 2s --status-file status k -- sleep 60");
+        let done = place.run(&run).exits(79).says("lease");
+        assert!(!done.stderr.contains("renewed"), "{}", done.stderr);
+        let status = place.status("status");
+        assert_eq!(status["outcome"], "lost");
+        let reason = status["reason"].as_str().unwrap();
+        assert!(reason.contains("lease") && !reason.contains("renewed"), "{reason}");
+    }
+}
+
 /// The server ends while a command runs: the user hears why at once, and the exit follows the command.
 fn a_dead_server_is_told_and_does_not_keep_us(url: &str, end_server: impl FnOnce()) {
     let place = Place::at(url);

@@ -3,6 +3,7 @@
 mod config;
 mod cron;
 mod descendants;
+mod files;
 mod give_way;
 mod guardian;
 mod handle;

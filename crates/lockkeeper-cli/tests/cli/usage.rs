@@ -31,7 +31,8 @@ fn alone_it_shows_three_examples_that_work() {
     assert_eq!(examples.len(), 3, "{shown}");
     for example in examples {
         let words = example.split("   ").next().unwrap().replace("sleep 60", "sleep 0");
-        place.run(&words).exits(0);
+        // Nobody holds it then.
+        place.run(&words).exits(i32::from(words.starts_with("show")));
     }
 }
 
@@ -159,7 +160,9 @@ fn words_that_nobody_can_read_change_no_exit_code() {
         let status = place.lockkeeper(words).stderr(full()).status().unwrap();
         assert_eq!(status.code(), Some(code), "{words}");
     }
-    for words in ["", "explain", "explain --table", "doctor", "show k", "completions bash", "man"] {
+    for words in
+        ["", "explain", "explain --table", "doctor", "ls --json", "completions bash", "man"]
+    {
         // A pipe whose reader has seen enough is no failure, a full disk is.
         let (reader, unread) = std::io::pipe().unwrap();
         drop(reader);
@@ -179,6 +182,88 @@ fn words_that_nobody_can_read_change_no_exit_code() {
 fn a_lock_that_keeps_nobody_out_is_warned_of() {
     let place = Place::new();
     place.run("run --url memory: k true").exits(0).says("this keeps nobody out");
+}
+
+#[test]
+fn a_key_that_starts_with_a_dash_works_the_way_the_tip_says() {
+    let place = Place::new();
+    for words in ["run -k true", "show -k", "acquire -k"] {
+        place.run(words).exits(64).says("use '-- -k'");
+    }
+    let mut echo = place.lockkeeper("run");
+    let done = echo.args(["--", "-k", "sh", "-c", "echo $LOCKKEEPER_KEY"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "-k\n", "{done:?}");
+    let mut echo = place.lockkeeper("run -n");
+    let done = echo.args(["--", "-k", "--", "sh", "-c", "echo $LOCKKEEPER_KEY"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "-k\n", "{done:?}");
+    let mut leads = place.lockkeeper("elect");
+    assert!(leads.args(["--", "-k", "true"]).status().unwrap().success());
+    let mut acquire = place.lockkeeper("acquire");
+    let handle = acquire.args(["--", "-k"]).output().unwrap();
+    assert!(place.lockkeeper("show").args(["--", "-k"]).status().unwrap().success());
+    place.run(&format!("release {}", String::from_utf8(handle.stdout).unwrap())).exits(0);
+}
+
+#[test]
+fn a_path_as_a_key_is_warned_of() {
+    let place = Place::new();
+    for key in ["/tmp/my.lock", "./my.lock", "../my.lock", "~/my.lock"] {
+        place.run(&format!("run {key} true")).exits(0).says("is only a name");
+    }
+    assert!(!place.path("my.lock").exists());
+    for key in ["my.lock", "team/job", "a/../b"] {
+        assert_eq!(place.run(&format!("run {key} true")).exits(0).stderr, "");
+    }
+    assert_eq!(place.run("run -q /tmp/my.lock true").exits(0).stderr, "");
+}
+
+#[test]
+fn bash_completes_keys_and_commands() {
+    let place = Place::new();
+    std::fs::write(place.path("completions"), place.run("completions bash").exits(0).stdout)
+        .unwrap();
+    let _holder = place.start("run deploy/web sleep 600");
+    place.until("deploy/web", 1, 0);
+    let _other = place.start("run other sleep 600");
+    place.until("other", 1, 0);
+    let ours = place.lockkeeper("");
+    let bin = std::path::Path::new(ours.get_program()).parent().unwrap().display().to_string();
+    let complete = |line: &str| {
+        let script = format!(
+            "PATH={bin}:$PATH; . ./completions; COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}; \
+             read -ra COMP_WORDS <<< \"$COMP_LINE\"; \
+             [[ $COMP_LINE == *' ' ]] && COMP_WORDS+=(''); \
+             COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             how=$(complete -p lockkeeper); how=${{how#*-F }}; how=${{how%% *}}; \
+             $how lockkeeper \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; \
+             printf '%s\n' \"${{COMPREPLY[@]}}\""
+        );
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["--norc", "-c", &script]).current_dir(place.path(""));
+        for (name, value) in ours.get_envs() {
+            value.map(|value| bash.env(name, value));
+        }
+        let done = bash.output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_eq!(said, "", "{line}");
+        String::from_utf8_lossy(&done.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for line in ["lockkeeper show dep", "lockkeeper run -n dep", "lockkeeper break --why x de"] {
+        assert_eq!(complete(line), ["deploy/web"], "{line}");
+    }
+    for line in ["lockkeeper show ", "lockkeeper run -w 5 "] {
+        let keys = complete(line);
+        assert!(keys.iter().any(|key| key == "deploy/web"), "{line}: {keys:?}");
+        assert!(keys.iter().any(|key| key == "other"), "{line}: {keys:?}");
+    }
+    // Not where something else is expected.
+    assert!(!complete("lockkeeper run --note dep").contains(&"deploy/web".to_owned()));
+    assert!(!complete("lockkeeper run k dep").contains(&"deploy/web".to_owned()));
+    assert!(complete("lockkeeper run k -- slee").contains(&"sleep".to_owned()));
+    assert!(complete("lockkeeper sho").contains(&"show".to_owned()));
+    assert!(complete("lockkeeper run --shar").contains(&"--shared".to_owned()));
+    std::fs::write(place.path("an-argument"), "").unwrap();
+    assert_eq!(complete("lockkeeper run k -- cat an-a"), ["an-argument"]);
 }
 
 #[test]

@@ -74,6 +74,7 @@ macro_rules! __cases {
             waiting::tasks_of_one_client_are_served_in_order
             waiting::a_thousand_tasks_are_one_waiter
             waiting::spinning_gets_the_lock_too
+            waiting::waits_that_time_out_leave_no_threads_and_no_open_files
             waiting::a_client_that_is_never_idle_lets_others_in
 
             readwrite::readers_are_together_and_writers_alone

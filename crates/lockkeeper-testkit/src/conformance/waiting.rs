@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::backend::{Order, Support, Wakeup};
+use lockkeeper::backend::{Order, Scope, Support, Wakeup};
 use lockkeeper::{Backoff, Client, Error, Guard, Lock, Release, Result};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
@@ -174,4 +174,27 @@ pub(super) async fn spinning_gets_the_lock_too(store: Store) {
     assert!(snapshot.waiters.is_none_or(|line| line.is_empty()), "one who spins is not in line");
     guard.release().await.unwrap();
     spinning.await.unwrap().unwrap().release().await.unwrap();
+}
+
+pub(super) async fn waits_that_time_out_leave_no_threads_and_no_open_files(store: Store) {
+    if store.guarantees().await.scope == Scope::Process {
+        return;
+    }
+    let client = store.client().await;
+    let guard = take(client.mutex("key")).await;
+    // In a process of its own, where nothing else opens files or starts threads.
+    let mut waiter = store.holder("key", &["--within", "3ms"]);
+    waiter.said("timeout").await;
+    let mut wait = async |times: usize| {
+        for _ in 0..times {
+            waiter.tell("acquire");
+            waiter.said("timeout").await;
+        }
+        waiter.resources()
+    };
+    let (threads, files) = wait(10).await;
+    let (threads_after, files_after) = wait(60).await;
+    assert!(threads_after < threads + 15, "{threads} threads became {threads_after}");
+    assert!(files_after < files + 15, "{files} open files became {files_after}");
+    guard.release().await.unwrap();
 }

@@ -223,6 +223,18 @@ impl Holder {
         writeln!(input, "{command}").unwrap_or_else(|e| panic!("cannot tell the holder: {e}"));
     }
 
+    /// How many threads and how many open files it has.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn resources(&self) -> (usize, usize) {
+        let count = |what: &str| {
+            let listed = std::fs::read_dir(format!("/proc/{}/{what}", self.child.id()));
+            listed.expect("the kernel shows what a process has").count()
+        };
+        (count("task"), count("fd"))
+    }
+
     /// Waits until it has ended by itself.
     ///
     /// # Panics

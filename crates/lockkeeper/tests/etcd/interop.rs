@@ -194,6 +194,12 @@ async fn more_permits_are_taken_than_a_transaction_has_operations() {
     let second = lock(&b).acquire().await.unwrap();
     let slots: std::collections::BTreeSet<_> = first.slots().iter().chain(second.slots()).collect();
     assert_eq!(slots.len(), 1600, "two have one permit");
+    let before = servers.requests();
+    match a.semaphore("another", 2000).permits(801).acquire().await {
+        Err(Error::Unsupported { what, .. }) => assert!(what.contains("800"), "{what}"),
+        other => panic!("it is too many: {other:?}"),
+    }
+    assert_eq!(servers.requests(), before, "refused, but only after asking");
     assert!(lock(&a).try_acquire().await.unwrap().is_none());
     let broken = a.break_lock(&key).await.unwrap();
     assert_eq!(broken.iter().map(|entry| entry.slots.len()).sum::<usize>(), 1600);

@@ -32,6 +32,9 @@ use crate::queue::{self, Turn};
 /// A lease counts as new within this part of its length.
 const RECENT: u32 = 10;
 
+/// How many permits one claim takes: with the longest name, about as many as a request may carry.
+const MOST_PERMITS: u32 = 800;
+
 /// One claim on one lock.
 #[derive(Debug)]
 pub(super) struct Ticket {
@@ -225,6 +228,13 @@ impl Ticket {
 #[async_trait]
 impl Claim for Ticket {
     async fn attempt(&mut self) -> Result<Option<Grant>> {
+        if let Mode::Permits { take, .. } = self.request.mode
+            && take > MOST_PERMITS
+        {
+            let what =
+                format!("take {take} permits at once; one claim takes at most {MOST_PERMITS}");
+            return Err(Error::Unsupported { engine: NAME, what });
+        }
         let begun = Clock::System.now();
         self.shared.departures.over(&self.request.key).await;
         loop {
@@ -268,8 +278,13 @@ impl Claim for Ticket {
                 // Somebody took our place away, or we found it where we did not look for those around it.
                 continue;
             };
-            if view.entered {
-                refuse_mix(&self.request.key, self.request.mode, &view.line[..me])?;
+            if view.entered
+                && let Err(refusal) =
+                    refuse_mix(&self.request.key, self.request.mode, &view.line[..me])
+            {
+                // Whoever is refused is not seen in line afterwards.
+                self.withdraw(lease).await?;
+                return Err(refusal);
             }
             let turn = line::turn(&view.line, me);
             self.ahead = self.behind(turn, &view, me);

@@ -59,7 +59,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
-    most_permits: 127,
+    most_permits: 800,
     order: Order::Fifo,
     fence: FenceSource::Revision,
     death: Death::Lease,

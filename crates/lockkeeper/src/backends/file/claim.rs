@@ -1,20 +1,19 @@
 //! A claim on a lock file: its open file, its number, and how it waits.
 
-use std::fs::File;
-use std::future::pending;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout_at};
 
 use super::kernel::{self, Bytes, Hold};
 use super::record::{Record, State};
 use super::sleepers::Sleepers;
-use super::{DECIDING, Opened, Shared, both, failed, or_conflict, ticket, waiting};
+use super::watchers::{self, Freed};
+use super::{MOST_RECORDS, Opened, Place, Shared, both, failed, or_conflict, ticket, waiting};
 use crate::backend::{Claim, Fence, Grant, Lease, Mode, Released, Request};
 use crate::engine::Backoff;
 use crate::error::{Error, Result};
@@ -24,9 +23,6 @@ use crate::queue::{self, Turn};
 /// of several bytes. One process per key does this, the others sleep behind it.
 const LOOK: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(25));
 
-/// How often the byte of decisions is tried before a thread is asked to wait for it.
-const TRIES: usize = 50;
-
 #[derive(Debug)]
 pub(super) struct FileClaim {
     shared: Arc<Shared>,
@@ -34,13 +30,13 @@ pub(super) struct FileClaim {
     path: PathBuf,
     /// Open from the first attempt to the release.
     opened: Option<Opened>,
-    /// Our number and the position of our record, once we are in line.
-    place: Option<(u64, usize)>,
+    /// Our number and where our record is, once we are in line.
+    place: Option<Place>,
     granted: Option<(Fence, Vec<u32>)>,
     /// What the last attempt found in our way.
     obstacle: Obstacle,
-    /// The thread that sleeps on a byte for us.
-    watcher: Option<(Bytes, oneshot::Receiver<()>)>,
+    /// The thread that sleeps on a byte, for us and perhaps for others.
+    watcher: Option<(Bytes, Freed)>,
     sleepers: Sleepers,
 }
 
@@ -71,19 +67,19 @@ impl FileClaim {
         }
     }
 
-    /// Opens the file if need be, and takes the byte of decisions.
+    /// Opens the file if need be, and takes the deciding byte; gives the epoch.
     ///
     /// The file that is locked must be the one that the path leads to: it may have been removed or
     /// replaced between opening and locking.
-    async fn decide(&mut self) -> Result<()> {
+    async fn decide(&mut self) -> Result<u64> {
         loop {
             let opened = match &self.opened {
                 Some(opened) => opened,
                 None => self.opened.insert(self.shared.open(&self.request.key, &self.path)?),
             };
-            take_decision(&opened.file).await.map_err(|error| failed("lock a lock file", error))?;
-            if opened.is_at(&self.path) {
-                return Ok(());
+            let own = self.place.map(|place| place.number);
+            if let Some(epoch) = opened.decide(&self.path, &self.request.key, own).await? {
+                return Ok(epoch);
             }
             // Our place in line went with the file, if we had one.
             self.opened = None;
@@ -92,17 +88,37 @@ impl FileClaim {
         }
     }
 
-    /// Decides under the byte of decisions whether it is our turn, and writes down what follows.
-    fn judge(&mut self) -> Result<Option<Grant>> {
+    /// Decides under the deciding byte whether it is our turn, and writes down what follows.
+    fn judge(&mut self, epoch: u64) -> Result<Option<Grant>> {
         let opened = self.opened.as_ref().expect("a file is open while it is decided on");
-        let begun = opened.read_or_begin(&self.request.key);
+        let begun = opened.read_or_begin(epoch, &self.request.key);
         let mut file = begun.map_err(|error| or_conflict(&self.request.key, error))?;
         if file.key != self.request.key {
             let found = format!("its file {} says that it is {:?}", self.path.display(), file.key);
             return Err(Error::Conflict { key: self.request.key.clone(), found });
         }
-        let own = self.place.map(|(number, _)| number);
+        let mut own = self.place.map(|place| place.number);
         let mut living = opened.living(&file, own)?;
+        if let Some(number) = own {
+            let ours = living.iter().find(|(_, record)| record.number == number);
+            match ours.map(|(at, record)| (*at, record.state)) {
+                Some((at, State::Waiting)) => self.place = Some(Place { number, epoch, at }),
+                // We were let in, but could not be sure of it: somebody had begun a new epoch.
+                Some((at, State::Granted)) => {
+                    self.granted = ours.map(|(_, record)| (record.fence, record.slots.clone()));
+                    self.place = Some(Place { number, epoch, at });
+                    self.unlock(waiting(number))?;
+                    return Ok(self.grant());
+                }
+                // Our place did not make it into this epoch, or was taken away: we start again.
+                Some((_, State::Broken)) | None => {
+                    self.unlock(both(number))?;
+                    self.place = None;
+                    own = None;
+                }
+            }
+        }
+        let opened = self.opened.as_ref().expect("a file is open while it is decided on");
         let used: Vec<usize> = living.iter().map(|(at, _)| *at).collect();
         living.retain(|(_, record)| Some(record.number) != own && record.state != State::Broken);
         let line: Vec<Record> = living.into_iter().map(|(_, record)| record).collect();
@@ -151,27 +167,44 @@ impl FileClaim {
         let granted = (record.fence, record.slots.clone());
         let number = record.number;
         let at = match self.place {
-            Some((_, at)) => at,
+            Some(place) => place.at,
             None => {
                 // Nobody else ever gets this number, so nobody is in the way.
                 let bytes = if turn == Turn::In { ticket(number) } else { both(number) };
-                kernel::lock(&opened.file, bytes, Hold::Exclusive)
+                let locked = kernel::try_lock(&opened.file, bytes, Hold::Exclusive)
                     .map_err(|error| failed("lock a lock file", error))?;
+                if !locked {
+                    return Err(opened.failed("lock", io::Error::other("its numbers went back")));
+                }
                 file.next = number + 1;
                 file.make_room(&used)
             }
         };
-        opened.write(&file, at, &record)?;
-        self.place = Some((number, at));
+        if at >= MOST_RECORDS {
+            self.unlock(both(number))?;
+            let room = format!("there is room for {MOST_RECORDS} holders and waiters of a lock");
+            return Err(opened.failed("write", io::Error::other(room)));
+        }
+        if let Err(error) = opened.write(epoch, &file, at, &record) {
+            if own.is_none() {
+                self.unlock(both(number))?;
+            }
+            return Err(error);
+        }
+        self.place = Some(Place { number, epoch, at });
         if turn != Turn::In {
             return Ok(None);
         }
         if own.is_some() {
-            kernel::unlock(&opened.file, waiting(number))
-                .map_err(|error| failed("unlock a lock file", error))?;
+            self.unlock(waiting(number))?;
         }
         self.granted = Some(granted);
         Ok(self.grant())
+    }
+
+    fn unlock(&self, bytes: Bytes) -> Result<()> {
+        let Some(opened) = &self.opened else { return Ok(()) };
+        kernel::unlock(&opened.file, bytes).map_err(|error| opened.failed("unlock", error))
     }
 
     fn grant(&self) -> Option<Grant> {
@@ -179,40 +212,29 @@ impl FileClaim {
         Some(Grant { fence, slots, lease: Lease::of(&self.request), bound: true, gone: None })
     }
 
-    /// Starts a thread that sleeps until the byte is free, unless one does already.
+    /// Sees to it that a thread sleeps until the byte is free.
     fn watch(&mut self, byte: Bytes) -> Result<()> {
         if self.watcher.as_ref().is_some_and(|(watched, _)| *watched == byte) {
             return Ok(());
         }
         let opened = self.opened.as_ref().expect("who waits has attempted");
-        // A file of its own: the locks of the claim's file must not outlive the claim with the thread.
-        let file = self.shared.directory.open_file(&self.path);
-        let file = file.and_then(Opened::new).map_err(|error| failed("open a lock file", error))?;
-        if file.identity != opened.identity {
-            // Replaced: the next attempt sees to it.
-            return Ok(());
-        }
-        let (freed, watcher) = oneshot::channel();
-        std::thread::Builder::new()
-            .name("lockkeeper-wait".to_owned())
-            .stack_size(64 * 1024)
-            .spawn(move || {
-                let _ = kernel::lock(&file.file, byte, Hold::Shared);
-                let _ = freed.send(());
-            })
-            .map_err(|error| failed("start a thread that waits", error))?;
-        self.watcher = Some((byte, watcher));
+        let freed = watchers::watch(opened.identity, byte, || {
+            let file = self.shared.directory.open_existing(&self.path).and_then(Opened::new);
+            let file = file.map_err(|error| failed("open a lock file", error))?;
+            if file.identity == opened.identity {
+                return Ok(file.file);
+            }
+            // The next attempt sees to it.
+            Err(opened.failed("watch", io::Error::other("it was replaced")))
+        })?;
+        self.watcher = Some((byte, freed));
         Ok(())
     }
 
     /// Gives our bytes back.
     fn leave(&mut self) -> Result<()> {
         self.granted = None;
-        let (Some((number, _)), Some(opened)) = (self.place.take(), &self.opened) else {
-            return Ok(());
-        };
-        kernel::unlock(&opened.file, both(number))
-            .map_err(|error| failed("unlock a lock file", error))
+        self.place.take().map_or(Ok(()), |place| self.unlock(both(place.number)))
     }
 }
 
@@ -222,11 +244,19 @@ impl Claim for FileClaim {
         if let Some(grant) = self.grant() {
             return Ok(Some(grant));
         }
-        self.decide().await?;
-        let answer = self.judge();
-        let opened = self.opened.as_ref().expect("it was just decided on");
-        kernel::unlock(&opened.file, DECIDING).map_err(|e| failed("unlock a lock file", e))?;
-        answer
+        loop {
+            let epoch = self.decide().await?;
+            let answer = self.judge(epoch);
+            let opened = self.opened.as_ref().expect("it was just decided on");
+            // Somebody may have taken us for stopped. Then what we wrote does not count, unless it
+            // was copied: the next round tells.
+            let counts = opened.epoch().map(|current| current == epoch);
+            opened.decided(epoch)?;
+            if counts? || answer.is_err() {
+                return answer;
+            }
+            self.granted = None;
+        }
     }
 
     async fn wait(&mut self) -> Result<()> {
@@ -240,8 +270,11 @@ impl Claim for FileClaim {
         }
         let Some((_, watcher)) = &mut self.watcher else { return Ok(()) };
         let freed = match self.sleepers.pass_at {
-            Some(until) => timeout_at(until, watcher).await.is_ok(),
-            None => watcher.await.map_or(true, |()| true),
+            Some(until) => timeout_at(until, watcher.wait()).await.is_ok(),
+            None => {
+                watcher.wait().await;
+                true
+            }
         };
         if freed {
             self.watcher = None;
@@ -251,10 +284,10 @@ impl Claim for FileClaim {
 
     async fn release(&mut self) -> Result<Released> {
         let broken = match (&self.opened, self.place, &self.granted) {
-            (Some(opened), Some((number, at)), Some(_)) => !opened.is_granted(number, at)?,
+            (Some(opened), Some(place), Some(_)) => !opened.is_granted(place)?,
             _ => false,
         };
-        let number = self.place.map(|(number, _)| number);
+        let number = self.place.map(|place| place.number);
         self.leave()?;
         if let Some(mut opened) = self.opened.take() {
             opened.given_back = number.or(opened.given_back);
@@ -274,24 +307,5 @@ impl Drop for FileClaim {
     /// inherited the open file, and closing ours would not end the lock then.
     fn drop(&mut self) {
         let _ = self.leave();
-    }
-}
-
-/// Takes the byte of decisions: at once in most cases, else by a thread that may sleep.
-async fn take_decision(file: &File) -> std::io::Result<()> {
-    for _ in 0..TRIES {
-        if kernel::try_lock(file, DECIDING, Hold::Exclusive)? {
-            return Ok(());
-        }
-        // The one who decides needs some microseconds.
-        std::thread::yield_now();
-    }
-    let file = file.try_clone()?;
-    let locked =
-        tokio::task::spawn_blocking(move || kernel::lock(&file, DECIDING, Hold::Exclusive)).await;
-    match locked {
-        Ok(locked) => locked,
-        // The runtime ends: nobody will ever poll us again.
-        Err(_) => pending().await,
     }
 }

@@ -2,15 +2,19 @@
 //!
 //! Lock files are not removed when they are released: whoever just opened one would lock a file that
 //! nobody else finds. Only files that were idle for a month are, under their own lock.
+//!
+//! Easy to get wrong: others may write into the directory too. Nothing here follows a link, or uses a
+//! file that has a second name; and a directory that belongs to somebody else is refused.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use nix::sys::statfs::{FsType, statfs};
+use nix::unistd::{Uid, User, geteuid};
 use rustix::fs::{AtFlags, StatxFlags};
 use sha2::{Digest, Sha256};
 
@@ -31,6 +35,8 @@ pub(super) struct Directory {
     path: PathBuf,
     /// The mode of lock files: for the owner alone, or also for the group if the directory is.
     mode: u32,
+    /// The group of lock files, if they are for a group.
+    group: Option<u32>,
 }
 
 impl Directory {
@@ -40,10 +46,10 @@ impl Directory {
         let state = variable("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
         let home = || variable("HOME").map(|home| Path::new(&home).join(".local/state"));
         state.or_else(home).map(|state| state.join("lockkeeper/locks")).ok_or_else(|| {
-            Error::Config(
-                "file: needs a home: set HOME or XDG_STATE_HOME, or name a directory as file:///dir"
-                    .to_owned(),
-            )
+            Error::Config(format!(
+                "file: needs a home: set HOME or XDG_STATE_HOME, or name a directory, such as {}",
+                homeless()
+            ))
         })
     }
 
@@ -53,19 +59,34 @@ impl Directory {
         let cannot = |doing: &str, error: io::Error| {
             Error::broken("file", format!("{doing} the lock directory {shown}"), error)
         };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&path)
-            .map_err(|error| cannot("make", error))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(|error| {
+            let advice = format!("{error}; name a directory, such as {}", homeless());
+            cannot("make", io::Error::new(error.kind(), advice))
+        })?;
         let about = fs::metadata(&path).map_err(|error| cannot("look at", error))?;
+        let link = fs::symlink_metadata(&path).map_err(|error| cannot("look at", error))?;
+        for about in [&link, &about] {
+            if !is_trusted(about) {
+                return Err(Error::Config(format!(
+                    "{shown} belongs to another user ({}), who could take locks away or plant \
+                     links there; name a directory of your own (0700). {}",
+                    name_of(about.uid()),
+                    how_to_share(&shown)
+                )));
+            }
+        }
         if about.mode() & 0o002 != 0 {
+            let inside = path.join(format!("lockkeeper-{}", geteuid()));
             return Err(Error::Config(format!(
-                "everyone may write into {shown}, so anyone could take locks away; \
-                 name a directory that only its owner (0700) or group (0770) can write into"
+                "everyone may write into {shown}, so anyone could take locks away; name a directory \
+                 in it, such as file://{}, which is made for you alone (0700). {}",
+                inside.display(),
+                how_to_share(&path.join("NAME").display().to_string())
             )));
         }
-        let directory = Self { path, mode: 0o600 | (about.mode() & 0o060) };
+        let group = (about.mode() & 0o020 != 0).then_some(about.gid());
+        let mode = if group.is_some() { 0o660 } else { 0o600 };
+        let directory = Self { path, mode, group };
         match directory.network().map_err(|error| cannot("look at", error))? {
             Some(kind) if !network_allowed => Err(Error::Config(format!(
                 "{shown} is on a network file system ({kind}), where the kernel may lose a lock \
@@ -86,29 +107,89 @@ impl Directory {
 
     /// Opens a lock file, and makes it if it is not there.
     pub(super) fn open_file(&self, path: &Path) -> io::Result<File> {
-        // Without a time of access, which would make every look at the file a change to its inode.
-        // Only the file's owner may ask for that.
-        match self.open_with(path, libc::O_NOATIME) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                self.open_with(path, 0)
+        loop {
+            match self.open_existing(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                opened => return opened,
             }
-            opened => opened,
+            match self.create(path) {
+                // Somebody else was faster.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                created => return created,
+            }
         }
     }
 
-    fn open_with(&self, path: &Path, flags: i32) -> io::Result<File> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | flags);
-        match options.open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            opened => return opened,
+    /// Opens a lock file that is there.
+    pub(super) fn open_existing(&self, path: &Path) -> io::Result<File> {
+        // Without a time of access, which would make every look at the file a change to its inode.
+        // Only the file's owner may ask for that.
+        let open = |flags| {
+            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | flags;
+            File::options().read(true).write(true).custom_flags(flags).open(path)
+        };
+        let opened = match open(libc::O_NOATIME) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => open(0),
+            opened => opened,
+        };
+        let file = opened.map_err(|error| match error.raw_os_error() {
+            Some(libc::EACCES) => self.explain_refusal(path, error),
+            Some(libc::ELOOP) => io::Error::other("it is a link; remove it"),
+            _ => error,
+        })?;
+        let about = file.metadata()?;
+        if about.is_file() && about.nlink() < 2 {
+            return Ok(file);
         }
-        let file = options.create(true).mode(self.mode).open(path)?;
-        if self.mode != 0o600 {
+        Err(io::Error::other("it is not a plain file with one name; remove it"))
+    }
+
+    /// Makes a file that was not there.
+    fn create(&self, path: &Path) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).custom_flags(libc::O_NOFOLLOW);
+        let file = options.mode(self.mode).open(path)?;
+        if let Some(group) = self.group {
+            if file.metadata()?.gid() != group {
+                // A directory without the bit that would do this (2770). It fails for one who is not
+                // in the group but may write here all the same, by an access control list.
+                let _ = std::os::unix::fs::fchown(&file, None, Some(group));
+            }
             // The umask may have taken the group's right away.
             file.set_permissions(fs::Permissions::from_mode(self.mode))?;
         }
         Ok(file)
+    }
+
+    /// Says whose file it is that we may not open, and what to do.
+    fn explain_refusal(&self, path: &Path, error: io::Error) -> io::Error {
+        let (Some(group), Ok(about)) = (self.group, fs::symlink_metadata(path)) else {
+            return error;
+        };
+        let directory = self.path.display();
+        io::Error::new(
+            error.kind(),
+            format!(
+                "{error}: it belongs to {} and group {}, mode {:03o}; as its owner or root, run: \
+                 chgrp {group} {path} && chmod 660 {path} && chmod g+s {directory}",
+                name_of(about.uid()),
+                about.gid(),
+                about.mode() & 0o777,
+                path = path.display(),
+            ),
+        )
+    }
+
+    /// Makes a file with a name that nobody can foresee, for a moment.
+    pub(super) fn scratch(&self) -> io::Result<Scratch> {
+        let path = self.path.join(format!(".scratch-{:016x}", fastrand::u64(..)));
+        Ok(Scratch { file: self.create(&path)?, path })
+    }
+
+    /// Whether all whom the directory is for can use the files that we make.
+    pub(super) fn is_shared_well(&self, file: &File) -> io::Result<bool> {
+        let about = file.metadata()?;
+        Ok(self.group.is_none_or(|group| about.gid() == group && about.mode() & 0o060 == 0o060))
     }
 
     /// All lock files.
@@ -150,44 +231,85 @@ impl Directory {
             return Vec::new();
         }
         // Everything here is for tidiness alone: what fails is left to the next one.
-        let Ok(file) =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(self.mode).open(&stamp)
-        else {
+        // It is written to because only its owner could set its time.
+        let stamped = self.open_file(&stamp).and_then(|file| file.write_all_at(b"swept\n", 0));
+        if stamped.is_err() {
             return Vec::new();
-        };
-        let _ = file.set_modified(SystemTime::now());
+        }
         let files = self.files().unwrap_or_default();
         files.into_iter().filter(|path| age(path).is_some_and(|age| age > IDLE)).collect()
     }
 }
 
+/// A file that is removed when it was used.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Whether what belongs to this owner cannot be turned against us.
+fn is_trusted(about: &fs::Metadata) -> bool {
+    about.uid() == 0 || about.uid() == geteuid().as_raw()
+}
+
+fn name_of(user: u32) -> String {
+    let known = User::from_uid(Uid::from_raw(user)).ok().flatten();
+    known.map_or_else(|| format!("uid {user}"), |known| known.name)
+}
+
+/// A URL for a user whose home is not there, or not for writing.
+fn homeless() -> String {
+    let sticky =
+        |path: &&str| fs::metadata(path).is_ok_and(|about| about.mode() & 0o1002 == 0o1002);
+    let base = ["/run/lock"].iter().find(|path| sticky(path)).unwrap_or(&"/tmp");
+    format!("file://{base}/lockkeeper-{}, which is made for you alone", geteuid())
+}
+
+fn how_to_share(directory: &str) -> String {
+    format!("To share one, let root make it for a group: install -d -g GROUP -m 2770 {directory}")
+}
+
 /// Which file this is, to see whether a path still leads to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     device: (u32, u32),
     inode: u64,
 }
 
 impl Identity {
-    pub(super) fn of_file(file: &File) -> io::Result<Self> {
+    /// Which file this is, and its size.
+    pub(super) fn of_file(file: &File) -> io::Result<(Self, u64)> {
         Self::ask(file, c"", AtFlags::EMPTY_PATH)
     }
 
-    pub(super) fn of_path(path: &Path) -> io::Result<Self> {
+    /// Which file the path leads to, and its size.
+    pub(super) fn of_path(path: &Path) -> io::Result<(Self, u64)> {
         Self::ask(rustix::fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Asks for nothing but the inode: a look at the times would make the kernel note the next
+    /// Asks for the inode and the size alone: a look at the times would make the kernel note the next
     /// write's time exactly, and so double the cost of that write.
-    fn ask(directory: impl AsFd, path: impl rustix::path::Arg, flags: AtFlags) -> io::Result<Self> {
-        let about = rustix::fs::statx(directory, path, flags, StatxFlags::INO)?;
+    fn ask(
+        directory: impl AsFd,
+        path: impl rustix::path::Arg,
+        flags: AtFlags,
+    ) -> io::Result<(Self, u64)> {
+        let wanted = StatxFlags::INO | StatxFlags::SIZE;
+        let about = rustix::fs::statx(directory, path, flags, wanted)?;
         let device = (about.stx_dev_major, about.stx_dev_minor);
-        Ok(Self { device, inode: about.stx_ino })
+        Ok((Self { device, inode: about.stx_ino }, about.stx_size))
     }
 }
 
 fn age(path: &Path) -> Option<Duration> {
-    let modified = fs::metadata(path).ok()?.modified().ok()?;
+    let modified = fs::symlink_metadata(path).ok()?.modified().ok()?;
     // A time in the future counts as new.
     Some(modified.elapsed().unwrap_or_default())
 }
@@ -254,7 +376,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let message = Directory::open(scratch.path().to_owned(), false).unwrap_err().to_string();
-        assert!(message.contains("0700"), "{message}");
+        assert!(message.contains("0700") && message.contains("2770"), "{message}");
     }
 
     #[test]

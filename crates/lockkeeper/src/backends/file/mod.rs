@@ -6,13 +6,15 @@
 //! and a claim that has to wait sleeps in the kernel on the byte of the one before it.
 //!
 //! Easy to get wrong: byte numbers are never used twice, so a late watcher of a dead claim's byte
-//! disturbs nobody; and every decision is made under the lock of byte 0.
+//! disturbs nobody; and every decision is made under the deciding byte of the current [`epoch`].
 
 mod claim;
 mod directory;
+mod epoch;
 mod kernel;
 mod record;
 mod sleepers;
+mod watchers;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,14 +22,16 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 
 use self::claim::FileClaim;
 use self::directory::{Directory, Identity};
+use self::epoch::{AREA, REMOVING, base, deciding, epoch_of};
 use self::kernel::{Bytes, Hold};
-use self::record::{COUNTERS_AT, HEAD, Left, LockFile, NotOurs, RECORD, Record, State};
+use self::record::{COUNTERS_AT, HEAD, Left, LockFile, MAGIC, NotOurs, RECORD, Record, State};
 use super::Engine;
 use crate::backend::{
     Backend, Claim, Death, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query,
@@ -37,14 +41,14 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::url::Endpoint;
 
-/// Whoever has this byte decides.
-const DECIDING: Bytes = Bytes { start: 0, len: 1 };
-
 /// Open files that are kept for the next claim of the same key.
 const SPARE: usize = 64;
 
 /// How much of a lock file is read at once; the rest only if there is more.
 const PAGE: usize = HEAD + 2 * RECORD;
+
+/// How many claims a lock file has room for.
+const MOST_RECORDS: usize = (AREA as usize - HEAD) / RECORD;
 
 pub(crate) const ENGINE: Engine = Engine {
     open: |endpoint| Box::pin(open(endpoint)),
@@ -79,11 +83,21 @@ struct Shared {
     spare: Mutex<HashMap<Key, Opened>>,
 }
 
+/// A claim's number, and where its record is.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    number: u64,
+    epoch: u64,
+    at: usize,
+}
+
 /// An open lock file, and which file that is.
 #[derive(Debug)]
 struct Opened {
     file: File,
     identity: Identity,
+    /// The epoch that was the current one at the last look.
+    seen: AtomicU64,
     /// The last number that was given back through this file: that one need not be asked for.
     given_back: Option<u64>,
 }
@@ -169,11 +183,7 @@ impl Backend for Files {
     }
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        let shared = self.shared.clone();
-        let key = key.clone();
-        let evict = move || shared.evict(&key).map_err(|error| or_conflict(&key, error));
-        let broken = tokio::task::spawn_blocking(evict).await;
-        broken.map_err(|error| failed("break a lock", io::Error::other(error)))?
+        self.shared.evict(key).await.map_err(|error| or_conflict(key, error))
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
@@ -206,7 +216,7 @@ impl Shared {
     /// Whether a grant still stands.
     fn vouch(&self, lease: &Lease) -> Result<Renewal> {
         let path = self.directory.file_of(&lease.key);
-        let Some((_, file)) = read_path(&path)? else { return Ok(Renewal::Gone) };
+        let Some((_, file)) = self.read_path(&path)? else { return Ok(Renewal::Gone) };
         let token = lease.token.to_string();
         let mut records = file.records.iter().flatten().filter_map(Left::read);
         let ours = records.any(|record| record.token == token && record.state == State::Granted);
@@ -214,7 +224,7 @@ impl Shared {
     }
 
     fn look(&self, path: &Path) -> Result<Option<Snapshot>> {
-        let Some((opened, file)) = read_path(path)? else { return Ok(None) };
+        let Some((opened, file)) = self.read_path(path)? else { return Ok(None) };
         let mut holders = Vec::new();
         let mut waiters = Vec::new();
         for (_, record) in opened.living(&file, None)? {
@@ -231,38 +241,60 @@ impl Shared {
         Ok(Some(Snapshot { key: file.key, holders, waiters: Some(waiters), fence }))
     }
 
-    /// Marks every grant of the key as broken. Blocks while someone else decides.
-    fn evict(&self, key: &Key) -> Result<Vec<Entry>> {
+    /// Marks every grant of the key as broken.
+    async fn evict(&self, key: &Key) -> Result<Vec<Entry>> {
         let path = self.directory.file_of(key);
-        let Some((opened, _)) = read_path(&path)? else { return Ok(Vec::new()) };
-        let doing = || format!("break the lock {key:?}");
-        kernel::lock(&opened.file, DECIDING, Hold::Exclusive).map_err(|e| failed(doing(), e))?;
-        // Read again, now that nobody else decides. Closing the file gives the byte back.
-        let Some(file) = opened.read(Some(key))? else { return Ok(Vec::new()) };
-        let mut broken = Vec::new();
-        for (at, mut record) in opened.living(&file, None)? {
-            if record.state == State::Granted {
-                broken.push(entry(&record));
-                record.state = State::Broken;
-                opened.write(&file, at, &record)?;
+        loop {
+            let Some((opened, _)) = self.read_path(&path)? else { return Ok(Vec::new()) };
+            let Some(epoch) = opened.decide(&path, key, None).await? else { continue };
+            // Read again, now that nobody else decides. Closing the file gives the byte back.
+            let Some(file) = opened.read(epoch, Some(key))? else { return Ok(Vec::new()) };
+            let mut broken = Vec::new();
+            for (at, mut record) in opened.living(&file, None)? {
+                if record.state == State::Granted {
+                    broken.push(entry(&record));
+                    record.state = State::Broken;
+                    opened.write(epoch, &file, at, &record)?;
+                }
+            }
+            if opened.epoch()? == epoch {
+                return Ok(broken);
             }
         }
-        Ok(broken)
     }
 
     /// Removes a lock file that nobody uses. Whoever opened it meanwhile notices and opens the next one.
+    ///
+    /// No epoch begins while [`REMOVING`] is ours: a process that is stopped before it removes the file
+    /// must not find others at work in it when it goes on.
     fn remove_if_idle(&self, path: &Path) -> Result<()> {
-        let Some((opened, _)) = read_path(path)? else { return Ok(()) };
+        let Some((opened, _)) = self.read_path(path)? else { return Ok(()) };
         let doing = || format!("remove the lock file {}", path.display());
-        let deciding = kernel::try_lock(&opened.file, DECIDING, Hold::Exclusive);
-        if !deciding.map_err(|error| failed(doing(), error))? || !opened.is_at(path) {
+        let take = |byte| kernel::try_lock(&opened.file, byte, Hold::Exclusive);
+        if !take(REMOVING).map_err(|error| failed(doing(), error))? {
             return Ok(());
         }
-        let idle = match opened.read(None)? {
-            Some(file) => opened.living(&file, None)?.is_empty(),
+        let epoch = opened.epoch()?;
+        if !take(deciding(epoch)).map_err(|error| failed(doing(), error))?
+            || opened.epoch_at(path) != Some(epoch)
+        {
+            return Ok(());
+        }
+        let idle = match opened.read_current()? {
+            Some((_, file)) => opened.living(&file, None)?.is_empty(),
             None => true,
         };
         if idle { std::fs::remove_file(path).map_err(|e| failed(doing(), e)) } else { Ok(()) }
+    }
+
+    /// Opens and reads a lock file without making it; `None` if it is not there or empty.
+    fn read_path(&self, path: &Path) -> Result<Option<(Opened, LockFile)>> {
+        let opened = match self.directory.open_existing(path).and_then(Opened::new) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened
+                .map_err(|error| failed(format!("read the lock file {}", path.display()), error))?,
+        };
+        Ok(opened.read_current()?.map(|(_, file)| (opened, file)))
     }
 
     fn examine(&self) -> Vec<Finding> {
@@ -272,17 +304,24 @@ impl Shared {
             what,
             advice: advice.to_owned(),
         };
-        let scratch = self.directory.path().join(format!(".doctor-{}", std::process::id()));
         let tried = (|| {
-            let first = self.directory.open_file(&scratch)?;
-            let second = self.directory.open_file(&scratch)?;
-            kernel::lock(&first, DECIDING, Hold::Exclusive)?;
-            Ok::<_, io::Error>(!kernel::try_lock(&second, DECIDING, Hold::Exclusive)?)
+            let scratch = self.directory.scratch()?;
+            let second = self.directory.open_existing(&scratch.path)?;
+            kernel::lock(&scratch.file, deciding(0), Hold::Exclusive)?;
+            let excludes = !kernel::try_lock(&second, deciding(0), Hold::Exclusive)?;
+            // As much as a new lock file, and not only into a cache.
+            scratch.file.write_all_at(&[b'\n'; PAGE], 0)?;
+            scratch.file.sync_all()?;
+            Ok::<_, io::Error>((excludes, self.directory.is_shared_well(&scratch.file)?))
         })();
-        let _ = std::fs::remove_file(&scratch);
+        let shared_well = !matches!(tried, Ok((_, false)));
         let excludes = match tried {
-            Ok(true) => finding(Severity::Fine, format!("locks in {place} exclude each other"), ""),
-            Ok(false) => finding(
+            Ok((true, _)) => finding(
+                Severity::Fine,
+                format!("locks in {place} exclude each other, and can be written"),
+                "",
+            ),
+            Ok((false, _)) => finding(
                 Severity::Problem,
                 format!("locks in {place} do not exclude each other"),
                 "use a directory on a local file system",
@@ -290,7 +329,12 @@ impl Shared {
             Err(error) => finding(
                 Severity::Problem,
                 format!("cannot use lock files in {place}: {error}"),
-                "make the directory writable for this user, or name another one",
+                match error.kind() {
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                        "make room on the disk: keys that are new cannot be locked"
+                    }
+                    _ => "make the directory writable for this user, or name another one",
+                },
             ),
         };
         let network = match self.directory.network() {
@@ -306,43 +350,50 @@ impl Shared {
                 "make sure that it is a local one",
             ),
         };
-        vec![excludes, network]
+        let mut findings = vec![excludes, network];
+        if !shared_well {
+            findings.push(finding(
+                Severity::Problem,
+                format!("{place} is for a group, but files that this user makes there are not"),
+                "be a member of the directory's group, or set its group bit: chmod 2770",
+            ));
+        }
+        findings
     }
 }
 
 impl Opened {
     fn new(file: File) -> io::Result<Self> {
-        let identity = Identity::of_file(&file)?;
-        Ok(Self { file, identity, given_back: None })
+        let (identity, size) = Identity::of_file(&file)?;
+        Ok(Self { file, identity, seen: epoch_of(size).into(), given_back: None })
     }
 
-    /// Whether the path leads to this very file.
-    fn is_at(&self, path: &Path) -> bool {
-        Identity::of_path(path).is_ok_and(|identity| identity == self.identity)
-    }
-
-    /// What the file says; `None` while it is empty.
-    fn read(&self, expected: Option<&Key>) -> Result<Option<LockFile>> {
+    /// What the area of an epoch says; `None` if it is not filled in.
+    fn read(&self, epoch: u64, expected: Option<&Key>) -> Result<Option<LockFile>> {
         let cannot = |error| self.failed("read", error);
         let mut page = [0; PAGE];
-        let length = self.file.read_at(&mut page, 0).map_err(cannot)?;
+        let length = self.file.read_at(&mut page, base(epoch)).map_err(cannot)?;
         let page = &page[..length];
-        if page.is_empty() {
+        if page.is_empty() || epoch > 0 && !page.starts_with(MAGIC.as_bytes()) {
             return Ok(None);
         }
-        let whole = HEAD + LockFile::announced(page).unwrap_or(0) * RECORD;
+        let whole = HEAD + LockFile::announced(page).unwrap_or(0).min(MOST_RECORDS) * RECORD;
         if whole <= PAGE {
             return LockFile::parse(page, expected).map(Some).map_err(|error| self.named(error));
         }
         let mut text = vec![0; whole];
-        let length = self.file.read_at(&mut text, 0).map_err(cannot)?;
+        let length = self.file.read_at(&mut text, base(epoch)).map_err(cannot)?;
         LockFile::parse(&text[..length], expected).map(Some).map_err(|error| self.named(error))
     }
 
-    /// What the file says; an empty one is begun.
-    fn read_or_begin(&self, key: &Key) -> Result<LockFile> {
-        if let Some(file) = self.read(Some(key))? {
-            return Ok(file);
+    /// What the area of an epoch says; an empty file is begun.
+    fn read_or_begin(&self, epoch: u64, key: &Key) -> Result<LockFile> {
+        match self.read(epoch, Some(key)) {
+            Ok(Some(file)) => return Ok(file),
+            // On a full disk not even the head may have got in.
+            Err(error) if !self.is_begun(key)? => tracing::debug!(%error, "begun again"),
+            Err(error) => return Err(error),
+            Ok(None) => {}
         }
         let file = LockFile::new(key);
         let mut text = file.head();
@@ -351,28 +402,40 @@ impl Opened {
         Ok(file)
     }
 
-    /// Whether the record at this position is that of a granted claim with this number.
-    fn is_granted(&self, number: u64, at: usize) -> Result<bool> {
-        let expected = Record::granted_text(number);
+    /// Whether the file is more than the first part of the head of a lock file.
+    fn is_begun(&self, key: &Key) -> Result<bool> {
+        let mut page = [0; HEAD];
+        let length = self.file.read_at(&mut page, 0).map_err(|error| self.failed("read", error))?;
+        Ok(length >= COUNTERS_AT || !LockFile::new(key).head().starts_with(&page[..length]))
+    }
+
+    /// Whether the record of this claim is that of a granted one.
+    fn is_granted(&self, place: Place) -> Result<bool> {
+        if self.epoch()? != place.epoch {
+            let current = self.read_current()?;
+            let mut records = current.iter().flat_map(|(_, file)| file.records.iter().flatten());
+            let ours = records.find(|left| left.number == place.number).and_then(Left::read);
+            return Ok(ours.is_some_and(|record| record.state == State::Granted));
+        }
+        let expected = Record::granted_text(place.number);
         let mut text = [0; 64];
-        let place = (HEAD + at * RECORD) as u64;
-        let length =
-            self.file.read_at(&mut text, place).map_err(|error| self.failed("read", error))?;
+        let length = self.file.read_at(&mut text, place_of(place.epoch, place.at));
+        let length = length.map_err(|error| self.failed("read", error))?;
         Ok(text[..length].starts_with(expected.as_bytes()))
     }
 
     /// Writes the counters and one record; in one go where they are neighbours.
-    fn write(&self, file: &LockFile, at: usize, record: &Record) -> Result<()> {
+    fn write(&self, epoch: u64, file: &LockFile, at: usize, record: &Record) -> Result<()> {
         let record = record.text()?;
         let mut counters = file.counters();
+        let counters_at = base(epoch) + COUNTERS_AT as u64;
         let written = if at == 0 {
             counters.extend(record);
-            self.file.write_all_at(&counters, COUNTERS_AT as u64)
+            self.file.write_all_at(&counters, counters_at)
         } else {
             // The counters first: a number that was announced is never given to two claims.
-            let place = (HEAD + at * RECORD) as u64;
-            let counters = self.file.write_all_at(&counters, COUNTERS_AT as u64);
-            counters.and_then(|()| self.file.write_all_at(&record, place))
+            let counters = self.file.write_all_at(&counters, counters_at);
+            counters.and_then(|()| self.file.write_all_at(&record, place_of(epoch, at)))
         };
         written.map_err(|error| self.failed("write", error))
     }
@@ -433,14 +496,9 @@ fn both(number: u64) -> Bytes {
     Bytes { len: 2, ..ticket(number) }
 }
 
-/// Opens and reads a lock file without making it; `None` if it is not there or empty.
-fn read_path(path: &Path) -> Result<Option<(Opened, LockFile)>> {
-    let doing = || format!("read the lock file {}", path.display());
-    let opened = match File::options().read(true).write(true).open(path).and_then(Opened::new) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(|error| failed(doing(), error))?,
-    };
-    Ok(opened.read(None)?.map(|file| (opened, file)))
+/// Where a record stands in the file.
+fn place_of(epoch: u64, at: usize) -> u64 {
+    base(epoch) + (HEAD + at * RECORD) as u64
 }
 
 fn entry(record: &Record) -> Entry {

@@ -21,7 +21,8 @@ pub(super) const RECORD: usize = 512;
 /// Where the counters begin.
 pub(super) const COUNTERS_AT: usize = HEAD - COUNTERS;
 
-const MAGIC: &str = "lockkeeper lock file 1";
+/// How a lock file begins.
+pub(super) const MAGIC: &str = "lockkeeper lock file 1";
 
 /// A whole lock file.
 #[derive(Debug, PartialEq)]
@@ -147,6 +148,10 @@ impl Left {
     pub(super) fn read(&self) -> Option<Record> {
         Record::parse(&self.text)
     }
+
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
 }
 
 impl Record {
@@ -216,6 +221,12 @@ impl Record {
             }
         }
         Ok(pad(text, RECORD))
+    }
+
+    /// The record as it stands in a file.
+    pub(super) fn left(&self) -> Result<Left> {
+        let text = String::from_utf8(self.text()?).expect("it is made of text");
+        Ok(Left { number: self.number, text })
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -315,7 +326,7 @@ mod tests {
     }
 
     fn left(record: &Record) -> Option<Left> {
-        Left::parse(std::str::from_utf8(&record.text().unwrap()).unwrap())
+        record.left().ok()
     }
 
     #[test]
