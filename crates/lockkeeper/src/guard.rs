@@ -352,10 +352,6 @@ impl Hold {
         &self.key
     }
 
-    pub(crate) fn fence(&self) -> Fence {
-        self.fence
-    }
-
     pub(crate) fn mode(&self) -> Mode {
         self.mode
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::backend::{Claim, Fence, Mode};
+use crate::backend::{Claim, Mode};
 use crate::client::Inner;
 use crate::guard::{Guard, Hold};
 use crate::key::Key;
@@ -25,9 +25,10 @@ use crate::queue;
 /// How long a client may have a key without a break while others elsewhere want it.
 const TURN: Duration = Duration::from_millis(100);
 
-/// How long it then lets them come in, at first and at most.
+/// How long it then lets them come in, at first. Those who are far away need more: it doubles
+/// [a few times](DOUBLINGS), and begins again, since one that does not come must not cost much.
 const PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+const DOUBLINGS: u32 = 3;
 
 /// The lines of one client, by key.
 #[derive(Debug, Default)]
@@ -86,11 +87,9 @@ struct Slot {
 struct Turn {
     /// Since it has the key, or gave others the chance to take it.
     since: Option<Instant>,
-    /// The last fence: a gap tells that somebody else was in between.
-    fence: Fence,
     /// Whether others wait, by the word of the engine.
     wanted: bool,
-    /// How often others had the chance and did not take it. Those far away need a longer one.
+    /// How often others had the chance.
     chances: u32,
 }
 
@@ -225,7 +224,7 @@ impl Place {
             None => slots.entry(self.key.clone()).or_default(),
         };
         slot.holders.push(hold.clone());
-        slot.turn.goes_on(hold.fence());
+        slot.turn.since.get_or_insert_with(Instant::now);
         slot.step_away(id);
         let unwanted = slot.advance();
         drop(slots);
@@ -242,22 +241,13 @@ impl Drop for Place {
 }
 
 impl Turn {
-    /// The client has the key again.
-    fn goes_on(&mut self, fence: Fence) {
-        let others = fence.get().saturating_sub(self.fence.get()) > 1;
-        if others || self.since.is_none() {
-            *self = Turn { since: Some(Instant::now()), ..Turn::default() };
-        }
-        self.fence = fence;
-    }
-
     /// How long to let others come first, and counts it as their chance.
     fn gives_way(&mut self) -> Option<Duration> {
         if !self.wanted || self.since?.elapsed() < TURN {
             return None;
         }
-        let pause = PAUSE.saturating_mul(1 << self.chances.min(8)).min(LONGEST_PAUSE);
-        self.chances += 1;
+        let pause = PAUSE * (1 << (self.chances % (DOUBLINGS + 1)));
+        self.chances = self.chances.wrapping_add(1);
         self.wanted = false;
         self.since = Some(Instant::now() + pause);
         Some(pause)

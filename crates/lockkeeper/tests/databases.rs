@@ -22,10 +22,11 @@ const LEASE: Duration = Duration::from_secs(3);
 /// How long something may take that takes a moment, on a busy machine.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Every test once for each database: its kind, its strategies that bind a lock to a connection, and
-/// statements that have the row of a key in their way for longer than a lock is waited for.
+/// Every test once for each database: its kind, its strategies that bind a lock to a connection,
+/// statements that have the row of a key in their way for longer than a lock is waited for, and how a
+/// transaction is guarded, and kept open for longer than any call may take.
 macro_rules! databases {
-    ($($module:ident: $server:ident, $bound:expr, $in_the_way:expr;)*) => {$(
+    ($($module:ident: $server:ident, $bound:expr, $in_the_way:expr, $guard:expr, $linger:expr;)*) => {$(
         mod $module {
             use super::*;
 
@@ -94,6 +95,16 @@ macro_rules! databases {
             }
 
             #[tokio::test(flavor = "multi_thread")]
+            async fn a_guarded_transaction_keeps_its_own_lock_from_others_and_no_other_lock() {
+                guarded_transaction(server(), BOUND, $guard, $linger).await;
+            }
+
+            #[tokio::test]
+            async fn a_release_on_a_connection_that_the_server_ended_is_confirmed() {
+                release_after_silence(server()).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread")]
             async fn a_crowd_of_processes_meets_no_error() {
                 let server = <$server>::roomy();
                 crowd(&server, &Program::test(module_path!())).await;
@@ -104,9 +115,11 @@ macro_rules! databases {
 
 databases! {
     postgres: Postgres, ["advisory", "row"],
-        "BEGIN; SELECT FROM lockkeeper_lock FOR UPDATE; SELECT pg_sleep(6); COMMIT";
+        "BEGIN; SELECT FROM lockkeeper_lock FOR UPDATE; SELECT pg_sleep(6); COMMIT",
+        "SELECT lockkeeper_guard", "SELECT pg_sleep(13)";
     mariadb: Mariadb, ["named", "row"],
-        "START TRANSACTION; SELECT fence FROM lockkeeper_lock FOR UPDATE; DO SLEEP(6); COMMIT";
+        "START TRANSACTION; SELECT fence FROM lockkeeper_lock FOR UPDATE; DO SLEEP(6); COMMIT",
+        "CALL lockkeeper_guard", "DO SLEEP(13)";
 }
 
 fn strategy(url: &str, way: &str) -> String {
@@ -282,6 +295,67 @@ async fn transaction_in_the_way<K: Kind>(server: &'static Server<K>, statements:
     until("a transaction is in the way", || server.busy_sessions(database(&url)) == 1).await;
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
     foreign.join().unwrap();
+}
+
+/// A holder gave its locks back while a transaction that they guard was still open.
+async fn guarded_transaction<K: Kind>(
+    server: &'static Server<K>,
+    bound: [&str; 2],
+    guard: &str,
+    linger: &str,
+) {
+    let url = server.url();
+    let mut clients = Vec::new();
+    let mut statements = "BEGIN;".to_owned();
+    for way in ["lease", bound[0], bound[1]] {
+        let place = format!("{}&connections=1", strategy(&url, way));
+        let client = Client::connect(place).await.unwrap();
+        let held = client.mutex(way).ttl(LEASE).acquire().await.unwrap();
+        statements += &format!("{guard}('{way}', {});", held.fence());
+        clients.push((way, client, held.fence()));
+        held.release().await.unwrap();
+    }
+    statements += &format!("{linger}; COMMIT");
+    let name = database(&url).to_owned();
+    let foreign = std::thread::spawn(move || server.sql(&name, &statements));
+    until("a transaction is guarded", || server.busy_sessions(database(&url)) == 1).await;
+    let mut waiters = Vec::new();
+    for (way, client, fence) in &clients {
+        let other = client.clone();
+        waiters.push((way, fence, tokio::spawn(other.mutex(way).ttl(LEASE).acquire())));
+    }
+    for (way, client, _) in &clients {
+        for n in 0..12 {
+            let lock = client.mutex(format!("{way} {n}")).ttl(LEASE);
+            match lock.try_acquire().await {
+                Ok(Some(free)) => drop(free.release().await.unwrap()),
+                other => panic!("{way}: a free lock should be had: {other:?}"),
+            }
+        }
+        let stranger = Client::connect(strategy(&url, way)).await.unwrap();
+        let asked = Instant::now();
+        assert!(stranger.mutex(way).try_acquire().await.unwrap().is_none(), "{way}");
+        assert!(asked.elapsed() < Duration::from_secs(4), "{way}: it waited for a try");
+    }
+    assert!(!foreign.is_finished(), "the machine is too slow for this test");
+    for (way, _, waiter) in &waiters {
+        assert!(!waiter.is_finished(), "{way}: let in beside a guarded transaction");
+    }
+    foreign.join().unwrap();
+    for (way, fence, waiter) in waiters {
+        let next = timeout(SOON, waiter).await.unwrap().unwrap().unwrap();
+        assert!(next.fence() > *fence, "{way}");
+    }
+}
+
+async fn release_after_silence<K: Kind>(server: &Server<K>) {
+    let url = server.url();
+    let client = Client::connect(&url).await.unwrap();
+    let guard = client.mutex("key").ttl(LEASE * 20).acquire().await.unwrap();
+    server.end_sessions(database(&url));
+    // As if it were the silence that ended them.
+    sleep(Duration::from_millis(1500)).await;
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
 }
 
 /// Many processes that want one key, for a while, and what the key protects. Set

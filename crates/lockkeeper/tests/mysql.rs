@@ -1,5 +1,7 @@
 //! MariaDB: every case of the test kit against a real server, and what only such a server can suffer.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use lockkeeper::{Client, Release};
 use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::database::Mariadb;
+use lockkeeper_testkit::database::{Kind, Mariadb, MariadbKind};
 use sqlx::{Connection, MySqlConnection};
 
 #[path = "mysql/alone.rs"]
@@ -133,6 +135,76 @@ async fn a_deadlock_is_not_our_callers_problem() {
 fn deadlocks() -> u64 {
     let told = server().sql("mysql", "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'");
     told.split_whitespace().last().and_then(|number| number.parse().ok()).expect("a number")
+}
+
+/// A server that starts again counts its connections from the beginning. Nothing else runs in this test
+/// until the waiter is given up, so that its connection is still the one that it waits on.
+#[tokio::test]
+async fn a_connection_with_the_number_of_one_that_ended_is_left_alone() {
+    let mut server = Mariadb::start();
+    let url = server.url();
+    let place = strategy(&url, "named");
+    let (one, other) =
+        (Client::connect(&place).await.unwrap(), Client::connect(&place).await.unwrap());
+    let _held = one.mutex("key").ttl(LEASE).acquire().await.unwrap();
+    let number = |server: &Mariadb| -> u64 {
+        server.sql("mysql", "SELECT CONNECTION_ID()").parse().unwrap()
+    };
+    // More numbers than a server uses until it is there.
+    while number(&server) < 60 {}
+    let waiting = tokio::spawn(other.mutex("key").ttl(LEASE).acquire());
+    let busy = "SELECT COALESCE(MAX(id), 0) FROM information_schema.processlist
+                WHERE db = DATABASE() AND id <> CONNECTION_ID() AND command <> 'Sleep'";
+    let busy = |server: &Mariadb| -> u64 { server.sql(database(&url), busy).parse().unwrap() };
+    let waiter = loop {
+        match busy(&server) {
+            0 => tokio::time::sleep(Duration::from_millis(20)).await,
+            number => break number,
+        }
+    };
+    server.crash();
+    server.resume_service();
+    while number(&server) + 1 < waiter {}
+    let (port, nap) = (server.address().port(), "SELECT CONNECTION_ID(); DO SLEEP(5)");
+    let mut innocent = MariadbKind::client(port, database(&url), nap)
+        .arg("--unbuffered")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(innocent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line.trim().parse::<u64>().unwrap(), waiter, "it has another number");
+    waiting.abort();
+    other.close().await;
+    assert!(innocent.wait().unwrap().success(), "it was ended");
+}
+
+#[tokio::test]
+async fn a_limit_to_statements_does_not_end_those_who_wait() {
+    let server = Mariadb::with(&["max-statement-time=1"]);
+    for way in ["lease", "named", "row"] {
+        let place = strategy(&server.url(), way);
+        let (one, other) =
+            (Client::connect(&place).await.unwrap(), Client::connect(&place).await.unwrap());
+        let guard = one.mutex("key").ttl(LEASE).acquire().await.unwrap();
+        let waiting = tokio::spawn(other.mutex("key").ttl(LEASE).acquire());
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(!waiting.is_finished(), "{way}: {:?}", waiting.await);
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+/// By its defaults, or by a proxy's.
+#[tokio::test]
+async fn a_release_after_more_silence_than_the_server_allows_is_confirmed() {
+    let server = Mariadb::with(&["wait-timeout=2"]);
+    for way in ["lease", "named", "row"] {
+        let client = Client::connect(strategy(&server.url(), way)).await.unwrap();
+        let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
+        tokio::time::sleep(LEASE * 2).await;
+        assert_eq!(guard.release().await.unwrap(), Release::Released, "{way}");
+    }
 }
 
 #[tokio::test]

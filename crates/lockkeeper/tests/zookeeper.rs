@@ -32,6 +32,7 @@ async fn plant(hosts: String, dir: String) {
     let zk = zk::Client::connect(&hosts).await.unwrap();
     let persistent = zk::CreateMode::Persistent.with_acls(zk::Acls::anyone_all());
     zk.mkdir(&dir, &persistent).await.unwrap();
+    zk.set_data(&dir, b"value", None).await.unwrap();
     for node in NODES {
         zk.create(&format!("{dir}/{node}"), b"value", &persistent).await.unwrap();
     }

@@ -66,8 +66,9 @@ pub trait Kind: fmt::Debug + Send + Sync + 'static {
     /// The URL of a database.
     fn url(port: u16, database: &str) -> String;
 
-    /// Ends the other sessions of a database, all of them or those in the middle of a statement.
-    fn end_sessions(server: &Server<Self>, database: &str, busy_only: bool)
+    /// Ends the other sessions of a database, all of them or those in the middle of a statement, and says
+    /// how many.
+    fn end_sessions(server: &Server<Self>, database: &str, busy_only: bool) -> usize
     where
         Self: Sized;
 }
@@ -126,13 +127,19 @@ impl<K: Kind> Server<K> {
     }
 
     /// Ends the other sessions of a database.
+    ///
+    /// # Panics
+    /// When there are none.
     pub fn end_sessions(&self, database: &str) {
-        K::end_sessions(self, database, false);
+        assert_ne!(K::end_sessions(self, database, false), 0, "there was nothing to end");
     }
 
     /// Ends the other sessions of a database that are in the middle of a statement.
+    ///
+    /// # Panics
+    /// When there are none.
     pub fn end_busy_sessions(&self, database: &str) {
-        K::end_sessions(self, database, true);
+        assert_ne!(K::end_sessions(self, database, true), 0, "there was nothing to end");
     }
 
     /// How many other sessions of a database are in the middle of a statement.

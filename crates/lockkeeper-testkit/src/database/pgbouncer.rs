@@ -1,4 +1,4 @@
-//! A pooler that lends connections to PostgreSQL for the time of a transaction.
+//! A pooler that lends connections to PostgreSQL.
 
 use std::path::Path;
 
@@ -16,17 +16,17 @@ pub struct Pgbouncer {
 }
 
 impl Pgbouncer {
-    /// Starts it, with as few connections to the server as will do.
+    /// Starts it with these settings, such as `pool_mode = transaction`, one per line.
     ///
     /// # Panics
     /// When it is not installed, or does not start.
-    pub fn start(server: &Postgres) -> Self {
+    pub fn start(server: &Postgres, settings: &str) -> Self {
         let directory = tempfile::tempdir().expect("there is room for a temporary directory");
         let (port, behind) = (free_port(), server.address().port());
         let settings = format!(
             "[databases]\n* = host=127.0.0.1 port={behind} user=postgres\n[pgbouncer]\n\
              listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n\
-             pool_mode = transaction\nignore_startup_parameters = extra_float_digits,options\n"
+             {settings}\n"
         );
         let (file, log) = (directory.path().join("settings"), directory.path().join("log"));
         std::fs::write(&file, settings).expect("the directory is ours");

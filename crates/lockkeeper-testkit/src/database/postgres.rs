@@ -65,7 +65,7 @@ impl Kind for PostgresKind {
         format!("postgres://postgres@127.0.0.1:{port}/{database}")
     }
 
-    fn end_sessions(server: &Server<Self>, database: &str, busy_only: bool) {
+    fn end_sessions(server: &Server<Self>, database: &str, busy_only: bool) -> usize {
         let which = if busy_only { "state = 'active'" } else { "true" };
         let ended = server.sql(
             database,
@@ -74,6 +74,6 @@ impl Kind for PostgresKind {
                  WHERE datname = current_database() AND pid <> pg_backend_pid() AND {which}"
             ),
         );
-        assert_ne!(ended, "0", "there was nothing to end");
+        ended.parse().expect("it is a number")
     }
 }

@@ -4,6 +4,7 @@ use lockkeeper::backend::Severity;
 use lockkeeper::{Client, Loss};
 use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::database::{Pgbouncer, Postgres};
+use sqlx::Connection;
 
 use super::{LEASE, database, server, strategy};
 
@@ -61,7 +62,7 @@ async fn a_pooler_that_lends_by_transaction_and_a_standby_are_refused() {
     let mut server = Postgres::start();
     let url = server.url();
     Client::connect(&url).await.unwrap();
-    let pooler = Pgbouncer::start(&server);
+    let pooler = Pgbouncer::start(&server, "pool_mode = transaction");
     for way in ["lease", "advisory", "row"] {
         let through = strategy(&pooler.through(&server, &url), way);
         let error = Client::connect(&through).await.unwrap_err().to_string();
@@ -74,6 +75,48 @@ async fn a_pooler_that_lends_by_transaction_and_a_standby_are_refused() {
         let error = Client::connect(strategy(&url, way)).await.unwrap_err().to_string();
         assert!(error.contains("standby") && error.contains("primary"), "{error}");
     }
+}
+
+/// One that lends its connections in turn gives each of two who alternate always the same.
+#[tokio::test]
+async fn a_pooler_that_lends_its_connections_in_turn_is_refused() {
+    let server = Postgres::start();
+    let url = server.url();
+    Client::connect(&url).await.unwrap();
+    let settings = "pool_mode = transaction\nserver_round_robin = 1\ndefault_pool_size = 2\n\
+                    ignore_startup_parameters = extra_float_digits";
+    let pooler = Pgbouncer::start(&server, settings);
+    let through = pooler.through(&server, &url);
+    // Both connections of the pool are there once two transactions were open at a time.
+    let connect = async || sqlx::PgConnection::connect(&through).await.unwrap();
+    let (mut one, mut other) = (connect().await, connect().await);
+    let (one, other) = (one.begin().await.unwrap(), other.begin().await.unwrap());
+    one.commit().await.unwrap();
+    other.commit().await.unwrap();
+    for _ in 0..4 {
+        let error = Client::connect(&through).await.unwrap_err().to_string();
+        assert!(error.contains("pooler") && error.contains("connect past"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_pooler_that_lends_by_session_is_as_good_as_the_server() {
+    let server = Postgres::start();
+    let url = server.url();
+    let pooler = Pgbouncer::start(&server, "pool_mode = session");
+    let through = pooler.through(&server, &url);
+    for way in ["lease", "advisory", "row"] {
+        let client = Client::connect(strategy(&through, way)).await.unwrap();
+        let guard = client.mutex("key").acquire().await.unwrap();
+        let waiting = tokio::spawn({
+            let lock = Client::connect(strategy(&through, way)).await.unwrap().mutex("key");
+            lock.acquire()
+        });
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+    let error = Client::connect(format!("{through}?schema=public")).await.unwrap_err().to_string();
+    assert!(error.contains("options") && error.contains("connect past"), "{error}");
 }
 
 #[tokio::test]

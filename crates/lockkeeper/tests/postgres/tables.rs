@@ -3,9 +3,9 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use lockkeeper::Client;
 use lockkeeper::backend::Mode;
 use lockkeeper::queue::{self, Place, Turn};
+use lockkeeper::{Client, Release};
 use sqlx::Connection;
 use tokio::task::JoinSet;
 
@@ -101,9 +101,10 @@ async fn a_guarded_transaction_keeps_others_out_and_its_own_holder_alive() {
     assert!(another.mutex("key").acquire().await.unwrap().fence() > fence);
 }
 
-/// A statement that waits for a row asks again when it has it, and so may take the lock a second time.
+/// The statement has the lock and not the row, and leaves the rest to the function, which takes the lock
+/// again.
 #[tokio::test]
-async fn an_advisory_lock_that_was_taken_twice_by_one_statement_is_given_back_whole() {
+async fn an_advisory_lock_that_was_taken_twice_is_given_back_whole() {
     let url = server().url();
     let client = Client::connect(strategy(&url, "advisory")).await.unwrap();
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
@@ -115,23 +116,133 @@ async fn an_advisory_lock_that_was_taken_twice_by_one_statement_is_given_back_wh
         let client = client.clone();
         async move { client.mutex("key").acquire().await.unwrap() }
     });
-    let mut count = async |which: &str| -> i64 {
-        let counting = format!(
-            "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-             WHERE a.datname = current_database() AND {which}"
-        );
-        let counting = sqlx::query_scalar(sqlx::AssertSqlSafe(counting));
-        counting.fetch_one(&mut *in_the_way).await.unwrap()
-    };
-    while count("NOT l.granted").await == 0 {
-        assert!(!taking.is_finished(), "it did not wait");
-    }
-    assert_eq!(count("l.locktype = 'advisory'").await, 1);
-    in_the_way.commit().await.unwrap();
-    taking.await.unwrap().release().await.unwrap();
     let left = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
                 WHERE a.datname = current_database() AND l.locktype = 'advisory'";
-    assert_eq!(server().sql(super::database(&url), left), "0");
+    let left = || server().sql(super::database(&url), left);
+    while left() == "0" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(!taking.is_finished(), "it has no fence yet");
+    in_the_way.commit().await.unwrap();
+    taking.await.unwrap().release().await.unwrap();
+    assert_eq!(left(), "0");
+}
+
+/// The server says so when a transaction ends that would tell somebody something; here a trigger does,
+/// since eight gigabytes of notifications would have to be made otherwise.
+#[tokio::test]
+async fn a_full_queue_of_notifications_keeps_nobody_from_a_lock() {
+    let url = server().url();
+    let sql = |statement: &str| server().sql(database(&url), statement);
+    sql("CREATE TABLE full_queue (n int);
+         CREATE FUNCTION is_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+           RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END $$;
+         CREATE CONSTRAINT TRIGGER is_full AFTER INSERT ON full_queue DEFERRABLE INITIALLY DEFERRED
+           FOR EACH ROW EXECUTE FUNCTION is_full();
+         CREATE FUNCTION public.pg_notify(text, text) RETURNS void LANGUAGE sql AS
+           'INSERT INTO full_queue VALUES (1)'");
+    // The name of the server's own function is looked up after ours.
+    sql(&format!("ALTER DATABASE {} SET search_path = public, pg_catalog", database(&url)));
+    let connect = async || Client::connect(&url).await.unwrap();
+    let clients = [connect().await, connect().await, connect().await];
+    let first = clients[0].mutex("key").ttl(LEASE).acquire().await.unwrap();
+    let mut waiting = JoinSet::new();
+    for client in clients[1..].iter().cloned() {
+        waiting.spawn(async move { client.mutex("key").ttl(LEASE).acquire().await });
+    }
+    while sql("SELECT count(*) FROM lockkeeper_claim") != "3" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let mut last = first.fence();
+    assert_eq!(first.release().await.unwrap(), Release::Released);
+    while let Some(next) = waiting.join_next().await {
+        let next = next.unwrap().unwrap();
+        assert!(next.fence() > last);
+        last = next.fence();
+        match waiting.is_empty() {
+            false => assert_eq!(next.release().await.unwrap(), Release::Released),
+            true => assert_eq!(clients[0].break_lock("key").await.unwrap().len(), 1),
+        }
+    }
+    // A waiter that nobody tells of a lease that ran out asks itself, and must not fail either.
+    let dead = clients[0].mutex("other").lease(Duration::from_secs(1)).acquire().await.unwrap();
+    for client in clients[1..].iter().cloned() {
+        waiting.spawn(async move { client.mutex("other").acquire().await });
+    }
+    while let Some(next) = waiting.join_next().await {
+        next.unwrap().unwrap().release().await.unwrap();
+    }
+    assert_eq!(dead.release().await.unwrap(), Release::AlreadyLost);
+    assert_eq!(sql("SELECT count(*) FROM full_queue"), "0", "nothing was told");
+}
+
+/// A lease that ended by the clock of one who asks, in the middle of a renewal that found it alive.
+#[tokio::test]
+async fn a_renewal_that_is_under_way_is_waited_for() {
+    let url = server().url();
+    Client::connect(&url).await.unwrap();
+    let connect = async || sqlx::PgConnection::connect(&url).await.unwrap();
+    let (mut holder, mut waiter, mut other) = (connect().await, connect().await, connect().await);
+    let attempt = "SELECT granted FROM lockkeeper_attempt(
+                     'key', $1, $1, 'mutex', 1, 0, $2, $3, 'channel', 'who', NULL)";
+    let attempt = move |token: &'static str, ttl: i64, stay: i64| {
+        sqlx::query_scalar::<_, bool>(attempt).bind(token).bind(ttl).bind(stay)
+    };
+    assert!(attempt("holder", 1_000_000, 5_000_000).fetch_one(&mut holder).await.unwrap());
+    // One who comes and goes leaves the holder in the line.
+    assert!(!attempt("passer-by", 1_000_000, 5_000_000).fetch_one(&mut other).await.unwrap());
+    let leaving = sqlx::query("SELECT lockkeeper_release('key', 'passer-by')");
+    leaving.execute(&mut other).await.unwrap();
+    let mut renewal = holder.begin().await.unwrap();
+    let renewing = sqlx::query_scalar::<_, String>(
+        "SELECT lockkeeper_renew('{key}', '{holder}', '{60000000}')",
+    );
+    assert_eq!(renewing.fetch_all(&mut *renewal).await.unwrap(), ["holder"]);
+    let over = "SELECT count(*) FROM lockkeeper_claim WHERE until <= clock_timestamp()";
+    let over = sqlx::query_scalar::<_, i64>(over);
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(over.fetch_one(&mut other).await.unwrap(), 1, "to others it is over");
+    let asking = tokio::spawn(async move {
+        attempt("waiter", 60_000_000, 5_000_000).fetch_one(&mut waiter).await.unwrap()
+    });
+    while server().busy_sessions(database(&url)) == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    renewal.commit().await.unwrap();
+    assert!(!asking.await.unwrap(), "let in beside a holder whose renewal was confirmed");
+}
+
+/// Also if its connection was the last that was given the lock.
+#[tokio::test]
+async fn a_waiter_is_shown_since_it_waits_and_a_holder_since_it_holds() {
+    for way in ["lease", "advisory", "row"] {
+        let url = server().url();
+        let place = strategy(&url, way);
+        let (one, other) =
+            (Client::connect(&place).await.unwrap(), Client::connect(&place).await.unwrap());
+        let (first, second) = match way {
+            "row" => (one.mutex("key"), other.mutex("key")),
+            _ => (one.read("key"), other.write("key")),
+        };
+        second.clone().ttl(LEASE).acquire().await.unwrap().release().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        let before = std::time::SystemTime::now();
+        let _guard = first.ttl(LEASE).acquire().await.unwrap();
+        let _waiting = tokio::spawn(second.note("why").ttl(LEASE).acquire());
+        let waiter = loop {
+            let seen = one.inspect("key").await.unwrap().unwrap();
+            if let Some(waiter) = seen.waiters.unwrap().pop() {
+                break (seen.holders[0].since, waiter.since);
+            }
+        };
+        let slack = Duration::from_millis(20);
+        for since in [waiter.0, waiter.1] {
+            // Nothing says since when a reader has an advisory lock.
+            let Some(since) = since else { continue };
+            assert!(since + slack > before, "{way}: {:?} too old", before.duration_since(since));
+        }
+        assert!(waiter.1.is_some(), "{way}: a waiter's age is known");
+    }
 }
 
 /// Counted by the server itself, which says it when a connection ends.

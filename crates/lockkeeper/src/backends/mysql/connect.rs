@@ -7,7 +7,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError};
 
 use super::doctor;
 use crate::backend::Finding;
-use crate::backends::sql::{self, Greet, Sessions};
+use crate::backends::sql::{self, Greet, Session, Sessions};
 use crate::error::{Error, Result};
 use crate::url::Endpoint;
 
@@ -57,23 +57,30 @@ impl Greet for MySqlConnection {
     const ENGINE: &'static str = NAME;
 
     /// Sets an isolation without gap locks, which would make neighbours in the index wait for each
-    /// other, and a limit to waiting for a row; times are in UTC.
+    /// other, and a limit to waiting for a row, but none to waiting for a lock; times are in UTC.
     async fn greet(&mut self) -> sqlx::Result<()> {
         sqlx::raw_sql(
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
-             SET SESSION time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 5",
+             SET SESSION time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 5
+               /*M! , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */",
         )
         .execute(self)
         .await?;
         Ok(())
     }
 
-    async fn number(&mut self) -> sqlx::Result<i64> {
-        sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(self).await
+    /// The port that we come from tells apart two connections that had one number, before the server
+    /// started again and after.
+    async fn session(&mut self) -> sqlx::Result<Session> {
+        let asking = "SELECT CAST(id AS SIGNED), host FROM information_schema.processlist
+                      WHERE id = CONNECTION_ID()";
+        let (number, mark) = sqlx::query_as(asking).fetch_one(self).await?;
+        Ok(Session { number, mark })
     }
 
-    async fn end(&mut self, number: i64) -> sqlx::Result<()> {
-        sqlx::query("CALL lockkeeper_end(?)").bind(number).execute(self).await.map(drop)
+    async fn end(&mut self, session: &Session) -> sqlx::Result<()> {
+        let ending = sqlx::query("CALL lockkeeper_end(?, ?)");
+        ending.bind(session.number).bind(&session.mark).execute(self).await.map(drop)
     }
 
     async fn sweep(&mut self) -> sqlx::Result<()> {
@@ -96,6 +103,15 @@ impl Greet for MySqlConnection {
             1665 => Some("set binlog_format to MIXED or ROW"),
             _ => None,
         }
+    }
+
+    /// The one thing that the client crate finds out only when it connects.
+    fn misconfigured() -> Option<&'static str> {
+        Some(
+            "the server wants the password of this user over an encrypted connection only \
+             (caching_sha2_password); let it offer TLS and add ssl-mode=REQUIRED to the URL, or name a user \
+             that is IDENTIFIED WITH mysql_native_password",
+        )
     }
 
     fn was_in_the_way(error: &dyn DatabaseError) -> bool {
@@ -223,4 +239,20 @@ fn statements() -> impl Iterator<Item = String> {
     let text: String = lines.map(|line| line.to_owned() + "\n").collect();
     let parts: Vec<_> = text.split("//\n").map(|part| part.trim().to_owned()).collect();
     parts.into_iter().filter(|part| !part.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the client crate says of a password that it may not send in the clear.
+    #[test]
+    fn a_password_that_needs_encryption_is_said_to_need_it() {
+        let said = "RSA auth backend disabled; enable feature `mysql-rsa` or use TLS.";
+        let error = sqlx::Error::Configuration(said.into());
+        let error = sql::failed::<MySqlConnection>(error, "connect");
+        let told = error.to_string();
+        assert!(told.contains("caching_sha2_password") && told.contains("ssl-mode"), "{told}");
+        assert!(!told.contains("feature") && !error.is_retryable(), "{told}");
+    }
 }

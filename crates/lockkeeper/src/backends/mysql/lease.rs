@@ -56,7 +56,7 @@ impl Leases {
                     "SELECT CONVERT(c.name USING utf8mb4) AS name, CONVERT(c.owner USING utf8mb4) AS owner,
                        CONVERT(c.kind USING utf8mb4) AS kind, c.take, c.permits, c.fence,
                        CONVERT(c.slots USING utf8mb4) AS slots, c.who, c.note, l.fence AS last,
-                       CAST(UNIX_TIMESTAMP(c.since) * 1000000 AS SIGNED) AS since_us,
+                       TIMESTAMPDIFF(MICROSECOND, c.since, SYSDATE(6)) AS age_us,
                        TIMESTAMPDIFF(MICROSECOND, SYSDATE(6), c.until) AS left_us
                      FROM (
                        SELECT name, token, place, owner, kind, take, permits, fence, slots, since, until,
@@ -167,7 +167,7 @@ impl FromRow<'_, MySqlRow> for Row {
             permits: row.try_get("permits")?,
             fence: row.try_get("fence")?,
             slots: slots(&row.try_get::<String, _>("slots")?),
-            since: row.try_get("since_us")?,
+            age: row.try_get("age_us")?,
             left: row.try_get("left_us")?,
             who: row.try_get("who")?,
             note: row.try_get("note")?,

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use super::lease::Shared;
 use crate::backend::{Claim, Grant, Released, Request};
 use crate::backends::sql::{
-    self, Greet, LOOK_AGAIN, STATEMENT, WAITER_LEASE, micros, permits, within,
+    self, GUARDED, Greet, LOOK_AGAIN, STATEMENT, WAITER_LEASE, micros, permits, within,
 };
 use crate::clock::{Clock, Moment, usable};
 use crate::engine::Backoff;
@@ -41,7 +41,7 @@ pub(super) struct LeaseClaim {
     last: Option<Token>,
     /// How often it looked since the line last moved.
     looks: u32,
-    /// How long until a lease in our way could run out.
+    /// How long until a lease in our way could run out; zero if a guarded transaction is in our way.
     pause: Duration,
     /// How many are in our way.
     ahead: i64,
@@ -78,29 +78,32 @@ impl LeaseClaim {
     }
 
     /// Takes a lock that we ourselves had last, if nobody else came since. It is the one durable write
-    /// of a cycle: everything else costs a procedure, which is more than the statement itself.
+    /// of a cycle: everything else costs a procedure, which is more than the statement itself. It waits
+    /// for nobody's transaction.
     async fn take_again(
         &self,
         wire: &mut MySqlConnection,
         last: Token,
     ) -> sqlx::Result<Option<Answer>> {
         let taking = sqlx::query(
-            "UPDATE lockkeeper_lock SET token = ?, owner = ?, kind = ?, who = ?, note = ?,
-               used = SYSDATE(6), until = SYSDATE(6) + INTERVAL ? MICROSECOND,
-               fence = LAST_INSERT_ID(
-                 GREATEST(fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)))
-             WHERE name = ? AND token = ?",
+            "UPDATE lockkeeper_lock l JOIN (
+               SELECT name FROM lockkeeper_lock WHERE name = ? AND token = ? FOR UPDATE SKIP LOCKED
+             ) f ON f.name = l.name
+             SET l.token = ?, l.owner = ?, l.kind = ?, l.who = ?, l.note = ?,
+               l.used = SYSDATE(6), l.until = SYSDATE(6) + INTERVAL ? MICROSECOND,
+               l.fence = LAST_INSERT_ID(
+                 GREATEST(l.fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)))",
         );
         let request = &self.request;
         let done = taking
+            .bind(request.key.as_str().as_bytes())
+            .bind(last.to_string().into_bytes())
             .bind(self.token.as_bytes())
             .bind(request.identity().into_bytes())
             .bind(request.mode.kind().as_bytes())
             .bind(whoami())
             .bind(request.note.as_deref())
             .bind(micros(request.ttl))
-            .bind(request.key.as_str().as_bytes())
-            .bind(last.to_string().into_bytes())
             .execute(wire)
             .await?;
         if done.rows_affected() == 0 {
@@ -231,10 +234,12 @@ impl Claim for LeaseClaim {
 
     async fn wait(&mut self) -> Result<()> {
         let delay = match u32::try_from(self.ahead) {
+            _ if self.pause.is_zero() => GUARDED.delay(self.looks),
             Ok(ahead @ 2..=1000) => Backoff::between(EACH * ahead, EACH * ahead).delay(0),
             _ => LOOKS.delay(self.looks),
         };
-        sleep(delay.min(self.pause + Duration::from_millis(1))).await;
+        let pause = if self.pause.is_zero() { delay } else { self.pause };
+        sleep(delay.min(pause + Duration::from_millis(1))).await;
         Ok(())
     }
 

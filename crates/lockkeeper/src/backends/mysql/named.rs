@@ -6,7 +6,7 @@
 //! Who finds the lock free has it and its fence by one statement. Nobody waits for a lock by a statement
 //! that writes: it would keep others from what it has locked already.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::Row;
@@ -14,8 +14,31 @@ use sqlx::mysql::{MySqlConnection, MySqlRow};
 
 use super::connect::NAME;
 use crate::backend::{Entry, Guarantees, Mode, Query, Support};
-use crate::backends::sql::{Ask, Hold, Seen, Taken, fence, promises};
+use crate::backends::sql::{
+    Ask, Dedicated, Greet, Hold, Marked, Seen, Session, Taken, fence, promises, since,
+};
 use crate::owner::whoami;
+
+/// Commits a fence if a condition says that the lock is ours.
+macro_rules! fence_if {
+    ($held:literal) => {
+        concat!(
+            "INSERT INTO lockkeeper_bound (name, fence, pid, who, note, since)
+             SELECT ?, LAST_INSERT_ID(CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)),
+               CONNECTION_ID(), ?, ?, SYSDATE(6) FROM DUAL WHERE ",
+            $held,
+            " ON DUPLICATE KEY UPDATE
+               fence = LAST_INSERT_ID(GREATEST(lockkeeper_bound.fence + 1,
+                 CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED))),
+               pid = VALUES(pid), who = VALUES(who), note = VALUES(note), since = VALUES(since)"
+        )
+    };
+}
+
+const IF_OURS: &str = fence_if!(
+    "IS_USED_LOCK(CONCAT('lockkeeper:',
+       LEFT(SHA2(CONCAT(DATABASE(), x'00', CAST(? AS BINARY)), 256), 48))) = CONNECTION_ID()"
+);
 
 /// Named locks of the server.
 #[derive(Debug)]
@@ -33,48 +56,42 @@ impl Hold for Named {
 
     const SEES_WAITERS: bool = false;
 
+    /// Also has it not wait for rows that others have locked; MySQL waits for a second at least.
     async fn limit(wire: &mut MySqlConnection, silence: Duration) -> sqlx::Result<()> {
-        limit(wire, silence).await
+        limit(wire, silence).await?;
+        let hurry = "SET SESSION innodb_lock_wait_timeout = IF(VERSION() LIKE '%MariaDB%', 0, 1)";
+        sqlx::query(hurry).execute(wire).await.map(drop)
     }
 
     async fn take(wire: &mut MySqlConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
-        macro_rules! fence_if {
-            ($held:literal) => {
-                concat!(
-                    "INSERT INTO lockkeeper_bound (name, fence, pid, who, note, since)
-                     SELECT ?, LAST_INSERT_ID(CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)),
-                       CONNECTION_ID(), ?, ?, SYSDATE(6) FROM DUAL WHERE ",
-                    $held,
-                    " ON DUPLICATE KEY UPDATE
-                       fence = LAST_INSERT_ID(GREATEST(lockkeeper_bound.fence + 1,
-                         CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED))),
-                       pid = VALUES(pid), who = VALUES(who), note = VALUES(note), since = VALUES(since)"
-                )
-            };
-        }
-        let key = ask.key.as_str().as_bytes();
-        let statement = if wait {
+        if wait {
             let waiting = sqlx::query(
                 "DO GET_LOCK(CONCAT('lockkeeper:',
                    LEFT(SHA2(CONCAT(DATABASE(), x'00', CAST(? AS BINARY)), 256), 48)), 3600)",
             );
-            waiting.bind(key).execute(&mut *wire).await?;
-            fence_if!(
-                "IS_USED_LOCK(CONCAT('lockkeeper:',
-                   LEFT(SHA2(CONCAT(DATABASE(), x'00', CAST(? AS BINARY)), 256), 48))) = CONNECTION_ID()"
-            )
+            waiting.bind(ask.key.as_str().as_bytes()).execute(&mut *wire).await?;
+        }
+        let statement = if wait {
+            IF_OURS
         } else {
             fence_if!(
                 "GET_LOCK(CONCAT('lockkeeper:',
                    LEFT(SHA2(CONCAT(DATABASE(), x'00', CAST(? AS BINARY)), 256), 48)), 0) = 1"
             )
         };
-        let taking = sqlx::query(statement).bind(key).bind(whoami()).bind(&ask.note).bind(key);
-        let taken = taking.execute(wire).await?;
-        Ok(match taken.rows_affected() {
-            0 => Taken::Busy,
-            _ => Taken::Fenced(i64::try_from(taken.last_insert_id()).unwrap_or(i64::MAX)),
-        })
+        match bind(wire, ask, statement).await? {
+            Marked::Fenced(fence) => Ok(Taken::Fenced(fence)),
+            Marked::Guarded => Ok(Taken::Unfenced),
+            Marked::Gone => Ok(Taken::Busy),
+        }
+    }
+
+    async fn mark(
+        _: &mut MySqlConnection,
+        holder: &mut Dedicated<MySqlConnection>,
+        ask: &Ask,
+    ) -> sqlx::Result<Marked> {
+        bind(&mut holder.wire, ask, IF_OURS).await
     }
 
     async fn beat(wire: &mut MySqlConnection, ask: &Ask) -> sqlx::Result<bool> {
@@ -99,7 +116,7 @@ impl Hold for Named {
                     "SELECT CONVERT(b.name USING utf8mb4) AS name, b.fence, b.who, b.note, b.pid,
                        CAST(IS_USED_LOCK(CONCAT('lockkeeper:',
                          LEFT(SHA2(CONCAT(DATABASE(), x'00', b.name), 256), 48))) AS SIGNED) AS holder,
-                       CAST(UNIX_TIMESTAMP(b.since) * 1000000 AS SIGNED) AS since_us
+                       TIMESTAMPDIFF(MICROSECOND, b.since, SYSDATE(6)) AS age_us
                      FROM lockkeeper_bound b WHERE ",
                     $which,
                     " ORDER BY b.name"
@@ -116,6 +133,25 @@ impl Hold for Named {
     }
 }
 
+/// Commits a fence by one of these statements. Only a guarded transaction can have its row, and it is not
+/// waited for: by then the lock is ours.
+async fn bind(
+    wire: &mut MySqlConnection,
+    ask: &Ask,
+    statement: &'static str,
+) -> sqlx::Result<Marked> {
+    let key = ask.key.as_str().as_bytes();
+    let binding = sqlx::query(statement).bind(key).bind(whoami()).bind(&ask.note).bind(key);
+    match binding.execute(wire).await {
+        Ok(done) if done.rows_affected() == 0 => Ok(Marked::Gone),
+        Ok(done) => Ok(Marked::Fenced(i64::try_from(done.last_insert_id()).unwrap_or(i64::MAX))),
+        Err(sqlx::Error::Database(error)) if MySqlConnection::was_in_the_way(&*error) => {
+            Ok(Marked::Guarded)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// A row that says who holds, if anyone does. Somebody else's lock is shown without a name.
 ///
 /// Free locks are left out here and not by the statement: `IS_USED_LOCK` tells the moment it is asked, so
@@ -124,19 +160,19 @@ pub(super) fn seen(row: &MySqlRow) -> sqlx::Result<Option<Seen>> {
     let Some(number) = row.try_get::<Option<i64>, _>("holder")? else { return Ok(None) };
     let last: i64 = row.try_get("fence")?;
     let known = row.try_get::<Option<i64>, _>("pid")? == Some(number);
-    let since = u64::try_from(row.try_get::<i64, _>("since_us")?).ok();
-    let since = since.map(|us| SystemTime::UNIX_EPOCH + Duration::from_micros(us));
+    let age: Option<i64> = row.try_get("age_us")?;
     let entry = Entry {
         identity: number.to_string(),
         mode: Mode::Mutex,
         who: if known { row.try_get("who")? } else { None },
         note: if known { row.try_get("note")? } else { None },
-        since: since.filter(|_| known),
+        since: age.filter(|_| known).and_then(since),
         left: None,
         fence: known.then(|| fence(last)),
         slots: Vec::new(),
     };
-    Ok(Some(Seen { key: row.try_get("name")?, number, holds: true, last, entry }))
+    let session = Session { number, mark: None };
+    Ok(Some(Seen { key: row.try_get("name")?, session, holds: true, last, entry }))
 }
 
 /// Has the server end the session after this silence: whole seconds, never less than the lease.

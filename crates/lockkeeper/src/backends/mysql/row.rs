@@ -12,7 +12,7 @@ use sqlx::mysql::MySqlConnection;
 use super::connect::NAME;
 use super::named::{limit, seen};
 use crate::backend::{Guarantees, Query, Support};
-use crate::backends::sql::{Ask, Hold, Seen, Taken, promises};
+use crate::backends::sql::{Ask, Dedicated, Hold, Marked, Seen, Taken, promises};
 use crate::owner::whoami;
 
 /// Locks on rows.
@@ -42,15 +42,23 @@ impl Hold for Rows {
         Ok(if held.first() == Some(&1) { Taken::Unfenced } else { Taken::Busy })
     }
 
-    async fn mark(wire: &mut MySqlConnection, ask: &Ask, number: i64) -> sqlx::Result<Option<i64>> {
+    async fn mark(
+        apart: &mut MySqlConnection,
+        holder: &mut Dedicated<MySqlConnection>,
+        ask: &Ask,
+    ) -> sqlx::Result<Marked> {
         let rows = sqlx::query_scalar::<_, Option<i64>>("CALL lockkeeper_bind(?, ?, ?, ?)")
             .bind(ask.key.as_str().as_bytes())
-            .bind(number)
+            .bind(holder.session.number)
             .bind(whoami())
             .bind(&ask.note)
-            .fetch_all(wire)
+            .fetch_all(apart)
             .await?;
-        Ok(rows.first().copied().flatten())
+        Ok(match rows.first().copied().flatten() {
+            None => Marked::Gone,
+            Some(0) => Marked::Guarded,
+            Some(fence) => Marked::Fenced(fence),
+        })
     }
 
     /// A transaction that was rolled back has lost what it wrote.
@@ -73,7 +81,7 @@ impl Hold for Rows {
                 concat!(
                     "SELECT CONVERT(r.name USING utf8mb4) AS name, r.pid AS holder,
                        COALESCE(b.fence, 0) AS fence, b.who, b.note, b.pid,
-                       COALESCE(CAST(UNIX_TIMESTAMP(b.since) * 1000000 AS SIGNED), 0) AS since_us
+                       TIMESTAMPDIFF(MICROSECOND, b.since, SYSDATE(6)) AS age_us
                      FROM lockkeeper_row r LEFT JOIN lockkeeper_bound b ON b.name = r.name
                      WHERE r.pid IS NOT NULL AND ",
                     $which,

@@ -62,14 +62,15 @@ CREATE TABLE IF NOT EXISTS lockkeeper_row (
 ) ENGINE = InnoDB //
 DROP PROCEDURE IF EXISTS lockkeeper_attempt //
 -- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds. With a_alone,
--- one who is the only one may be told in the lock's own row; the answer says whether it was.
+-- one who is the only one may be told in the lock's own row; the answer says whether it was. A pause of 0
+-- means that nothing can be decided before a guarded transaction is over: look again soon.
 CREATE PROCEDURE lockkeeper_attempt(
   a_name VARBINARY(512), a_token VARBINARY(64), a_owner VARBINARY(128), a_kind VARBINARY(16),
   a_take BIGINT, a_permits BIGINT, a_ttl BIGINT, a_stay BIGINT, a_alone BOOLEAN,
   a_who VARCHAR(512) CHARACTER SET utf8mb4, a_note TEXT CHARACTER SET utf8mb4
 ) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
-  DECLARE v_last, v_next, v_place, v_fence, v_pause, v_slot, v_free, v_found, v_ahead BIGINT;
+  DECLARE v_last, v_next, v_place, v_fence, v_pause, v_slot, v_free, v_found, v_shared, v_ahead BIGINT;
   DECLARE v_holder, v_freed VARBINARY(64);
   DECLARE v_slots LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE v_clash VARCHAR(64) CHARACTER SET utf8mb4;
@@ -81,7 +82,31 @@ BEGIN
   decide: BEGIN
     START TRANSACTION;
     SELECT fence, next, token, until INTO v_last, v_next, v_holder, v_lease
-      FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+      FROM lockkeeper_lock WHERE name = a_name FOR UPDATE SKIP LOCKED;
+    IF v_last IS NULL THEN
+      SELECT COUNT(*) INTO v_found FROM lockkeeper_lock WHERE name = a_name;
+    END IF;
+    IF v_found > 0 THEN
+      -- Guarded transactions share the row, and may last. Whoever decides has it alone, and is done soon.
+      SELECT COUNT(*) INTO v_shared FROM lockkeeper_lock WHERE name = a_name
+        /*M! LOCK IN SHARE MODE SKIP LOCKED */ /*!80001 FOR SHARE SKIP LOCKED */;
+      IF v_shared > 0 THEN
+        SELECT fence, next, token, until INTO v_last, v_next, v_holder, v_lease
+          FROM lockkeeper_lock WHERE name = a_name FOR UPDATE SKIP LOCKED;
+        IF v_last IS NULL THEN
+          ROLLBACK;
+          IF a_stay > 0 THEN
+            UPDATE lockkeeper_claim SET until = SYSDATE(6) + INTERVAL a_stay MICROSECOND
+              WHERE name = a_name AND token = a_token AND fence IS NULL AND until > SYSDATE(6);
+          END IF;
+          SET v_pause = 0;
+          LEAVE decide;
+        END IF;
+      ELSE
+        SELECT fence, next, token, until INTO v_last, v_next, v_holder, v_lease
+          FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+      END IF;
+    END IF;
     IF v_last IS NULL THEN
       -- The row is made in a transaction of its own: those who meet at a new key would deadlock otherwise.
       ROLLBACK;
@@ -111,6 +136,7 @@ BEGIN
     IF v_holder IS NOT NULL THEN
       -- It may have been renewed, or be about to be: a renewal that is under way is waited for, and one
       -- that comes after this look finds, by a later clock, that the lease is over if it is over now.
+      SET v_found = NULL;
       SELECT 1 INTO v_found FROM lockkeeper_claim WHERE name = a_name AND token = v_holder FOR UPDATE;
       IF v_found IS NULL AND v_lease > v_now AND NOT v_holder <=> v_freed THEN
         -- A renewal may make its copy just now; then that one stays.
@@ -398,10 +424,15 @@ DROP PROCEDURE IF EXISTS lockkeeper_guard //
 -- key. No other grant can come before the transaction ends, so a stale holder cannot write.
 CREATE PROCEDURE lockkeeper_guard(a_name VARBINARY(512), a_fence BIGINT) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
-  DECLARE v_last BIGINT;
+  DECLARE v_last, v_lease, v_bound BIGINT;
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
-  SELECT fence INTO v_last FROM lockkeeper_lock WHERE name = a_name LOCK IN SHARE MODE;
-  IF NOT v_last <=> a_fence THEN
+  -- Only rows that are there are locked: the gap where one is missing may be where others put theirs.
+  SELECT COUNT(*) INTO v_lease FROM lockkeeper_lock WHERE name = a_name;
+  SELECT COUNT(*) INTO v_bound FROM lockkeeper_bound WHERE name = a_name;
+  IF v_lease > 0 OR v_bound = 0 THEN
+    SELECT fence INTO v_last FROM lockkeeper_lock WHERE name = a_name LOCK IN SHARE MODE;
+  END IF;
+  IF NOT v_last <=> a_fence AND (v_bound > 0 OR v_lease = 0) THEN
     SELECT fence INTO v_last FROM lockkeeper_bound WHERE name = a_name LOCK IN SHARE MODE;
   END IF;
   IF NOT v_last <=> a_fence THEN
@@ -439,7 +470,7 @@ BEGIN
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_bind //
 -- The fence of a row that connection a_pid holds, committed before the lock counts as taken; null if
--- that connection does not hold it any more. The look comes after our own write, at which whoever gets
+-- that connection does not hold it any more, and 0 if a guarded transaction is not over. The look comes after our own write, at which whoever gets
 -- the row after that look has to wait, and so gets a higher fence.
 CREATE PROCEDURE lockkeeper_bind(
   a_name VARBINARY(512), a_pid BIGINT, a_who VARCHAR(512) CHARACTER SET utf8mb4,
@@ -447,22 +478,29 @@ CREATE PROCEDURE lockkeeper_bind(
 ) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_fence, v_holds BIGINT;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
   START TRANSACTION;
-  INSERT INTO lockkeeper_bound (name, fence, pid, who, note, since)
-    VALUES (a_name, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), a_pid, a_who, a_note, SYSDATE(6))
-    ON DUPLICATE KEY UPDATE
-      fence = GREATEST(fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)),
-      pid = a_pid, who = a_who, note = a_note, since = SYSDATE(6);
-  SELECT MAX(b.fence), COUNT(r.pid) INTO v_fence, v_holds
-    FROM lockkeeper_bound b LEFT JOIN lockkeeper_row r ON r.name = b.name AND r.pid = a_pid
-    WHERE b.name = a_name;
-  IF v_holds = 0 THEN
-    SET v_fence = NULL;
+  SELECT 0 INTO v_fence FROM lockkeeper_bound WHERE name = a_name;
+  SELECT NULL INTO v_fence FROM lockkeeper_bound WHERE name = a_name FOR UPDATE SKIP LOCKED;
+  IF v_fence = 0 THEN
     ROLLBACK;
   ELSE
-    COMMIT;
+    INSERT INTO lockkeeper_bound (name, fence, pid, who, note, since)
+      VALUES (a_name, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), a_pid, a_who, a_note, SYSDATE(6))
+      ON DUPLICATE KEY UPDATE
+        fence = GREATEST(fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)),
+        pid = a_pid, who = a_who, note = a_note, since = SYSDATE(6);
+    SELECT MAX(b.fence), COUNT(r.pid) INTO v_fence, v_holds
+      FROM lockkeeper_bound b LEFT JOIN lockkeeper_row r ON r.name = b.name AND r.pid = a_pid
+      WHERE b.name = a_name;
+    IF v_holds = 0 THEN
+      SET v_fence = NULL;
+      ROLLBACK;
+    ELSE
+      COMMIT;
+    END IF;
   END IF;
   SELECT v_fence AS fence;
 END //
@@ -476,14 +514,19 @@ BEGIN
   SELECT v_held AS held;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_end //
--- Ends another connection, and waits until it has let go of what it held, for five seconds at most.
-CREATE PROCEDURE lockkeeper_end(a_pid BIGINT) SQL SECURITY INVOKER MODIFIES SQL DATA
+-- Ends another connection, and waits until it has let go of what it held, for five seconds at most. A server
+-- that started again counts its connections from the beginning: a_host tells them apart, if it is given.
+CREATE PROCEDURE lockkeeper_end(a_pid BIGINT, a_host VARCHAR(255)) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_tries BIGINT DEFAULT 0;
-  DECLARE v_there BIGINT DEFAULT 1;
+  DECLARE v_there BIGINT;
   -- There is no such connection: that is what was wanted.
   DECLARE EXIT HANDLER FOR 1094 BEGIN END;
-  KILL a_pid;
+  SELECT COUNT(*) INTO v_there FROM information_schema.processlist
+    WHERE id = a_pid AND host = COALESCE(a_host, host);
+  IF v_there > 0 THEN
+    KILL a_pid;
+  END IF;
   WHILE v_tries < 1000 AND v_there > 0 DO
     SELECT COUNT(*) INTO v_there FROM information_schema.processlist WHERE id = a_pid;
     DO SLEEP(IF(v_there > 0, 0.005, 0));

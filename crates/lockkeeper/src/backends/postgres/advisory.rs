@@ -7,11 +7,13 @@ use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 use sqlx::Row;
 use sqlx::postgres::{PgConnection, PgRow};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::connect::NAME;
 use crate::backend::{Entry, Guarantees, Mode, Query, Support};
-use crate::backends::sql::{Ask, Hold, Seen, Taken, fence, promises};
+use crate::backends::sql::{
+    Ask, Dedicated, Hold, Marked, Seen, Session, Taken, fence, promises, since,
+};
 use crate::key::Key;
 use crate::owner::whoami;
 
@@ -32,15 +34,20 @@ impl Hold for Advisory {
     const SEES_WAITERS: bool = true;
 
     /// Mostly it is free, and its next fence is from a stretch that is committed already: then one plain
-    /// statement takes it. The function waits, and begins the next stretch.
+    /// statement takes it, and looks for the row only once the lock is ours. The function waits, and begins
+    /// the next stretch.
     async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
         if !ask.read && !wait {
             let taking = sqlx::query_scalar(
-                "UPDATE lockkeeper_last l
+                "WITH got AS MATERIALIZED (
+                   SELECT b.fence FROM lockkeeper_bound b JOIN lockkeeper_last t USING (key)
+                   WHERE b.key = $1 AND CASE WHEN t.fence < b.fence THEN pg_try_advisory_lock(b.id) END)
+                 UPDATE lockkeeper_last l
                  SET fence = l.fence + 1, pid = pg_backend_pid(), who = $3, note = $4,
                      since = clock_timestamp()
-                 FROM lockkeeper_bound b WHERE l.key = $1 AND b.key = $1
-                   AND CASE WHEN l.fence < b.fence THEN pg_try_advisory_lock(b.id) END
+                 FROM got WHERE l.fence < got.fence AND l.ctid = (
+                   SELECT f.ctid FROM lockkeeper_last f WHERE f.key = $1 AND EXISTS (SELECT FROM got)
+                   FOR NO KEY UPDATE SKIP LOCKED)
                  RETURNING l.fence, set_config('idle_session_timeout', $2, false)",
             )
             .bind(ask.key.as_str())
@@ -61,14 +68,33 @@ impl Hold for Advisory {
                 .bind(&ask.note)
                 .fetch_one(wire)
                 .await?;
-        Ok(fence.map_or(Taken::Busy, Taken::Fenced))
+        Ok(match fence {
+            None => Taken::Busy,
+            Some(0) => Taken::Unfenced,
+            Some(fence) => Taken::Fenced(fence),
+        })
+    }
+
+    async fn mark(
+        _: &mut PgConnection,
+        holder: &mut Dedicated<PgConnection>,
+        ask: &Ask,
+    ) -> sqlx::Result<Marked> {
+        let fence: Option<i64> =
+            sqlx::query_scalar("SELECT lockkeeper_bind($1, pg_backend_pid(), false, $2, $3)")
+                .bind(ask.key.as_str())
+                .bind(whoami())
+                .bind(&ask.note)
+                .fetch_one(&mut holder.wire)
+                .await?;
+        Ok(fence.map_or(Marked::Guarded, Marked::Fenced))
     }
 
     async fn beat(wire: &mut PgConnection, _: &Ask) -> sqlx::Result<bool> {
         sqlx::query("SELECT 1").execute(wire).await.map(|_| true)
     }
 
-    /// All of it: a statement that had to wait for a row may have asked the server twice.
+    /// All of it: the function may have taken again what the statement before it had taken already.
     async fn give_back(wire: &mut PgConnection, ask: &Ask) -> sqlx::Result<bool> {
         let giving = match ask.read {
             false => {
@@ -87,14 +113,17 @@ impl Hold for Advisory {
         macro_rules! locks {
             ($which:literal) => {
                 concat!(
-                    "SELECT b.key, coalesce(t.fence, b.fence) AS fence, l.pid::bigint AS number,
+                    "SELECT b.key, coalesce(f.fence, b.fence) AS fence, l.pid::bigint AS number,
                        l.granted AS holds, l.mode = 'ShareLock' AS shared,
-                       CASE WHEN t.pid = l.pid THEN t.who ELSE substr(a.application_name, 12) END AS who,
-                       CASE WHEN t.pid = l.pid THEN t.note END AS note,
-                       CASE WHEN t.pid = l.pid THEN (extract(epoch FROM t.since) * 1000000)::bigint END AS since
+                       coalesce(t.who, substr(a.application_name, 12)) AS who, t.note,
+                       a.backend_start::text AS mark,
+                       (extract(epoch FROM clock_timestamp() - coalesce(t.since, l.waitstart)) * 1000000)::bigint
+                         AS age
                      FROM pg_locks l
                      JOIN lockkeeper_bound b ON b.id = (l.classid::bigint << 32) | l.objid::bigint
-                     LEFT JOIN lockkeeper_last t ON t.key = b.key
+                     LEFT JOIN lockkeeper_last t ON t.key = b.key AND t.pid = l.pid
+                       AND l.granted AND l.mode <> 'ShareLock'
+                     LEFT JOIN lockkeeper_last f ON f.key = b.key
                      LEFT JOIN pg_stat_activity a ON a.pid = l.pid
                      WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.database =
                        (SELECT oid FROM pg_database WHERE datname = current_database()) AND ",
@@ -116,19 +145,19 @@ impl Hold for Advisory {
 pub(super) fn seen(row: &PgRow) -> sqlx::Result<Seen> {
     let (holds, shared): (bool, bool) = (row.try_get("holds")?, row.try_get("shared")?);
     let (number, last): (i64, i64) = (row.try_get("number")?, row.try_get("fence")?);
-    let since: Option<i64> = row.try_get("since")?;
-    let since = since.and_then(|us| u64::try_from(us).ok()).map(Duration::from_micros);
+    let age: Option<i64> = row.try_get("age")?;
     let entry = Entry {
         identity: number.to_string(),
         mode: if shared { Mode::Read } else { Mode::Mutex },
         who: row.try_get("who")?,
         note: row.try_get("note")?,
-        since: since.map(|since| SystemTime::UNIX_EPOCH + since),
+        since: age.and_then(since),
         left: None,
         fence: holds.then(|| fence(last)),
         slots: Vec::new(),
     };
-    Ok(Seen { key: row.try_get("key")?, number, holds, last, entry })
+    let session = Session { number, mark: row.try_get("mark")? };
+    Ok(Seen { key: row.try_get("key")?, session, holds, last, entry })
 }
 
 /// The number of a key, as `lockkeeper_id` in the database has it.

@@ -10,8 +10,11 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::lease::{Shared, slots};
+use super::listener::told;
 use crate::backend::{Claim, Grant, Mode, Released, Request};
-use crate::backends::sql::{self, LOOK_AGAIN, STATEMENT, WAITER_LEASE, micros, permits, within};
+use crate::backends::sql::{
+    self, GUARDED, LOOK_AGAIN, STATEMENT, WAITER_LEASE, micros, permits, within,
+};
 use crate::error::Result;
 use crate::owner::whoami;
 
@@ -26,15 +29,19 @@ pub(super) struct LeaseClaim {
     is_new: bool,
     /// Whether it was given by the plain statement, and so may be alone.
     is_alone: bool,
-    /// How long until a lease in our way could run out, which nobody would tell us of.
+    /// How long until a lease in our way could run out, or a guarded transaction could be over, which
+    /// nobody would tell us of.
     pause: Duration,
+    /// How often it found a guarded transaction in its way.
+    looks: u32,
 }
 
 impl LeaseClaim {
     pub(super) fn new(shared: Arc<Shared>, request: Request) -> Self {
         let token = request.token.to_string();
         let turn = shared.listener.register(&token);
-        Self { shared, request, token, turn, is_new: true, is_alone: false, pause: LOOK_AGAIN }
+        let (is_new, is_alone, pause, looks) = (true, false, LOOK_AGAIN, 0);
+        Self { shared, request, token, turn, is_new, is_alone, pause, looks }
     }
 }
 
@@ -50,7 +57,8 @@ enum Answer {
 impl Claim for LeaseClaim {
     async fn attempt(&mut self) -> Result<Option<Grant>> {
         let mut session = self.shared.sessions.of(&self.request.key).await?;
-        let answer = within(STATEMENT, self.ask(session.wire())).await;
+        let wire = session.wire();
+        let answer = within(STATEMENT, told!(wire, self.ask(wire))).await;
         self.is_new = false;
         let Some(answer) = session.settle_unless_busy(answer, "acquire a lock")? else {
             self.pause = Duration::ZERO;
@@ -62,8 +70,14 @@ impl Claim for LeaseClaim {
                 Ok(Some(sql::grant(&self.request, fence, Vec::new())))
             }
             Answer::Granted(fence, slots) => Ok(Some(sql::grant(&self.request, fence, slots))),
+            Answer::Busy(Duration::ZERO) => {
+                self.pause = GUARDED.delay(self.looks);
+                self.looks = self.looks.saturating_add(1);
+                Ok(None)
+            }
             Answer::Busy(pause) => {
                 self.pause = pause;
+                self.looks = 0;
                 Ok(None)
             }
             Answer::Clash(found) => Err(sql::clash(&self.request.key, self.request.mode, &found)),
@@ -79,7 +93,8 @@ impl Claim for LeaseClaim {
 
     async fn release(&mut self) -> Result<Released> {
         let mut session = self.shared.sessions.of(&self.request.key).await?;
-        let answer = within(STATEMENT, self.leave(session.wire())).await;
+        let wire = session.wire();
+        let answer = within(STATEMENT, told!(wire, self.leave(wire))).await;
         let held = session.settle(answer, "release a lock")?;
         self.shared.sessions.sweep(&self.request.key).await;
         match held {

@@ -7,7 +7,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 
 use super::doctor;
 use crate::backend::Finding;
-use crate::backends::sql::{self, Greet, Sessions};
+use crate::backends::sql::{self, Greet, Session, Sessions};
 use crate::error::{Error, Result};
 use crate::owner::whoami;
 use crate::url::Endpoint;
@@ -44,7 +44,9 @@ pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
         [("lease", Strategy::Lease), ("advisory", Strategy::Advisory), ("row", Strategy::Row)];
     let native = ["host", "sslmode", "sslrootcert", "sslcert", "sslkey"];
     let mut settings = Settings::of(endpoint, options, &strategies, &native)?;
-    settings.options = settings.options.application_name(&format!("lockkeeper {}", whoami()));
+    // Poolers refuse a parameter that they do not know, and we read no floating-point number exactly.
+    let named = settings.options.application_name(&format!("lockkeeper {}", whoami()));
+    settings.options = named.extra_float_digits(None);
     if let Some(schema) = schema {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if schema.is_empty() || !schema.chars().all(plain) {
@@ -81,13 +83,20 @@ impl Greet for PgConnection {
         Ok(())
     }
 
-    async fn number(&mut self) -> sqlx::Result<i64> {
-        sqlx::query_scalar("SELECT pg_backend_pid()::bigint").fetch_one(self).await
+    async fn session(&mut self) -> sqlx::Result<Session> {
+        let asking = "SELECT pid::bigint, backend_start::text FROM pg_stat_activity
+                      WHERE pid = pg_backend_pid()";
+        let (number, mark) = sqlx::query_as(asking).fetch_one(self).await?;
+        Ok(Session { number, mark })
     }
 
-    async fn end(&mut self, number: i64) -> sqlx::Result<()> {
-        let ending = sqlx::query("SELECT pg_terminate_backend($1::integer, 5000)").bind(number);
-        ending.execute(self).await.map(drop)
+    /// One process can have the number of another that ended, but did not begin when that one did.
+    async fn end(&mut self, session: &Session) -> sqlx::Result<()> {
+        let ending = sqlx::query(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+             WHERE pid = $1::integer AND backend_start::text IS NOT DISTINCT FROM $2",
+        );
+        ending.bind(session.number).bind(&session.mark).execute(self).await.map(drop)
     }
 
     async fn sweep(&mut self) -> sqlx::Result<()> {
@@ -109,6 +118,11 @@ impl Greet for PgConnection {
             // A statement that we prepared is not there, or somebody else's is.
             "26000" | "42P05" => Some(
                 "a pooler seems to lend connections by transaction; connect past it, to the server itself",
+            ),
+            // Nothing but a pooler knows startup parameters that it does not support.
+            "08P01" => Some(
+                "if that is a pooler, connect past it, to the server itself; or let it lend connections by \
+                 session, and ignore or track this parameter",
             ),
             "28000" | "28P01" => Some(
                 "the user is named by the URL; the password by the URL, PGPASSWORD, ~/.pgpass or the \

@@ -106,11 +106,15 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
 }
 
 /// Whether two connections have a server process each, and keep it. Behind a pooler that lends
-/// processes by transaction, the second gets the one that the first just gave back.
+/// processes by transaction, the second gets the one that the first just gave back; or, if it lends them
+/// in turn, one of those that ask twice in a row gets two.
 pub(super) async fn is_direct(sessions: &Sessions<PgConnection>) -> Result<bool> {
     let first = process(sessions.any().await?).await?;
     let second = process(sessions.for_renewals().await?).await?;
-    Ok(first != second && first == process(sessions.any().await?).await?)
+    Ok(first != second
+        && second == process(sessions.for_renewals().await?).await?
+        && first == process(sessions.any().await?).await?
+        && first == process(sessions.any().await?).await?)
 }
 
 async fn process(mut session: Borrowed<'_, PgConnection>) -> Result<i32> {

@@ -13,7 +13,7 @@ use sqlx::{FromRow, Row as _};
 use super::claim::LeaseClaim;
 use super::connect::{NAME, Settings, prepare};
 use super::doctor;
-use super::listener::Listener;
+use super::listener::{Listener, told};
 use crate::backend::{
     Backend, Claim, Entry, Finding, Guarantees, Lease, Query, Renewal, Request, Snapshot, Wakeup,
 };
@@ -67,7 +67,7 @@ impl Backend for Leases {
         macro_rules! claims {
             ($which:literal) => {
                 concat!(
-                    "SELECT *, (extract(epoch FROM since) * 1000000)::bigint AS since_us,
+                    "SELECT *, (extract(epoch FROM clock_timestamp() - since) * 1000000)::bigint AS age_us,
                        (extract(epoch FROM until - clock_timestamp()) * 1000000)::bigint AS left_us
                      FROM lockkeeper_all WHERE until > clock_timestamp() AND ",
                     $which,
@@ -87,13 +87,13 @@ impl Backend for Leases {
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
         let mut session = self.shared.sessions.of(key).await?;
-        let breaking = sqlx::query_as::<_, Row>(
-            "SELECT *, (extract(epoch FROM since) * 1000000)::bigint AS since_us,
+        let wire = session.wire();
+        let breaking =
+            "SELECT *, (extract(epoch FROM clock_timestamp() - since) * 1000000)::bigint AS age_us,
                (extract(epoch FROM until - clock_timestamp()) * 1000000)::bigint AS left_us
-             FROM lockkeeper_break($1)",
-        )
-        .bind(key.as_str())
-        .fetch_all(session.wire());
+             FROM lockkeeper_break($1)";
+        let breaking = || sqlx::query_as::<_, Row>(breaking).bind(key.as_str());
+        let breaking = told!(wire, breaking().fetch_all(&mut *wire));
         let answer = within(STATEMENT, breaking).await;
         let broken = session.settle(answer, "break a lock")?;
         Ok(broken.into_iter().map(Row::entry).collect())
@@ -118,7 +118,7 @@ impl FromRow<'_, PgRow> for Row {
             permits: row.try_get("permits")?,
             fence: row.try_get("fence")?,
             slots: slots(row),
-            since: row.try_get("since_us")?,
+            age: row.try_get("age_us")?,
             left: row.try_get("left_us")?,
             who: row.try_get("who")?,
             note: row.try_get("note")?,

@@ -9,7 +9,7 @@ use sqlx::postgres::PgConnection;
 use super::advisory::{milliseconds, seen};
 use super::connect::NAME;
 use crate::backend::{Guarantees, Query, Support};
-use crate::backends::sql::{Ask, Hold, Seen, Taken, promises};
+use crate::backends::sql::{Ask, Dedicated, Hold, Marked, Seen, Taken, promises};
 use crate::owner::whoami;
 
 /// Locks on rows.
@@ -52,14 +52,24 @@ impl Hold for Rows {
         }
     }
 
-    async fn mark(wire: &mut PgConnection, ask: &Ask, number: i64) -> sqlx::Result<Option<i64>> {
-        sqlx::query_scalar("SELECT lockkeeper_mark($1, $2::integer, $3, $4)")
-            .bind(ask.key.as_str())
-            .bind(number)
-            .bind(whoami())
-            .bind(&ask.note)
-            .fetch_one(wire)
-            .await
+    async fn mark(
+        apart: &mut PgConnection,
+        holder: &mut Dedicated<PgConnection>,
+        ask: &Ask,
+    ) -> sqlx::Result<Marked> {
+        let fence: Option<i64> =
+            sqlx::query_scalar("SELECT lockkeeper_mark($1, $2::integer, $3, $4)")
+                .bind(ask.key.as_str())
+                .bind(holder.session.number)
+                .bind(whoami())
+                .bind(&ask.note)
+                .fetch_one(apart)
+                .await?;
+        Ok(match fence {
+            None => Marked::Gone,
+            Some(0) => Marked::Guarded,
+            Some(fence) => Marked::Fenced(fence),
+        })
     }
 
     /// Only our own transaction, in which a row was locked, has a number.
@@ -86,14 +96,16 @@ impl Hold for Rows {
                        SELECT * FROM pg_locks WHERE locktype = 'transactionid'
                          OR (locktype = 'tuple' AND NOT granted AND relation = 'lockkeeper_row'::regclass)
                      )
-                     SELECT r.key, coalesce(t.fence, b.fence, 0) AS fence, l.pid::bigint AS number,
+                     SELECT r.key, coalesce(f.fence, b.fence, 0) AS fence, l.pid::bigint AS number,
                        l.granted AS holds, false AS shared,
-                       CASE WHEN t.pid = l.pid THEN t.who ELSE substr(a.application_name, 12) END AS who,
-                       CASE WHEN t.pid = l.pid THEN t.note END AS note,
-                       CASE WHEN t.pid = l.pid THEN (extract(epoch FROM t.since) * 1000000)::bigint END AS since
+                       coalesce(t.who, substr(a.application_name, 12)) AS who, t.note,
+                       a.backend_start::text AS mark,
+                       (extract(epoch FROM clock_timestamp() - coalesce(t.since, l.waitstart)) * 1000000)::bigint
+                         AS age
                      FROM r JOIN l ON l.transactionid = r.holder OR (l.page = r.page AND l.tuple = r.tuple)
                      LEFT JOIN lockkeeper_bound b ON b.key = r.key
-                     LEFT JOIN lockkeeper_last t ON t.key = r.key
+                     LEFT JOIN lockkeeper_last t ON t.key = r.key AND t.pid = l.pid AND l.granted
+                     LEFT JOIN lockkeeper_last f ON f.key = r.key
                      LEFT JOIN pg_stat_activity a ON a.pid = l.pid
                      ORDER BY r.key, l.granted DESC, l.locktype = 'tuple', l.waitstart, l.pid"
                 )

@@ -85,11 +85,15 @@ BEGIN
         WHERE i.key = a_key AND i.token <> a_token AND i.fence IS NOT NULL AND i.owner = a_owner))));
 END $$;
 
--- Tells those whose turn it is. They are a run from the front of the line.
+-- Tells those whose turn it is. They are a run from the front of the line. A session that found the queue
+-- of notifications full sets lockkeeper.silent, and those who wait look for themselves.
 CREATE OR REPLACE FUNCTION lockkeeper_wake(a_key text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   c lockkeeper_claim;
 BEGIN
+  IF current_setting('lockkeeper.silent', true) = 'on' THEN
+    RETURN;
+  END IF;
   FOR c IN SELECT * FROM lockkeeper_claim w WHERE w.key = a_key AND w.fence IS NULL ORDER BY w.place LOOP
     EXIT WHEN NOT lockkeeper_turn(c.key, c.token, c.place, c.owner, c.kind, c.take, c.permits);
     PERFORM pg_notify(c.wake, c.token);
@@ -105,7 +109,8 @@ CREATE OR REPLACE VIEW lockkeeper_all AS
   SELECT l.key, 0, l.owner, l.kind, 1, 0, l.fence, '{}', l.since, l.until, l.who, l.note, l.fence
     FROM lockkeeper_lock l WHERE l.token <> '';
 
--- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds.
+-- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds; a pause of 0
+-- means that it is, but for a guarded transaction that is not over: look again soon.
 CREATE OR REPLACE FUNCTION lockkeeper_attempt(
   a_key text, a_token text, a_owner text, a_kind text, a_take bigint, a_permits bigint,
   a_ttl bigint, a_stay bigint, a_wake text, a_who text, a_note text,
@@ -114,14 +119,15 @@ CREATE OR REPLACE FUNCTION lockkeeper_attempt(
 DECLARE
   latch lockkeeper_lock;
   mine lockkeeper_claim;
-  over bigint;
   others bigint;
+  guarded boolean := false;
   instant timestamptz;
-  -- A transaction that the lock guards may be in the way; the caller asks again.
+  -- A transaction that has nothing to do with us may be in the way; the caller asks again.
   patience text := set_config('lock_timeout', '5000', true);
 BEGIN
   LOOP
-    SELECT * INTO latch FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE;
+    -- A guarded transaction keeps nobody from standing in line, only from being let in.
+    SELECT * INTO latch FROM lockkeeper_lock l WHERE l.key = a_key FOR NO KEY UPDATE;
     EXIT WHEN FOUND;
     INSERT INTO lockkeeper_lock (key, fence) VALUES (a_key, lockkeeper_micros()) ON CONFLICT DO NOTHING;
   END LOOP;
@@ -140,15 +146,26 @@ BEGIN
       VALUES (a_key, latch.token, latch.owner, latch.kind, 1, 0, latch.fence, latch.since, latch.until, '',
               latch.who, latch.note);
   END IF;
-  SELECT count(*) FILTER (WHERE c.until <= instant), count(*) FILTER (WHERE c.until > instant)
-    INTO over, others FROM lockkeeper_claim c WHERE c.key = a_key;
-  IF over > 0 THEN
-    DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
+  -- This waits for a renewal that is under way, and may find that the claim lives: so it is counted after.
+  DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
+  IF FOUND THEN
     PERFORM lockkeeper_wake(a_key);
   END IF;
+  SELECT count(*) INTO others FROM lockkeeper_claim c WHERE c.key = a_key;
   IF others > 0 THEN
     SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
-  ELSIF a_kind <> 'semaphore' THEN
+  END IF;
+  IF mine.fence IS NULL THEN
+    -- Nobody else decides about this key now, so whoever has it is a guarded transaction.
+    PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE SKIP LOCKED;
+    guarded := NOT FOUND;
+  END IF;
+  IF others = 0 AND guarded AND a_stay = 0 THEN
+    granted := false;
+    pause := 0;
+    PERFORM set_config('synchronous_commit', 'off', true);
+    RETURN;
+  ELSIF others = 0 AND NOT guarded AND a_kind <> 'semaphore' THEN
     UPDATE lockkeeper_lock l
       SET token = a_token, owner = a_owner, kind = a_kind, since = clock_timestamp(),
           until = clock_timestamp() + a_ttl * interval '1 microsecond', who = a_who, note = a_note,
@@ -174,6 +191,8 @@ BEGIN
   IF NOT granted THEN
     granted := lockkeeper_turn(
       a_key, a_token, coalesce(mine.place, 9223372036854775807), a_owner, a_kind, a_take, a_permits);
+    guarded := guarded AND granted;
+    granted := granted AND NOT guarded;
   END IF;
   IF NOT granted THEN
     IF a_stay = 0 THEN
@@ -186,8 +205,12 @@ BEGIN
       UPDATE lockkeeper_claim c SET until = instant + a_stay * interval '1 microsecond'
         WHERE c.key = a_key AND c.token = a_token;
     END IF;
-    SELECT greatest(1, extract(epoch FROM min(c.until) - instant) * 1000000)::bigint INTO pause
-      FROM lockkeeper_claim c WHERE c.key = a_key AND c.token <> a_token;
+    IF guarded THEN
+      pause := 0;
+    ELSE
+      SELECT greatest(1, extract(epoch FROM min(c.until) - instant) * 1000000)::bigint INTO pause
+        FROM lockkeeper_claim c WHERE c.key = a_key AND c.token <> a_token;
+    END IF;
     -- Losing a place in line costs a place, not a lock: it need not be on disk.
     PERFORM set_config('synchronous_commit', 'off', true);
     RETURN;
@@ -336,7 +359,8 @@ END $$;
 
 -- The fence of a lock that a connection holds. Fences are given from a stretch of a million, whose end is
 -- committed before the first of them: other grants wait for no disk. After a crash lockkeeper_last is
--- empty, and the next stretch begins above the end of the one before.
+-- empty, and the next stretch begins above the end of the one before. Null as long as a transaction is not
+-- over that the last fence guards.
 CREATE OR REPLACE FUNCTION lockkeeper_bind(
   a_key text, a_pid integer, a_read boolean, a_who text, a_note text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -352,6 +376,10 @@ BEGIN
     END IF;
     RETURN result;
   END IF;
+  PERFORM FROM lockkeeper_last l WHERE l.key = a_key FOR NO KEY UPDATE SKIP LOCKED;
+  IF NOT FOUND AND EXISTS (SELECT FROM lockkeeper_last l WHERE l.key = a_key) THEN
+    RETURN NULL;
+  END IF;
   UPDATE lockkeeper_last l
     SET fence = l.fence + 1, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp()
     FROM lockkeeper_bound b WHERE l.key = a_key AND b.key = a_key AND l.fence < b.fence
@@ -359,9 +387,7 @@ BEGIN
   IF FOUND THEN
     RETURN result;
   END IF;
-  -- Of two who come here at once, the second waits at the first row that the first has, and goes on
-  -- from the end of its stretch.
-  PERFORM FROM lockkeeper_last l WHERE l.key = a_key FOR UPDATE;
+  -- Of two who come here at once, the second goes on from the end of the first one's stretch.
   INSERT INTO lockkeeper_bound AS b (key, id, fence)
     VALUES (a_key, lockkeeper_id(a_key), lockkeeper_micros() + 1000000)
     ON CONFLICT (key) DO UPDATE
@@ -379,7 +405,8 @@ CREATE OR REPLACE FUNCTION lockkeeper_id(a_key text) RETURNS bigint LANGUAGE sql
   SELECT ('x' || substr(encode(sha256(convert_to('lockkeeper:' || a_key, 'UTF8')), 'hex'), 1, 16))::bit(64)::bigint
 $$;
 
--- Takes an advisory lock for this session, and gives its fence; null if it is busy and not waited for.
+-- Takes an advisory lock for this session, and gives its fence; null if it is busy and not waited for, 0 if
+-- it is ours and its fence has to wait for a guarded transaction.
 -- The server ends a session from which it hears nothing for a_ttl milliseconds, and frees the lock.
 CREATE OR REPLACE FUNCTION lockkeeper_advise(
   a_key text, a_read boolean, a_wait boolean, a_ttl integer, a_who text, a_note text
@@ -397,7 +424,7 @@ BEGIN
   ELSIF NOT a_read AND NOT pg_try_advisory_lock(number) THEN
     RETURN NULL;
   END IF;
-  RETURN lockkeeper_bind(a_key, pg_backend_pid(), a_read, a_who, a_note);
+  RETURN coalesce(lockkeeper_bind(a_key, pg_backend_pid(), a_read, a_who, a_note), 0);
 END $$;
 
 -- Locks a key's row in the transaction that is open: true, or false if it is busy and not waited for,
@@ -420,13 +447,16 @@ BEGIN
 END $$;
 
 -- The fence of a key whose row another session, a_pid, holds in its open transaction; null if it does
--- not any more. The look comes after the latch in lockkeeper_bind, so whoever gets the row after that
+-- not any more, and 0 if a guarded transaction is not over. The look comes after the latch in lockkeeper_bind, so whoever gets the row after that
 -- look waits at the latch, and gets a higher fence.
 CREATE OR REPLACE FUNCTION lockkeeper_mark(a_key text, a_pid integer, a_who text, a_note text)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   result bigint := lockkeeper_bind(a_key, a_pid, false, a_who, a_note);
 BEGIN
+  IF result IS NULL THEN
+    RETURN 0;
+  END IF;
   PERFORM FROM lockkeeper_row r
     JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = r.xmax
     WHERE r.key = a_key AND l.pid = a_pid AND l.granted;

@@ -30,9 +30,6 @@ pub(super) const WAITER_LEASE: Duration = Duration::from_secs(6);
 /// How long Redisson's clients wait for a waiter before they drop it, by their default.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// How many permits one claim may take.
-const MOST_PERMITS: u32 = 10_000;
-
 /// How long what we keep beside a lock outlives its last use.
 const LIFE: Duration = Duration::from_secs(3600);
 
@@ -220,15 +217,7 @@ impl Ticket {
                 "{id:?} cannot be an owner on Redis: it has a meaning in the layout of the lock"
             )));
         }
-        match self.request.mode {
-            Mode::Permits { take, .. } if take > MOST_PERMITS => Err(Error::Unsupported {
-                engine: NAME,
-                what: format!(
-                    "take {take} permits at once; {MOST_PERMITS} are the most, since the server does nothing else meanwhile"
-                ),
-            }),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Makes sure that every bell that may ring for us hangs.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::{FromRedisValue, RedisError};
+use redis::FromRedisValue;
 
 use crate::backend::{Claim, Finding, Mode, Request, Severity};
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::owner::Token;
 
 use super::Store;
 use super::claim::Ticket;
-use super::error::sort;
+use super::error::{code, sort};
 use super::link::Link;
 use super::settings::Layout;
 
@@ -209,7 +209,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
 /// What the server calls the reason why a lock could not be taken or given back.
 fn code_of(error: &Error) -> Option<&str> {
     let Error::Backend { source, .. } = error else { return None };
-    source.downcast_ref().and_then(RedisError::code)
+    source.downcast_ref().and_then(code)
 }
 
 /// What two failures have in common that have one cause. Rights may be missing for one kind alone.

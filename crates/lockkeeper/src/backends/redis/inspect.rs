@@ -17,7 +17,7 @@ use crate::key::Key;
 
 use super::Store;
 use super::claim::what_is_there;
-use super::error::{garbage, sort};
+use super::error::{code, garbage, sort};
 use super::link::{Call, Link};
 use super::names::{Names, lock_of_state, pattern_of};
 use super::script::{BREAK, CANDIDATES, INSPECT};
@@ -117,7 +117,7 @@ async fn candidates(store: &Store, server: &Link, hashes: Vec<String>) -> Result
             Ok(reply) => Vec::<usize>::from_redis_value(reply.value)
                 .map_err(|error| sort("list locks", error.into()))?,
             // What this user may not see is not among its locks.
-            Err(error) if error.code() == Some("NOPERM") => Vec::new(),
+            Err(error) if code(&error) == Some("NOPERM") => Vec::new(),
             Err(error) => return Err(sort("list locks", error)),
         };
         candidates.extend(numbers.into_iter().filter_map(|n| names.get(n - 1).cloned()));

@@ -62,7 +62,8 @@ const fn promises(layout: Layout) -> Guarantees {
         engine: NAME,
         read_write: Support::Yes,
         semaphore: Support::Yes,
-        most_permits: 7_000,
+        // The server does nothing else meanwhile, for some tens of milliseconds.
+        most_permits: 10_000,
         order: Order::FifoOnRequest,
         fence: FenceSource::Hybrid,
         death: Death::Lease,

@@ -15,8 +15,8 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 
 use super::bound_claim::BoundClaim;
-use super::hold::{Ask, Hold, Seen, Taken};
-use super::sessions::{Greet, Sessions, failed, is_refusal, within};
+use super::hold::{Ask, Hold, Marked, Seen, Taken};
+use super::sessions::{Greet, Session, Sessions, failed, is_refusal, within};
 use super::{STATEMENT, fence, stripe};
 use crate::backend::{
     Backend, Claim, Entry, Finding, Guarantees, Lease, Mode, Query, Renewal, Request, Snapshot,
@@ -44,9 +44,10 @@ pub(super) struct Shared<H: Hold> {
     pub(super) held: Mutex<HashMap<Token, Arc<Kept<H>>>>,
 }
 
-pub(super) struct Dedicated<W> {
-    pub(super) wire: W,
-    pub(super) number: i64,
+/// A connection of one claim.
+pub(crate) struct Dedicated<W> {
+    pub(crate) wire: W,
+    pub(crate) session: Session,
     /// After how much silence the server ends it, if it was told.
     silence: Option<Duration>,
 }
@@ -123,7 +124,7 @@ impl<H: Hold> Backend for Bound<H> {
         let mut broken = Vec::new();
         for seen in self.shared.look(&Query::Key(key.clone())).await? {
             if seen.holds {
-                self.shared.end(seen.number).await?;
+                self.shared.end(&seen.session).await?;
                 broken.push(seen.entry);
             }
         }
@@ -147,15 +148,15 @@ impl<H: Hold> Shared<H> {
         session.settle(answer, "look at locks")
     }
 
-    pub(super) async fn end(&self, number: i64) -> Result<()> {
+    pub(super) async fn end(&self, ended: &Session) -> Result<()> {
         let mut session = self.sessions.any().await?;
-        let answer = within(STATEMENT, session.wire().end(number)).await;
+        let answer = within(STATEMENT, session.wire().end(ended)).await;
         session.settle(answer, "end a connection")
     }
 
-    pub(super) async fn mark(&self, ask: &Ask, number: i64) -> Result<Option<i64>> {
+    pub(super) async fn mark(&self, ask: &Ask, holder: &mut Dedicated<H::Wire>) -> Result<Marked> {
         let mut session = self.sessions.of(&ask.key).await?;
-        let answer = within(STATEMENT, H::mark(session.wire(), ask, number)).await;
+        let answer = within(STATEMENT, H::mark(session.wire(), holder, ask)).await;
         session.settle(answer, "acquire a lock")
     }
 
@@ -182,9 +183,9 @@ impl<H: Hold> Shared<H> {
 
     async fn connect(&self) -> Result<Dedicated<H::Wire>> {
         let mut wire = self.sessions.connect().await?;
-        let number = within(STATEMENT, wire.number()).await;
-        let number = number.map_err(|error| failed::<H::Wire>(error, "connect"))?;
-        Ok(Dedicated { wire, number, silence: None })
+        let session = within(STATEMENT, wire.session()).await;
+        let session = session.map_err(|error| failed::<H::Wire>(error, "connect"))?;
+        Ok(Dedicated { wire, session, silence: None })
     }
 
     pub(super) fn spare(&self, connection: Dedicated<H::Wire>) {

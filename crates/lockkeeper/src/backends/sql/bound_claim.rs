@@ -11,11 +11,12 @@ use std::task::Poll;
 
 use async_trait::async_trait;
 use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::sleep;
 
 use super::bound::{Answered, Dedicated, Kept, Shared, lock};
-use super::hold::{Ask, Hold, Taken};
-use super::sessions::{failed, within};
-use super::{STATEMENT, fence};
+use super::hold::{Ask, Hold, Marked, Taken};
+use super::sessions::{Session, failed, within};
+use super::{GUARDED, STATEMENT, fence};
 use crate::backend::{Claim, Grant, Lease, Released, Request};
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -33,11 +34,16 @@ enum State<H: Hold> {
     Idle,
     /// Blocked in the server. Kept here, so that nothing is lost when a wait is dropped.
     Waiting {
-        number: i64,
+        session: Session,
         blocked: Blocked<H>,
     },
     /// The server answered.
     Woken(Answered<H>),
+    /// Ours, but a transaction is not over that is guarded by the fence before.
+    Guarded {
+        connection: Dedicated<H::Wire>,
+        looks: u32,
+    },
     Held {
         kept: Arc<Kept<H>>,
         fence: i64,
@@ -52,12 +58,12 @@ impl<H: Hold> BoundClaim<H> {
     }
 
     fn block(&self, mut connection: Dedicated<H::Wire>) -> State<H> {
-        let (number, ask) = (connection.number, self.ask.clone());
+        let (session, ask) = (connection.session.clone(), self.ask.clone());
         let blocked = Box::pin(async move {
             let answer = H::take(&mut connection.wire, &ask, true).await;
             (connection, answer)
         });
-        State::Waiting { number, blocked }
+        State::Waiting { session, blocked }
     }
 
     fn hold(&mut self, connection: Dedicated<H::Wire>, fence: i64) -> Grant {
@@ -119,19 +125,40 @@ impl<H: Hold> Claim for BoundClaim<H> {
                 Poll::Ready(answered) => self.state = State::Woken(answered),
             }
         }
-        let (answered, waited) = match std::mem::replace(&mut self.state, State::Idle) {
-            State::Woken(answered) => (answered, true),
-            _ => (self.shared.take(&self.ask).await?, false),
+        let (answered, waited, looks) = match std::mem::replace(&mut self.state, State::Idle) {
+            State::Woken(answered) => (answered, true, 0),
+            // The server hears of it meanwhile, so that it does not end the session.
+            State::Guarded { mut connection, looks } => {
+                match within(STATEMENT, H::beat(&mut connection.wire, &self.ask)).await {
+                    Ok(true) => ((connection, Ok(Taken::Unfenced)), true, looks + 1),
+                    Ok(false) => return Err(ended::<H>()),
+                    Err(error) => return Err(sort::<H>(&self.ask.key, error)),
+                }
+            }
+            _ => (self.shared.take(&self.ask).await?, false, 0),
         };
         match answered {
             (connection, Ok(Taken::Fenced(fence))) => {
                 self.confirm(connection, fence, waited).await.map(Some)
             }
             // If no fence can be had, the connection goes, and with it the lock.
-            (connection, Ok(Taken::Unfenced)) => {
-                match self.shared.mark(&self.ask, connection.number).await? {
-                    Some(fence) => self.confirm(connection, fence, waited).await.map(Some),
-                    None => Err(ended::<H>()),
+            (mut connection, Ok(Taken::Unfenced)) => {
+                match self.shared.mark(&self.ask, &mut connection).await? {
+                    Marked::Fenced(fence) => {
+                        self.confirm(connection, fence, waited).await.map(Some)
+                    }
+                    Marked::Guarded if self.request.queue => {
+                        self.state = State::Guarded { connection, looks };
+                        Ok(None)
+                    }
+                    Marked::Guarded => {
+                        let giving = H::give_back(&mut connection.wire, &self.ask);
+                        if within(STATEMENT, giving).await.is_ok() {
+                            self.shared.spare(connection);
+                        }
+                        Ok(None)
+                    }
+                    Marked::Gone => Err(ended::<H>()),
                 }
             }
             (connection, Ok(Taken::Busy)) if self.request.queue => {
@@ -154,9 +181,13 @@ impl<H: Hold> Claim for BoundClaim<H> {
     }
 
     async fn wait(&mut self) -> Result<()> {
-        if let State::Waiting { blocked, .. } = &mut self.state {
-            let answered = blocked.await;
-            self.state = State::Woken(answered);
+        match &mut self.state {
+            State::Waiting { blocked, .. } => {
+                let answered = blocked.await;
+                self.state = State::Woken(answered);
+            }
+            State::Guarded { looks, .. } => sleep(GUARDED.delay(*looks)).await,
+            _ => {}
         }
         Ok(())
     }
@@ -165,15 +196,15 @@ impl<H: Hold> Claim for BoundClaim<H> {
         match self.forget() {
             State::Idle => Ok(Released::Yes),
             // Closing the connection is enough for the server, but it may take a second to look.
-            State::Waiting { number, blocked } => {
-                let ended = self.shared.end(number).await;
+            State::Waiting { session, blocked } => {
+                let ended = self.shared.end(&session).await;
                 drop(blocked);
                 ended.map(|()| Released::Yes)
             }
-            State::Woken((connection, _)) => {
-                let number = connection.number;
+            State::Woken((connection, _)) | State::Guarded { connection, .. } => {
+                let ended = self.shared.end(&connection.session).await;
                 drop(connection);
-                self.shared.end(number).await.map(|()| Released::Yes)
+                ended.map(|()| Released::Yes)
             }
             State::Held { kept, .. } => {
                 let gate = self.shared.gate(&self.ask.key).lock().await;

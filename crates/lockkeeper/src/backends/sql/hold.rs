@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::sessions::Greet;
+use super::bound::Dedicated;
+use super::sessions::{Greet, Session};
 use crate::backend::{
     Death, Entry, FenceSource, Guarantees, Order, Query, Reentrance, Scope, Support, Survives,
     Wakeup,
@@ -31,11 +32,13 @@ pub(crate) trait Hold: fmt::Debug + Send + Sync + 'static {
     /// Takes the lock.
     async fn take(wire: &mut Self::Wire, ask: &Ask, wait: bool) -> sqlx::Result<Taken>;
 
-    /// Commits a fence for a lock that connection `number` was [given](Taken::Unfenced), on a
-    /// connection apart; `None` if that one does not hold it any more.
-    async fn mark(_: &mut Self::Wire, _: &Ask, _: i64) -> sqlx::Result<Option<i64>> {
-        Ok(None)
-    }
+    /// Commits a fence for a lock that a connection was [given](Taken::Unfenced), there or on a connection
+    /// `apart`. Never waits for anybody's transaction.
+    async fn mark(
+        apart: &mut Self::Wire,
+        holder: &mut Dedicated<Self::Wire>,
+        ask: &Ask,
+    ) -> sqlx::Result<Marked>;
 
     /// Whether the connection is still the one that holds the lock.
     async fn beat(wire: &mut Self::Wire, ask: &Ask) -> sqlx::Result<bool>;
@@ -88,15 +91,26 @@ pub(crate) enum Taken {
     Busy,
     /// Ours, under this fence, which is committed.
     Fenced(i64),
-    /// Ours, on a connection that cannot commit a fence without giving the lock back.
+    /// Ours, on a connection that cannot commit a fence without giving the lock back, or that may not yet.
     Unfenced,
+}
+
+/// What became of a fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Marked {
+    /// It is committed.
+    Fenced(i64),
+    /// A transaction is not over that is guarded by the fence before.
+    Guarded,
+    /// The connection does not hold the lock any more.
+    Gone,
 }
 
 /// A connection that holds or waits.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) key: String,
-    pub(crate) number: i64,
+    pub(crate) session: Session,
     pub(crate) holds: bool,
     pub(crate) last: i64,
     pub(crate) entry: Entry,

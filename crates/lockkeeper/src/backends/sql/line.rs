@@ -16,8 +16,8 @@ pub(crate) struct Row {
     pub(crate) permits: i64,
     pub(crate) fence: Option<i64>,
     pub(crate) slots: Vec<u32>,
-    /// Microseconds since 1970.
-    pub(crate) since: i64,
+    /// For how many microseconds it has held or waited, by the server's clock.
+    pub(crate) age: i64,
     /// Microseconds from now.
     pub(crate) left: i64,
     pub(crate) who: String,
@@ -33,7 +33,7 @@ impl Row {
             mode: mode(&self.kind, self.take, self.permits),
             who: Some(self.who),
             note: self.note,
-            since: Some(SystemTime::UNIX_EPOCH + micros(self.since)),
+            since: since(self.age),
             left: self.fence.map(|_| micros(self.left)),
             fence: self.fence.map(fence),
             slots: self.slots,
@@ -64,6 +64,12 @@ pub(crate) fn snapshots(rows: impl IntoIterator<Item = Row>) -> Vec<Snapshot> {
 /// A fence that a column holds.
 pub(crate) fn fence(number: i64) -> Fence {
     Fence::new(u64::try_from(number).unwrap_or(0))
+}
+
+/// When something began that is so many microseconds old by the server's clock: by ours, since that is the
+/// one that it is compared with.
+pub(crate) fn since(age: i64) -> Option<SystemTime> {
+    SystemTime::now().checked_sub(micros(age))
 }
 
 fn micros(number: i64) -> Duration {

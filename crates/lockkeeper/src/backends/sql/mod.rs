@@ -11,15 +11,18 @@ mod settings;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-pub(crate) use self::bound::Bound;
-pub(crate) use self::hold::{Ask, Hold, Seen, Taken, promises};
+pub(crate) use self::bound::{Bound, Dedicated};
+pub(crate) use self::hold::{Ask, Hold, Marked, Seen, Taken, promises};
 pub(crate) use self::lease::{grant, leases, pause, renewals};
-pub(crate) use self::line::{Row, fence, snapshots};
+pub(crate) use self::line::{Row, fence, since, snapshots};
 #[cfg(feature = "postgres")]
-pub(crate) use self::sessions::{Borrowed, failed};
-pub(crate) use self::sessions::{Greet, Sessions, within};
+pub(crate) use self::sessions::Borrowed;
+#[cfg(any(feature = "postgres", test))]
+pub(crate) use self::sessions::failed;
+pub(crate) use self::sessions::{Greet, Session, Sessions, within};
 pub(crate) use self::settings::Settings;
 use crate::backend::{Finding, Mode, Severity};
+use crate::engine::Backoff;
 use crate::error::Error;
 use crate::key::Key;
 
@@ -28,6 +31,10 @@ pub(crate) const WAITER_LEASE: Duration = Duration::from_secs(5);
 
 /// How long a waiter trusts the database to wake it; every look also keeps its place.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(1_500);
+
+/// How soon one whose turn it is looks again whether a guarded transaction is over, of which nobody is told.
+pub(crate) const GUARDED: Backoff =
+    Backoff::between(Duration::from_millis(5), Duration::from_millis(200));
 
 /// How long one statement may take.
 pub(crate) const STATEMENT: Duration = Duration::from_secs(10);

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use sqlx::Connection;
 use sqlx::error::DatabaseError;
 use tokio::sync::{Mutex, MutexGuard};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{STATEMENT, stripe};
 use crate::backend::Finding;
@@ -21,6 +21,12 @@ use crate::key::Key;
 
 /// One of so many releases also removes what nobody needs any more.
 const SWEEPS: u32 = 500;
+
+/// A connection that was idle for so long is asked whether it still is one.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// How long such a connection may take to answer.
+const PING: Duration = Duration::from_secs(2);
 
 /// A kind of connection, and what is said on it first.
 #[async_trait]
@@ -34,11 +40,11 @@ pub(crate) trait Greet: Connection + Sized {
     /// Whether somebody else's transaction was in the way for too long. Nothing happened then.
     fn was_in_the_way(error: &dyn DatabaseError) -> bool;
 
-    /// By which number the server knows this connection.
-    async fn number(&mut self) -> sqlx::Result<i64>;
+    /// As what the server knows this connection.
+    async fn session(&mut self) -> sqlx::Result<Session>;
 
     /// Ends another connection, and waits until it has let go of what it held.
-    async fn end(&mut self, number: i64) -> sqlx::Result<()>;
+    async fn end(&mut self, session: &Session) -> sqlx::Result<()>;
 
     /// Removes what nobody needs any more.
     async fn sweep(&mut self) -> sqlx::Result<()>;
@@ -54,21 +60,38 @@ pub(crate) trait Greet: Connection + Sized {
     /// What to do about an error that does not say it by itself.
     fn advice(error: &dyn DatabaseError) -> Option<&'static str>;
 
+    /// What it means that the client crate cannot connect in the way it is set up.
+    fn misconfigured() -> Option<&'static str> {
+        None
+    }
+
     /// Whether the same request may succeed later.
     fn may_pass(error: &dyn DatabaseError) -> bool;
+}
+
+/// A connection, as the server knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Session {
+    pub(crate) number: i64,
+    /// What the server says of this connection and not of the next one that gets its number: a server
+    /// gives the number of a connection that ended to another one, sooner or later.
+    pub(crate) mark: Option<String>,
 }
 
 /// The connections of one client: several for requests about keys, one apart for renewals,
 /// so that a lease never waits for somebody's attempt.
 pub(crate) struct Sessions<C: Greet> {
     options: C::Options,
-    requests: Vec<Mutex<Option<C>>>,
-    renewals: Mutex<Option<C>>,
+    requests: Vec<Home<C>>,
+    renewals: Home<C>,
 }
+
+/// Where a connection is while nobody uses it, and since when.
+type Home<C> = Mutex<Option<(C, Instant)>>;
 
 /// A connection for the time of one request. Given back by [`settle`](Borrowed::settle), else closed.
 pub(crate) struct Borrowed<'a, C: Greet> {
-    home: Option<MutexGuard<'a, Option<C>>>,
+    home: Option<MutexGuard<'a, Option<(C, Instant)>>>,
     connection: Option<C>,
 }
 
@@ -120,7 +143,7 @@ impl<C: Greet> Sessions<C> {
     pub(crate) async fn close(&self) {
         for home in self.requests.iter().chain([&self.renewals]) {
             if let Ok(mut home) = home.try_lock()
-                && let Some(connection) = home.take()
+                && let Some((connection, _)) = home.take()
             {
                 // The goodbye is a courtesy; the server notices either way.
                 let _ = timeout(Duration::from_secs(1), connection.close()).await;
@@ -128,10 +151,15 @@ impl<C: Greet> Sessions<C> {
         }
     }
 
-    async fn borrow<'a>(&'a self, home: &'a Mutex<Option<C>>) -> Result<Borrowed<'a, C>> {
+    /// A connection that was idle for long may have been ended by the server, or by whoever forwards it.
+    async fn borrow<'a>(&'a self, home: &'a Home<C>) -> Result<Borrowed<'a, C>> {
         let mut home = home.lock().await;
         let connection = match home.take() {
-            Some(connection) => connection,
+            Some((connection, since)) if since.elapsed() < IDLE => connection,
+            Some((mut connection, _)) => match within(PING, connection.ping()).await {
+                Ok(()) => connection,
+                Err(_) => self.connect().await?,
+            },
             None => self.connect().await?,
         };
         Ok(Borrowed { home: Some(home), connection: Some(connection) })
@@ -163,7 +191,8 @@ impl<C: Greet> Borrowed<'_, C> {
     pub(crate) fn settle<T>(mut self, answer: sqlx::Result<T>, doing: &str) -> Result<T> {
         // A refusal is an answer like any other: the connection is good for the next request.
         if answer.is_ok() || is_refusal::<C>(&answer) {
-            *self.home.take().expect("settled once") = self.connection.take();
+            let connection = self.connection.take().map(|connection| (connection, Instant::now()));
+            *self.home.take().expect("settled once") = connection;
         }
         answer.map_err(|error| failed::<C>(error, doing))
     }
@@ -198,7 +227,10 @@ pub(crate) fn failed<C: Greet>(error: sqlx::Error, doing: &str) -> Error {
             Some(advice) => format!("{}; {advice}", C::words(refusal)).into(),
             None => C::words(refusal).into(),
         },
-        None => Box::new(error),
+        None => match (&error, C::misconfigured()) {
+            (sqlx::Error::Configuration(_), Some(meaning)) => meaning.into(),
+            _ => Box::new(error),
+        },
     };
     Error::Backend { engine: C::ENGINE, doing: doing.to_owned(), retryable, source }
 }

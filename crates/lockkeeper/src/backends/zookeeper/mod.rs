@@ -65,7 +65,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: error::NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
-    most_permits: 100,
+    most_permits: 1_000,
     order: Order::Fifo,
     fence: FenceSource::Revision,
     death: Death::Session,
