@@ -147,8 +147,8 @@ async fn a_full_queue_of_notifications_keeps_nobody_from_a_lock() {
     let clients = [connect().await, connect().await, connect().await];
     let first = clients[0].mutex("key").ttl(LEASE).acquire().await.unwrap();
     let mut waiting = JoinSet::new();
-    for client in clients[1..].iter().cloned() {
-        waiting.spawn(async move { client.mutex("key").ttl(LEASE).acquire().await });
+    for client in &clients[1..] {
+        waiting.spawn(client.mutex("key").ttl(LEASE).acquire());
     }
     while sql("SELECT count(*) FROM lockkeeper_claim") != "3" {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -166,8 +166,8 @@ async fn a_full_queue_of_notifications_keeps_nobody_from_a_lock() {
     }
     // A waiter that nobody tells of a lease that ran out asks itself, and must not fail either.
     let dead = clients[0].mutex("other").lease(Duration::from_secs(1)).acquire().await.unwrap();
-    for client in clients[1..].iter().cloned() {
-        waiting.spawn(async move { client.mutex("other").acquire().await });
+    for client in &clients[1..] {
+        waiting.spawn(client.mutex("other").acquire());
     }
     while let Some(next) = waiting.join_next().await {
         next.unwrap().unwrap().release().await.unwrap();
