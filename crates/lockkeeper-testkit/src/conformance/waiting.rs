@@ -10,7 +10,8 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::Store;
-use super::check::{busy, queued, take};
+use super::check::{busy, eventually, queued, take};
+use crate::holder::Holder;
 use crate::link::Call;
 use crate::poll::poll_once;
 
@@ -185,16 +186,20 @@ pub(super) async fn waits_that_time_out_leave_no_threads_and_no_open_files(store
     // In a process of its own, where nothing else opens files or starts threads.
     let mut waiter = store.holder("key", &["--within", "3ms"]);
     waiter.said("timeout").await;
-    let mut wait = async |times: usize| {
+    let wait = async |waiter: &mut Holder, times: usize| {
         for _ in 0..times {
             waiter.tell("acquire");
             waiter.said("timeout").await;
         }
-        waiter.resources()
     };
-    let (threads, files) = wait(10).await;
-    let (threads_after, files_after) = wait(60).await;
-    assert!(threads_after < threads + 15, "{threads} threads became {threads_after}");
-    assert!(files_after < files + 15, "{files} open files became {files_after}");
+    wait(&mut waiter, 10).await;
+    let (threads, files) = waiter.resources();
+    wait(&mut waiter, 60).await;
+    // A wait is undone in the background; what is still there while the holder stays is left for ever.
+    eventually("nothing is left of waits that timed out", async || {
+        let (threads_now, files_now) = waiter.resources();
+        threads_now < threads + 15 && files_now < files + 15
+    })
+    .await;
     guard.release().await.unwrap();
 }

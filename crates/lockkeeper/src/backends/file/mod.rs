@@ -6,7 +6,7 @@
 //! and a claim that has to wait sleeps in the kernel on the byte of the one before it.
 //!
 //! Easy to get wrong: byte numbers are never used twice, so a late watcher of a dead claim's byte
-//! disturbs nobody; and every decision is made under the deciding byte of the current [`epoch`].
+//! disturbs nobody; and every decision is made under the deciding byte of the current epoch.
 
 mod claim;
 mod directory;
