@@ -2,7 +2,9 @@
 //!
 //! A driver says `enter SIDE MODE FENCE NAME` when it has a lock and `leave` before it gives it back, and
 //! goes on only when that was noted. So two who are inside together here were so in truth, whatever
-//! the network and the scheduler did in between.
+//! the network and the scheduler did in between. One that goes on after a failure says
+//! `trouble SIDE NAME lost|twice|failed WHY…`: its lock was gone at its release, or still there after it,
+//! or something else did not work.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Write};
@@ -21,23 +23,49 @@ pub(crate) struct Arbiter {
     rooms: Arc<Mutex<HashMap<String, Room>>>,
 }
 
+/// How long a visit takes. The arbiter decides it, so that all languages stay alike.
+type Stay = fn() -> Duration;
+
 /// What happened under one name.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Tally {
     /// Sections of ours and of theirs.
     pub(crate) ours: usize,
     pub(crate) theirs: usize,
-    /// Everything that must not have happened, in words.
-    pub(crate) wrongs: Vec<String>,
+    /// Everything that must not have happened.
+    pub(crate) wrongs: Vec<Wrong>,
+    /// What those met who go on after a failure.
+    pub(crate) troubles: Vec<Trouble>,
     /// How long it took from one leaving to one of the other side entering.
     pub(crate) hand_offs: Vec<Duration>,
     /// How many came with a fence.
     pub(crate) fenced: usize,
 }
 
+/// Something that must not have happened.
+#[derive(Debug, Clone)]
+pub(crate) struct Wrong {
+    pub(crate) at: Instant,
+    /// Who entered beside whom, the newcomer first; empty if it is about fences.
+    pub(crate) sides: Vec<Side>,
+    pub(crate) text: String,
+}
+
+/// A call that failed.
+#[derive(Debug, Clone)]
+pub(crate) struct Trouble {
+    pub(crate) at: Instant,
+    pub(crate) side: Side,
+    /// `lost`, `twice` or `failed`.
+    pub(crate) what: String,
+    pub(crate) text: String,
+}
+
 #[derive(Debug, Default)]
 struct Room {
     inside: Vec<Visit>,
+    /// When each guest entered last.
+    entered: HashMap<usize, (Side, Instant)>,
     left: Option<(Side, Instant)>,
     fence: u64,
     tally: Tally,
@@ -67,6 +95,20 @@ struct Visit {
 impl Arbiter {
     /// Starts to listen on a port of this machine.
     pub(crate) fn start() -> Self {
+        // Long enough for somebody else to come in, if that is possible.
+        Self::with(|| Duration::from_micros(fastrand::u64(0..400)))
+    }
+
+    /// One whose visits fill most of the time, and sometimes last: two servers that both grant a lock
+    /// are noticed soon, and so is a lock that was forgotten while it was held.
+    pub(crate) fn patient() -> Self {
+        Self::with(|| {
+            let long = fastrand::u8(..64) == 0;
+            Duration::from_millis(if long { 2500 } else { fastrand::u64(0..20) })
+        })
+    }
+
+    fn with(stay: Stay) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
         let port = listener.local_addr().expect("it is bound").port();
         let arbiter = Self { port, rooms: Arc::default() };
@@ -74,7 +116,7 @@ impl Arbiter {
         thread::spawn(move || {
             for (guest, stream) in listener.incoming().flatten().enumerate() {
                 let rooms = rooms.clone();
-                thread::spawn(move || attend(guest, stream, &rooms));
+                thread::spawn(move || attend(guest, stream, &rooms, stay));
             }
         });
         arbiter
@@ -84,6 +126,15 @@ impl Arbiter {
         self.port
     }
 
+    /// How many of ours and of theirs entered since then.
+    pub(crate) fn active(&self, name: &str, since: Instant) -> (usize, usize) {
+        let rooms = lock(&self.rooms);
+        let entered = rooms.get(name).into_iter().flat_map(|room| room.entered.values());
+        let sides: Vec<_> = entered.filter(|(_, at)| *at > since).map(|(side, _)| *side).collect();
+        let ours = sides.iter().filter(|side| **side == Side::Ours).count();
+        (ours, sides.len() - ours)
+    }
+
     /// What happened under a name since it was asked last.
     pub(crate) fn tally(&self, name: &str) -> Tally {
         lock(&self.rooms).remove(name).map(|room| room.tally).unwrap_or_default()
@@ -91,7 +142,7 @@ impl Arbiter {
 }
 
 /// Takes notes for one driver until it hangs up.
-fn attend(guest: usize, stream: TcpStream, rooms: &Mutex<HashMap<String, Room>>) {
+fn attend(guest: usize, stream: TcpStream, rooms: &Mutex<HashMap<String, Room>>, stay: Stay) {
     let mut place = None;
     let mut serve = || -> io::Result<()> {
         stream.set_nodelay(true)?;
@@ -105,10 +156,15 @@ fn attend(guest: usize, stream: TcpStream, rooms: &Mutex<HashMap<String, Room>>)
                     let fence = fence.parse().expect("a fence is a number");
                     lock(rooms).entry((*name).to_owned()).or_default().enter(visit, fence);
                     place = Some((*name).to_owned());
-                    // Long enough for somebody else to come in, if that is possible.
-                    thread::sleep(Duration::from_micros(fastrand::u64(0..400)));
+                    thread::sleep(stay());
                 }
                 ["leave"] => leave(rooms, &mut place, guest),
+                ["trouble", side, name, what, why @ ..] => {
+                    let (side, what, text) = (side_of(side), (*what).to_owned(), why.join(" "));
+                    let trouble = Trouble { at: Instant::now(), side, what, text };
+                    let mut rooms = lock(rooms);
+                    rooms.entry((*name).to_owned()).or_default().tally.troubles.push(trouble);
+                }
                 other => panic!("a driver said {other:?}"),
             }
             answers.write_all(b".")?;
@@ -147,7 +203,7 @@ fn mode_of(word: &str) -> Mode {
 
 impl Room {
     fn enter(&mut self, visit: Visit, fence: u64) {
-        let tally = &mut self.tally;
+        let (tally, at) = (&mut self.tally, Instant::now());
         let clash = match visit.mode {
             Mode::Permit => self.inside.len() >= PERMITS,
             mode => self
@@ -156,12 +212,16 @@ impl Room {
                 .any(|other| mode == Mode::Exclusive || other.mode == Mode::Exclusive),
         };
         if clash {
-            tally.wrongs.push(format!("{visit:?} was let in beside {:?}", self.inside));
+            let text = format!("{visit:?} was let in beside {:?}", self.inside);
+            let inside = self.inside.iter().map(|other| other.side);
+            let sides = [visit.side].into_iter().chain(inside).collect();
+            tally.wrongs.push(Wrong { at, sides, text });
         }
         // A reader carries the fence of the last writer, and a permit may be taken beside others.
         if fence > 0 && visit.mode == Mode::Exclusive {
             if fence <= self.fence {
-                tally.wrongs.push(format!("fence {fence} came after {}", self.fence));
+                let text = format!("fence {fence} came after {}", self.fence);
+                tally.wrongs.push(Wrong { at, sides: Vec::new(), text });
             }
             self.fence = self.fence.max(fence);
             tally.fenced += 1;
@@ -176,6 +236,7 @@ impl Room {
             tally.hand_offs.push(at.elapsed());
         }
         self.left = None;
+        self.entered.insert(visit.guest, (visit.side, at));
         self.inside.push(visit);
     }
 

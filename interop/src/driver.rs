@@ -104,6 +104,11 @@ impl Driver {
         }
     }
 
+    /// What it said already, if anything.
+    pub(crate) fn said(&self) -> Option<String> {
+        self.answers.try_recv().ok()
+    }
+
     /// Gives an order and waits for its answer.
     pub(crate) fn ask(&mut self, order: &str) -> Outcome<String> {
         self.tell(order)?;

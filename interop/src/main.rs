@@ -4,12 +4,14 @@
 //! - [`driver`] is a process that does as it is told; [`ours`] is the one that uses this library, the
 //!   others are in `java`, `go`, `node` and `python` beside this directory.
 //! - [`scenes`] is what is tried, [`meeting`] tries it with two clients, [`pairs`] says which there are.
+//! - [`failovers`] is a scene of its own: it looks at what happens while Redis servers fail over.
 //! - [`own`] shows that a careless client is noticed.
 //!
 //! `interop/run` builds the foreign drivers and starts it.
 
 mod arbiter;
 mod driver;
+mod failovers;
 mod meeting;
 mod ours;
 mod own;

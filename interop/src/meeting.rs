@@ -8,7 +8,7 @@ use crate::store::Store;
 use crate::table::{Property, Row};
 
 /// How many processes of each side fight.
-const PROCESSES: usize = 3;
+pub(crate) const PROCESSES: usize = 3;
 
 /// How often a wake-up is measured.
 const ROUNDS: usize = 7;
@@ -230,7 +230,7 @@ impl<'a> Meeting<'a> {
 }
 
 /// Writes a result down; a failure is also the caller's.
-fn note(row: &mut Row, property: Property, outcome: Outcome<String>) -> Outcome {
+pub(crate) fn note(row: &mut Row, property: Property, outcome: Outcome<String>) -> Outcome {
     let failed = outcome.as_ref().err().cloned();
     row.note(property, outcome);
     failed.map_or(Ok(()), Err)

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Backoff, Client, Error, Guard, Lock, Multi, MultiGuard, Owner, Result};
+use lockkeeper::{Backoff, Client, Error, Guard, Lock, Multi, MultiGuard, Owner, Release, Result};
 use tokio::runtime::Runtime;
 
 use crate::arbiter::PERMITS;
@@ -71,10 +71,10 @@ impl Held {
         }
     }
 
-    async fn release(self) -> Result<()> {
+    async fn release(self) -> Result<Release> {
         match self {
-            Held::One(guard) => guard.release().await.map(drop),
-            Held::Several(guards) => guards.release().await.map(drop),
+            Held::One(guard) => guard.release().await,
+            Held::Several(guards) => guards.release().await,
         }
     }
 }
@@ -97,11 +97,11 @@ impl Ours {
                 self.runtime.block_on(held.release()).map_err(said)?;
                 Ok("released".to_owned())
             }
-            ["hammer", kind, name, count, port, pause] => {
+            [how @ ("hammer" | "endure"), kind, name, count, port, pause] => {
                 let count = count.parse().map_err(|_| "how often?")?;
                 let port = port.parse().map_err(|_| "which port?")?;
                 let pause = pause.parse().map_err(|_| "how long?")?;
-                self.hammer(kind, name, count, port, pause)?;
+                self.hammer(kind, name, count, port, pause, *how == "endure")?;
                 Ok("done".to_owned())
             }
             ["revoke", name] => {
@@ -160,6 +160,7 @@ impl Ours {
         Multi::new(["a", "b"].map(|end| self.lock("mutex", &format!("{name}-{end}"))))
     }
 
+    /// Enters so many times; if it `endures`, the arbiter is told of failures, and it goes on.
     fn hammer(
         &self,
         kind: &str,
@@ -167,6 +168,7 @@ impl Ours {
         count: usize,
         port: u16,
         pause: u64,
+        endures: bool,
     ) -> std::result::Result<(), String> {
         let mut arbiter =
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map_err(|error| error.to_string())?;
@@ -175,30 +177,51 @@ impl Ours {
             let asked = arbiter.write_all(line.as_bytes());
             asked.and_then(|()| arbiter.read_exact(&mut [0])).map_err(|error| error.to_string())
         };
+        for _ in 0..count {
+            match self.visit(kind, name, &mut ask)? {
+                Ok(Release::AlreadyLost) if endures => {
+                    ask(format!("trouble ours {name} lost at its release\n"))?;
+                }
+                Err(error) if endures => {
+                    let why = error.to_string().replace('\n', " ");
+                    ask(format!("trouble ours {name} failed {why}\n"))?;
+                }
+                visited => drop(visited.map_err(|error| error.to_string())?),
+            }
+            std::thread::sleep(Duration::from_millis(fastrand::u64(0..pause)));
+        }
+        Ok(())
+    }
+
+    /// One critical section. What the arbiter does not take is the outer error.
+    fn visit(
+        &self,
+        kind: &str,
+        name: &str,
+        ask: &mut impl FnMut(String) -> std::result::Result<(), String>,
+    ) -> std::result::Result<Result<Release>, String> {
         let mode = match kind {
             "read" => "shared",
             "permit" => "permit",
             _ => "exclusive",
         };
-        for _ in 0..count {
-            let held = match kind {
-                "multi" => self.runtime.block_on(self.both(name).acquire()).map(Held::Several),
-                _ => self.runtime.block_on(self.lock(kind, name).acquire()).map(Held::One),
-            };
-            let held = held.map_err(|error| error.to_string())?;
-            ask(format!("enter ours {mode} {} {name}\n", held.fence()))?;
-            ask("leave\n".to_owned())?;
-            let released = self.runtime.block_on(async {
-                held.release().await?;
-                if self.broken {
-                    // Whoever holds it now: the mistake of a client that does not look whose it is.
-                    self.client.break_lock(name).await?;
-                }
-                Ok(())
-            });
-            released.map_err(|error: Error| error.to_string())?;
-            std::thread::sleep(Duration::from_millis(fastrand::u64(0..pause)));
-        }
-        Ok(())
+        let held = match kind {
+            "multi" => self.runtime.block_on(self.both(name).acquire()).map(Held::Several),
+            _ => self.runtime.block_on(self.lock(kind, name).acquire()).map(Held::One),
+        };
+        let held = match held {
+            Ok(held) => held,
+            Err(error) => return Ok(Err(error)),
+        };
+        ask(format!("enter ours {mode} {} {name}\n", held.fence()))?;
+        ask("leave\n".to_owned())?;
+        Ok(self.runtime.block_on(async {
+            let released = held.release().await?;
+            if self.broken {
+                // Whoever holds it now: the mistake of a client that does not look whose it is.
+                self.client.break_lock(name).await?;
+            }
+            Ok(released)
+        }))
     }
 }

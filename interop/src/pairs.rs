@@ -2,12 +2,15 @@
 
 use std::path::PathBuf;
 
+use lockkeeper_testkit::server::redis::Sentinels;
+
 use crate::arbiter::Arbiter;
 use crate::driver::{Outcome, Program};
-use crate::meeting::{Meaning, Meeting, Trial, Woken};
+use crate::failovers::failovers;
+use crate::meeting::{Meaning, Meeting, PROCESSES, Trial, Woken, note};
 use crate::scenes::kind;
 use crate::store::Store;
-use crate::table::Row;
+use crate::table::{Property, Row};
 
 /// One run over any of the pairs.
 #[derive(Debug)]
@@ -24,7 +27,7 @@ pub(crate) struct Run {
 type Named = (&'static str, fn(&mut Run) -> Outcome);
 
 /// Everyone whom our drivers meet.
-const MEETINGS: [Named; 9] = [
+const MEETINGS: [Named; 10] = [
     ("redisson", redisson),
     ("curator", curator),
     ("kazoo", kazoo),
@@ -34,6 +37,7 @@ const MEETINGS: [Named; 9] = [
     ("etcd", etcd),
     ("psql", psql),
     ("cluster", cluster),
+    ("sentinel", sentinel),
 ];
 
 fn redisson(run: &mut Run) -> Outcome {
@@ -109,6 +113,16 @@ fn cluster(run: &mut Run) -> Outcome {
         means: &[Meaning::ReadWrite],
         ..Trial::TOLD
     })
+}
+
+fn sentinel(run: &mut Run) -> Outcome {
+    let servers = Sentinels::start();
+    let (ours, theirs) = (run.ours(&servers.url()), run.java("RedissonDriver", &servers.url()));
+    let mut row = Row::new("Redis, Sentinel", "Redisson `RLock`, sentinel mode");
+    let seen = failovers(&servers, (&ours, &theirs), PROCESSES);
+    let tried = note(&mut row, Property::Exclusion, seen);
+    run.rows.push(row);
+    tried
 }
 
 fn curator(run: &mut Run) -> Outcome {

@@ -59,7 +59,7 @@ pub(crate) fn exclusion(
     }
     let tally = arbiter.tally(name);
     if let Some(first) = tally.wrongs.first() {
-        return Err(format!("{} wrongs, the first: {first}", tally.wrongs.len()));
+        return Err(format!("{} wrongs, the first: {}", tally.wrongs.len(), first.text));
     }
     let expected = (each_of_ours * ours.len(), each_of_theirs * theirs.len());
     if (tally.ours, tally.theirs) != expected {

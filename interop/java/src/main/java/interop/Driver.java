@@ -1,6 +1,7 @@
 package interop;
 
 import java.io.BufferedReader;
+import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.net.Socket;
@@ -18,6 +19,11 @@ abstract class Driver {
     abstract long take(String kind, String name, boolean wait) throws Exception;
 
     abstract void release(String kind, String name) throws Exception;
+
+    /** Whether this thread has a lock, where the library can say so. */
+    boolean holds(String kind, String name) throws Exception {
+        return false;
+    }
 
     /** Whatever only one of the libraries can do. */
     String other(String[] order) throws Exception {
@@ -46,7 +52,9 @@ abstract class Driver {
                     release(order[1], order[2]);
                     return "released";
                 case "hammer":
-                    hammer(order[1], order[2], number(order[3]), number(order[4]), number(order[5]));
+                case "endure":
+                    hammer(order[1], order[2], number(order[3]), number(order[4]), number(order[5]),
+                        order[0].equals("endure"));
                     return "done";
                 default:
                     return other(order);
@@ -56,24 +64,45 @@ abstract class Driver {
         }
     }
 
-    private void hammer(String kind, String name, int count, int arbiter, int pause) throws Exception {
+    /** Enters so many times; if it endures, the arbiter is told of failures, and it goes on. */
+    private void hammer(String kind, String name, int count, int arbiter, int pause, boolean endures)
+        throws Exception {
         try (Socket socket = new Socket("127.0.0.1", arbiter)) {
             socket.setTcpNoDelay(true);
             for (int n = 0; n < count; n++) {
-                long fence = take(kind, name, true);
-                ask(socket, "enter theirs " + mode(kind) + " " + fence + " " + name + "\n");
-                ask(socket, "leave\n");
-                release(kind, name);
+                try {
+                    visit(kind, name, socket);
+                    // A grant whose answer was lost is asked for again, and counts twice.
+                    while (endures && holds(kind, name)) {
+                        ask(socket, "trouble theirs " + name + " twice held after its release\n");
+                        release(kind, name);
+                    }
+                } catch (RuntimeException problem) {
+                    if (!endures) {
+                        throw problem;
+                    }
+                    // This is how libraries say at a release that the lock was gone.
+                    String what = problem instanceof IllegalMonitorStateException ? "lost" : "failed";
+                    String why = problem.toString().replace('\n', ' ');
+                    ask(socket, "trouble theirs " + name + " " + what + " " + why + "\n");
+                }
                 Thread.sleep(ThreadLocalRandom.current().nextInt(pause));
             }
         }
+    }
+
+    private void visit(String kind, String name, Socket socket) throws Exception {
+        long fence = take(kind, name, true);
+        ask(socket, "enter theirs " + mode(kind) + " " + fence + " " + name + "\n");
+        ask(socket, "leave\n");
+        release(kind, name);
     }
 
     /** Nobody goes on before the arbiter has noted it. */
     private static void ask(Socket socket, String line) throws Exception {
         socket.getOutputStream().write(line.getBytes());
         if (socket.getInputStream().read() != '.') {
-            throw new IllegalStateException("the arbiter is gone");
+            throw new IOException("the arbiter is gone");
         }
     }
 

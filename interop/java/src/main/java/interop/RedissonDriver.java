@@ -9,24 +9,35 @@ import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
-/** Redisson, on one server or a cluster: `RedissonDriver ADDRESS[,ADDRESS…] LEASE_MS`. */
+/**
+ * Redisson, on one server, a cluster or behind sentinels: `RedissonDriver WHERE LEASE_MS`, where it is
+ * `ADDRESS[,ADDRESS…]` or `redis+sentinel://ADDRESS[,ADDRESS…]/MASTER`.
+ */
 final class RedissonDriver extends Driver {
+    private static final String SENTINEL = "redis+sentinel://";
+
     private final RedissonClient client;
     /** Permits that are held, which have names. */
     private final Deque<String> permits = new ArrayDeque<>();
 
     public static void main(String[] args) throws Exception {
-        new RedissonDriver(args[0].split(","), Long.parseLong(args[1])).serve();
+        new RedissonDriver(args[0], Long.parseLong(args[1])).serve();
     }
 
-    private RedissonDriver(String[] addresses, long lease) {
+    private RedissonDriver(String where, long lease) {
         Config config = new Config().setLockWatchdogTimeout(lease).setThreads(4).setNettyThreads(4);
-        if (addresses.length > 1) {
-            String[] nodes = Arrays.stream(addresses).map(address -> "redis://" + address).toArray(String[]::new);
+        boolean watched = where.startsWith(SENTINEL);
+        String[] parts = where.substring(watched ? SENTINEL.length() : 0).split("/");
+        String[] addresses = parts[0].split(",");
+        String[] nodes = Arrays.stream(addresses).map(address -> "redis://" + address).toArray(String[]::new);
+        if (watched) {
+            config.useSentinelServers().setMasterName(parts[1]).addSentinelAddress(nodes)
+                .setMasterConnectionMinimumIdleSize(1).setSlaveConnectionMinimumIdleSize(1);
+        } else if (addresses.length > 1) {
             config.useClusterServers().addNodeAddress(nodes).setMasterConnectionMinimumIdleSize(1)
                 .setSlaveConnectionMinimumIdleSize(1);
         } else {
-            config.useSingleServer().setAddress("redis://" + addresses[0]).setConnectionMinimumIdleSize(1);
+            config.useSingleServer().setAddress(nodes[0]).setConnectionMinimumIdleSize(1);
         }
         client = Redisson.create(config);
     }
@@ -73,6 +84,11 @@ final class RedissonDriver extends Driver {
             default:
                 lock(kind, name).unlock();
         }
+    }
+
+    @Override
+    boolean holds(String kind, String name) {
+        return lock(kind, name).isHeldByCurrentThread();
     }
 
     private RLock lock(String kind, String name) {
