@@ -190,9 +190,18 @@ impl Line {
             }
             Turn::Full => unreachable!("only a semaphore is full"),
         }
-        let Some(fence) = self.fence(&standing).await? else {
-            self.place.start_again();
-            return Ok(None);
+        let fence = match self.fence(&standing).await {
+            Ok(Some(fence)) => fence,
+            Ok(None) => {
+                self.place.start_again();
+                return Ok(None);
+            }
+            Err(error @ Error::Conflict { .. }) => {
+                // Whoever is refused stands in nobody's way, not even for a moment.
+                self.place.leave().await?;
+                return Err(error);
+            }
+            Err(error) => return Err(error),
         };
         let paths = vec![standing.path.clone()];
         let news = self.waited.then(|| record::write_later(&self.request));
