@@ -94,7 +94,8 @@ mod tests {
         for line in ["run", "run -n", "run -w 5 --note x", "show", "break", "break --why x", "ls"] {
             assert!(expected(line), "{line}");
         }
-        for line in ["", "run k", "run --note", "run --ttl", "show k", "explain", "renew", "run --"]
+        for line in
+            ["", "run k", "run --note", "run --ttl", "show k", "explain", "renew", "run k --"]
         {
             assert!(!expected(line), "{line}");
         }
