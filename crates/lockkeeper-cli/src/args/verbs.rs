@@ -20,7 +20,7 @@ pub(crate) struct Run {
     /// A fixed lease: not renewed, the command is ended with it
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, conflicts_with = "ttl")]
     pub(crate) lease: Option<Duration>,
-    /// Enter again what an outer `run` holds under the same owner
+    /// Enter what anyone with the same owner holds, such as an outer `run`; it does not keep them out
     #[arg(long, value_name = "ID")]
     pub(crate) owner: Option<String>,
     /// End the command after so long, and exit 124
