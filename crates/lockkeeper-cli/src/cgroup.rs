@@ -1,8 +1,8 @@
-//! A control group for a command, where we may make one: whoever is in it is killed in one step, faster
-//! than anybody can fork, and also if it runs as another user.
+//! A control group for a command, where we may make one: `cgroup.kill` ends everything in it in one step,
+//! faster than a process can fork, and also processes of other users.
 //!
-//! It is an aid, not what the promise rests on: a process can be moved to another control group, and
-//! mostly only root may make one. Who is below the guardian is always looked for as well.
+//! The promise does not rest on it: a process can be moved to another control group, and usually only root
+//! may make one. The guardian also kills its descendants one by one.
 
 use std::fs;
 use std::io;

@@ -65,7 +65,7 @@ pub(crate) struct Granted {
 /// What a later call wants of a holder.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) enum Ask {
-    /// From now on, for so long or for as long as at first.
+    /// Extends the lease from now: by this, or by the lease of `acquire`.
     Renew {
         lease: Option<Duration>,
     },

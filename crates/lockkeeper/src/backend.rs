@@ -304,8 +304,8 @@ pub enum Renewal {
 pub enum Released {
     /// It was ours and is free, or there was nothing to undo.
     Yes,
-    /// As `Yes`, and somebody of another client waits for it. An engine that lets whoever comes first
-    /// in says so where it can, and the core lets others come first from time to time.
+    /// As `Yes`, and another client waits for the lock. Engines without a queue report it where they can;
+    /// the core then pauses from time to time, so that the other client gets in.
     Wanted,
     /// It was not ours any more.
     AlreadyGone,

@@ -55,7 +55,7 @@ pub(crate) struct Acquire {
     pub(crate) place: Where,
     #[command(flatten)]
     pub(crate) terms: Terms,
-    /// Release by itself after so long, unless renewed [default: 5m, without --pid]
+    /// Release after this time unless renewed [default: 5m, without --pid]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) lease: Option<Duration>,
     /// Release when this process is gone; without --lease, only then

@@ -67,8 +67,8 @@ fn combinations(tick: u64) -> Vec<(&'static str, String, Outcome)> {
     all
 }
 
-/// Sees whether the machine, or the server on it, stands still for so long that the shortest leases here,
-/// those of two seconds, may rightly be lost.
+/// Notices stalls of the machine or the server that are long enough to lose the shortest leases here,
+/// which are two seconds.
 #[derive(Default)]
 struct Witness {
     stalls: Mutex<Vec<Instant>>,

@@ -163,7 +163,7 @@ impl Shared {
     }
 
     async fn hold(&self, n: usize, guard: Guard) -> Result<()> {
-        // Mostly short; now and then so long that it has to be renewed.
+        // Mostly short; one in 400 may need a renewal.
         let stay = match fastrand::u16(..400) {
             0 => self.ttl.mul_f64(1.5 * fastrand::f64()),
             _ => Duration::from_millis(fastrand::u64(..3)),

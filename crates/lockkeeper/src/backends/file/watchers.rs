@@ -53,7 +53,7 @@ pub(super) fn watch(
         .stack_size(64 * 1024)
         .spawn(move || {
             let _ = kernel::lock(&file, byte, Hold::Shared);
-            // Out of the table first: whoever comes later has to look for itself.
+            // Remove it from the table first, so that a later wait starts a thread of its own.
             self::watched().remove(&key);
             drop(thread_ends);
         })
