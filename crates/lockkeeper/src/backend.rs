@@ -68,6 +68,13 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         Ok(Vec::new())
     }
 
+    /// Why the store does not answer, for people, if that can be found out quickly.
+    ///
+    /// Called when a renewal leaves while the one before has no answer.
+    async fn why_silent(&self) -> Option<String> {
+        None
+    }
+
     /// The clocks by which a lease of this engine is counted on our side.
     fn clock(&self) -> Clock {
         Clock::System

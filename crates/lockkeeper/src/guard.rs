@@ -240,6 +240,8 @@ pub(crate) struct Hold {
     /// The end of a fixed lease, whoever keeps the lock alive until then.
     limit: Option<Validity>,
     margin: Duration,
+    /// Whether only its guards give it back.
+    kept_when_lost: bool,
     since: Instant,
     /// How many guards there are. Changed under the lock of `local` only.
     guards: AtomicUsize,
@@ -262,7 +264,27 @@ struct State {
     listener: Option<AbortHandle>,
     /// How many renewals are under way.
     asking: u32,
+    /// Since when none of those has been answered.
+    silence: Option<Silence>,
     trouble: Option<Trouble>,
+}
+
+/// Renewals without an answer.
+#[derive(Debug)]
+struct Silence {
+    /// When the first of them left.
+    since: Instant,
+    /// What is known of the reason.
+    cause: Option<String>,
+}
+
+impl Silence {
+    /// What to tell people about it at this moment.
+    fn describe(&self, place: &str) -> String {
+        let seconds = self.since.elapsed().as_secs_f64();
+        let cause = self.cause.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
+        format!("no answer from {place} for {seconds:.1} s{cause}")
+    }
 }
 
 impl State {
@@ -310,6 +332,7 @@ impl Hold {
             fixed,
             limit,
             margin,
+            kept_when_lost: terms.kept_when_lost,
             since: asked.runtime(),
             guards: AtomicUsize::new(1),
             state: Mutex::new(State {
@@ -318,6 +341,7 @@ impl Hold {
                 due: None,
                 listener: None,
                 asking: 0,
+                silence: None,
                 trouble: None,
             }),
             changed: Notify::new(),
@@ -428,21 +452,44 @@ impl Hold {
         std::mem::replace(&mut self.state().due, due)
     }
 
-    /// A renewal leaves. If another one is still under way, that one takes too long.
-    pub(crate) fn asking(&self) {
+    /// A renewal leaves. True if another one is still under way, which takes too long then.
+    pub(crate) fn asking(&self) -> bool {
         let mut state = self.state();
         state.asking += 1;
-        if state.asking > 1 {
-            state.failed("no answer yet".to_owned());
+        let late = state.asking > 1;
+        let silence =
+            state.silence.get_or_insert_with(|| Silence { since: Instant::now(), cause: None });
+        if late {
+            let error = silence.describe(&self.inner.place);
+            state.failed(error);
         }
+        late
     }
 
     /// A renewal came back, without an answer if there is an error.
     pub(crate) fn asked(&self, error: Option<String>) {
         let mut state = self.state();
         state.asking -= 1;
+        if state.asking == 0 {
+            state.silence = None;
+        }
         if let Some(error) = error {
+            if let Some(silence) = &mut state.silence {
+                silence.cause = Some(error.clone());
+            }
             state.failed(error);
+        }
+    }
+
+    /// The engine found out why no answer comes.
+    pub(crate) fn silent_because(&self, cause: String) {
+        let mut state = self.state();
+        let state = &mut *state;
+        if let (None, Some(silence)) = (&state.over, &mut state.silence) {
+            silence.cause = Some(cause);
+            if let Some(trouble) = &mut state.trouble {
+                trouble.error = silence.describe(&self.inner.place);
+            }
         }
     }
 
@@ -454,6 +501,7 @@ impl Hold {
             return false;
         }
         state.trouble = None;
+        state.silence = None;
         let Some(validity) = state.validity else {
             self.inner.meters.renewed(None);
             return true;
@@ -484,6 +532,13 @@ impl Hold {
             if state.over.is_some() {
                 return;
             }
+            // What led to it, counted to its end.
+            if let (Loss::Expired, Some(silence)) = (&loss, &state.silence)
+                && (state.asking > 1 || state.trouble.is_none())
+            {
+                let error = silence.describe(&self.inner.place);
+                state.failed(error);
+            }
             state.over = Some(loss.clone());
             if let Some(listener) = state.listener.take() {
                 listener.abort();
@@ -497,6 +552,7 @@ impl Hold {
             self.inner.local.leave(self);
             if matches!(loss, Loss::Ended | Loss::Expired)
                 && self.inner.guarantees.death != Death::Lease
+                && !self.kept_when_lost
             {
                 // The store does not end it while we live, so we do: when the last of the lease has passed.
                 self.inner.chore(Chore::ReleaseLater(self.clone()));

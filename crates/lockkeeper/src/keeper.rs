@@ -184,7 +184,16 @@ async fn renew(
 ) {
     let leases: Vec<_> = holds.iter().map(|hold| hold.lease().clone()).collect();
     let asked = clock.now();
-    holds.iter().for_each(|hold| hold.asking());
+    let late: Vec<_> = holds.iter().filter(|hold| hold.asking()).cloned().collect();
+    if !late.is_empty() {
+        let backend = backend.clone();
+        // Beside the renewal, which must not wait for it.
+        tokio::spawn(async move {
+            if let Some(cause) = backend.why_silent().await {
+                late.iter().for_each(|hold| hold.silent_because(cause.clone()));
+            }
+        });
+    }
     let answers = meters.call(Call::Renew, backend.renew(&leases)).await;
     let answers = match answers {
         Ok(answers) => answers,

@@ -124,3 +124,21 @@ async fn a_lock_that_ran_out_by_the_clock_is_given_back_when_its_lease_is_over()
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     next.check().unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_kept_when_it_is_lost_is_given_back_by_its_guard_alone() {
+    let store = Session::default();
+    let (client, other) = (Client::new(store.clone()), Client::new(store.clone()));
+    for fixed in [false, true] {
+        let lock = client.mutex("key").keep_when_lost();
+        let lock = if fixed { lock.lease(VOUCHED) } else { lock };
+        let guard = lock.acquire().await.unwrap();
+        store.silent.store(true, Ordering::Relaxed);
+        guard.lost().await;
+        tokio::time::sleep(10 * VOUCHED).await;
+        assert!(other.mutex("key").try_acquire().await.unwrap().is_none(), "fixed: {fixed}");
+        store.silent.store(false, Ordering::Relaxed);
+        assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+        other.mutex("key").acquire().await.unwrap().release().await.unwrap();
+    }
+}

@@ -76,6 +76,10 @@ impl<L: Layer> Backend for L {
         self.inner().doctor().await
     }
 
+    async fn why_silent(&self) -> Option<String> {
+        self.inner().why_silent().await
+    }
+
     fn clock(&self) -> Clock {
         self.inner().clock()
     }

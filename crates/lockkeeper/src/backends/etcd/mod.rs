@@ -43,7 +43,7 @@ use crate::backend::{
     Backend, Claim, Death, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query,
     Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::Token;
 use crate::url::Endpoint;
@@ -150,7 +150,7 @@ impl Backend for Etcd {
     }
 
     async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        Ok(self.shared.renew(leases).await)
+        self.shared.renew(leases).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
@@ -179,7 +179,7 @@ impl Backend for Etcd {
 
 impl Shared {
     /// A lease that lives vouches for its key, unless somebody took the key itself away: both are asked.
-    async fn renew(&self, leases: &[Lease]) -> Vec<Renewal> {
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
         let held: Vec<_> = {
             let held = self.held();
             leases.iter().map(|lease| held.get(&lease.token).cloned()).collect()
@@ -188,7 +188,7 @@ impl Shared {
         let ids: Vec<_> = ours.iter().map(|held| held.lease).collect();
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
         let patience = patience(shortest);
-        let (beats, there) = tokio::join!(
+        let (beats, (there, trouble)) = tokio::join!(
             self.pulse.keep(&self.cluster, &ids, patience),
             self.are_there(&ours, patience)
         );
@@ -201,12 +201,23 @@ impl Shared {
             Some(_) => answers.next().unwrap_or(Renewal::Unknown),
             None => Renewal::Gone,
         };
-        held.into_iter().map(answer).collect()
+        let renewals: Vec<_> = held.into_iter().map(answer).collect();
+        match trouble {
+            Some(error) if renewals.iter().all(|renewal| *renewal == Renewal::Unknown) => {
+                Err(error)
+            }
+            _ => Ok(renewals),
+        }
     }
 
-    /// Whether places are still there; `None` where nobody could be asked.
-    async fn are_there(&self, seats: &[Held], patience: Duration) -> Vec<Option<bool>> {
+    /// Whether places are still there; `None` where nobody could be asked, and then why.
+    async fn are_there(
+        &self,
+        seats: &[Held],
+        patience: Duration,
+    ) -> (Vec<Option<bool>>, Option<Error>) {
         let mut there = Vec::with_capacity(seats.len());
+        let mut trouble = None;
         for seats in seats.chunks(OPERATIONS) {
             let look = |seat: &Held| {
                 TxnOp::get(seat.seat.clone(), Some(GetOptions::new().with_keys_only()))
@@ -216,16 +227,20 @@ impl Shared {
                 let (mut client, txn) = (client.kv_client(), txn.clone());
                 async move { client.txn(txn).await }
             });
-            let Ok(found) = found.await else {
-                there.extend(seats.iter().map(|_| None));
-                continue;
+            let found = match found.await {
+                Ok(found) => found,
+                Err(error) => {
+                    there.extend(seats.iter().map(|_| None));
+                    trouble = Some(error);
+                    continue;
+                }
             };
             there.extend(found.op_responses().iter().zip(seats).map(|(found, seat)| {
                 let TxnOpResponse::Get(found) = found else { return None };
                 Some(found.kvs().iter().any(|kv| kv.create_revision() == seat.number))
             }));
         }
-        there
+        (there, trouble)
     }
 
     async fn txn(&self, doing: &str, txn: Txn, doubt: &mut bool) -> Result<TxnResponse> {

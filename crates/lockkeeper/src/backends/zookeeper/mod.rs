@@ -145,6 +145,10 @@ impl Backend for ZooKeeper {
         doctor::doctor(&self.shared).await
     }
 
+    async fn why_silent(&self) -> Option<String> {
+        self.shared.settings.why_unreachable().await
+    }
+
     async fn close(&self) {
         // What is still held lives by the session, which ends with the last of it then.
         if self.shared.held().is_empty() {
