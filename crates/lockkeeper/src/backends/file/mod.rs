@@ -135,8 +135,7 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Backend>> {
             ))
         })?,
     };
-    let directory = Directory::open(path, network_allowed)?;
-    Ok(Arc::new(Files::start(directory)?))
+    Ok(Arc::new(Files::start(Directory::find(path, network_allowed)?)?))
 }
 
 /// The only option: whether a network file system will do.
@@ -187,6 +186,7 @@ impl Backend for Files {
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
+        self.shared.directory.make()?;
         Ok(self.shared.examine())
     }
 }
@@ -197,7 +197,13 @@ impl Shared {
         if let Some(opened) = self.spare().remove(key) {
             return Ok(opened);
         }
-        let opened = self.directory.open_file(path).and_then(Opened::new);
+        let opened = match self.directory.open_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.directory.make()?.open_file(path)
+            }
+            opened => opened,
+        };
+        let opened = opened.and_then(Opened::new);
         opened.map_err(|error| failed(format!("open the lock file {}", path.display()), error))
     }
 
