@@ -8,6 +8,7 @@ use lockkeeper::{Guard, Loss};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::{Pid, getpgrp};
+use tokio::signal::unix::{Signal as Changes, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::args::OnYield;
@@ -74,10 +75,15 @@ impl Care<'_> {
         let name = job.command[0].to_string_lossy().into_owned();
         job.foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
         let deadline = self.deadline();
+        // Before the start: somebody may have started us with SIGCHLD ignored, and then nobody could
+        // wait for a child.
+        let changes = signal(SignalKind::child())
+            .map_err(|error| Failure::own("listen for the end of the command", error))?;
         let child = Child::start(job, deadline)?;
         let mut watch = Watch {
             care: self,
             child,
+            changes,
             terminal,
             deadline,
             stage: Stage::Running,
@@ -139,6 +145,8 @@ enum Stage {
 struct Watch<'a> {
     care: &'a Care<'a>,
     child: Child,
+    /// Whenever the guardian stops, goes on or ends.
+    changes: Changes,
     terminal: Option<Terminal>,
     /// What the guardian was told last.
     deadline: Deadline,
@@ -165,6 +173,7 @@ impl Watch<'_> {
         let mut rounds = tokio::time::interval((lease / 20).max(Duration::from_millis(5)));
         rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let leased = care.guard.is_some_and(|guard| guard.remaining() != Duration::MAX);
+        self.set_backstop();
         loop {
             let step_in = self.until_step_in();
             tokio::select! {
@@ -175,13 +184,17 @@ impl Watch<'_> {
                     Some(Report::Ended { killed }) => {
                         self.deadline_reached(if killed { Stage::Killed } else { Stage::Asked });
                     }
-                    Some(Report::Exited(code)) => return Ok(How::Exited(code)),
-                    Some(Report::Signalled(signal)) => return Ok(How::Signalled(signal)),
+                    Some(Report::Exited(code)) => return Ok(self.ended(How::Exited(code))),
+                    Some(Report::Signalled(signal)) => {
+                        return Ok(self.ended(How::Signalled(signal)));
+                    }
+                    None if self.child.backstop().fired() => return Ok(self.ended_by_us()),
                     None => return Err(Failure::new(
                         exit::OWN,
                         "the guardian was killed; the command was killed too",
                     )),
                 },
+                _ = self.changes.recv() => self.child.backstop().wake_guardian(),
                 signal = care.signals.next() => self.signalled(signal),
                 reason = &mut lost, if self.lost.is_none() => self.lock_lost(&reason),
                 signal = &mut asked, if !self.yielded => self.give_way(signal),
@@ -197,9 +210,8 @@ impl Watch<'_> {
                     }
                 }
                 () = tokio::time::sleep(step_in.unwrap_or_default()), if step_in.is_some() => {
-                    if let Some(how) = self.step_in().await {
-                        return Ok(how);
-                    }
+                    self.child.backstop().ask_to_end();
+                    self.deadline_reached(Stage::Asked);
                 }
             }
         }
@@ -210,32 +222,37 @@ impl Watch<'_> {
         // A moment that has passed means now, and the guardian is not late before it could hear of it.
         let now = boot_time();
         self.deadline = Deadline { term: deadline.term.max(now), kill: deadline.kill.max(now) };
+        self.set_backstop();
     }
 
-    /// How long until the guardian is late with what its deadline asks for; `None` if it cannot be.
-    fn until_step_in(&self) -> Option<Duration> {
+    fn set_backstop(&self) {
         let late = self.care.timeline.late(self.deadline);
-        let at = match self.stage {
-            Stage::Running => late.term.min(late.kill),
-            Stage::Asked => late.kill,
-            Stage::Killed => u64::MAX,
-        };
-        (at != u64::MAX).then(|| Duration::from_nanos(at.saturating_sub(boot_time())))
+        self.child.backstop().set(self.deadline.kill, late.kill);
     }
 
-    /// Does what the guardian has not done in time: it may be stopped.
-    async fn step_in(&mut self) -> Option<How> {
-        if boot_time() < self.care.timeline.late(self.deadline).kill {
-            self.child.end();
-            self.deadline_reached(Stage::Asked);
-            return None;
+    /// How long until the guardian is late with TERM; `None` if it cannot be.
+    fn until_step_in(&self) -> Option<Duration> {
+        let at = self.care.timeline.late(self.deadline).term;
+        (self.stage == Stage::Running && at < self.deadline.kill)
+            .then(|| Duration::from_nanos(at.saturating_sub(boot_time())))
+    }
+
+    /// The command ended, maybe because we killed it before the guardian could tell that it is time.
+    fn ended(&mut self, how: How) -> How {
+        if self.child.backstop().fired() {
+            self.deadline_reached(Stage::Killed);
         }
+        how
+    }
+
+    /// We killed the command and the guardian, which was late.
+    fn ended_by_us(&mut self) -> How {
         self.deadline_reached(Stage::Killed);
-        match self.child.take_over().await {
-            Some(Report::Exited(code)) => Some(How::Exited(code)),
-            Some(Report::Signalled(signal)) => Some(How::Signalled(signal)),
+        match self.child.backstop().end() {
+            Some(Report::Exited(code)) => How::Exited(code),
+            Some(Report::Signalled(signal)) => How::Signalled(signal),
             // The guardian knew how, and cannot tell any more.
-            _ => Some(How::Signalled(Signal::SIGKILL as i32)),
+            _ => How::Signalled(Signal::SIGKILL as i32),
         }
     }
 
@@ -336,7 +353,7 @@ impl Watch<'_> {
 
     /// Takes the terminal back from the command, if it had it. A job in the background must not.
     fn take_terminal_back(&self) -> bool {
-        let group = self.child.group();
+        let group = self.child.backstop().group();
         let ours =
             self.terminal.as_ref().filter(|tty| group.is_some_and(|g| tty.has_foreground(g)));
         ours.inspect(|terminal| terminal.take_back()).is_some()

@@ -10,15 +10,15 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::wait::{WaitStatus, waitpid};
+use nix::sys::signal::SigSet;
 use nix::unistd::Pid;
 use tokio::net::UnixStream;
 
+use crate::backstop::Backstop;
 use crate::cgroup::Cgroup;
-use crate::descendants::{self, NoChildren};
+use crate::descendants;
 use crate::exit::Failure;
-use crate::guardian::{Brief, end_below};
+use crate::guardian::Brief;
 use crate::leash::{Deadline, FRAME, Order, Report};
 
 /// What to run, and how.
@@ -41,13 +41,7 @@ pub(crate) struct Child {
     leash: UnixStream,
     /// The same socket: orders are short, and leave at once, without asking the runtime.
     orders: StdStream,
-    guardian: Pid,
-    /// Whether the guardian was killed and is waited for, so that its number may soon be another's.
-    reaped: bool,
-    group: Option<Pid>,
-    cgroup: Option<Cgroup>,
-    /// Our children from before, which are not the command's.
-    spared: Vec<Pid>,
+    backstop: Backstop,
     heard: Vec<u8>,
 }
 
@@ -69,7 +63,7 @@ impl Child {
                 let report = Report::decode(frame);
                 self.heard = rest.to_vec();
                 if let Some(Report::Started(pid)) = report {
-                    self.group = Some(Pid::from_raw(pid));
+                    self.backstop.set_group(Pid::from_raw(pid));
                 }
                 return report;
             }
@@ -88,9 +82,9 @@ impl Child {
         }
     }
 
-    /// The command's process group, once it runs.
-    pub(crate) fn group(&self) -> Option<Pid> {
-        self.group
+    /// What the wrapper can do without the guardian.
+    pub(crate) fn backstop(&self) -> &Backstop {
+        &self.backstop
     }
 
     /// Tells the guardian what to do. If it is dead, `report` says so.
@@ -98,61 +92,24 @@ impl Child {
         let _ = (&self.orders).write(&order.encode());
     }
 
-    /// Asks all that came of the command to end, in place of a guardian that does not.
-    pub(crate) fn end(&self) {
-        if let Some(group) = self.group {
-            end_below(self.guardian, group);
-        }
-    }
-
-    /// Kills the guardian and all that came of the command, and says how that ended, if it is known.
+    /// Kills the guardian and all that came of the command, and waits for their end.
     ///
     /// Its orphans come to us when the guardian is dead, and theirs after them.
     ///
     /// # Cancel safety
-    /// May be dropped and called again; only how the command ended may get lost.
-    pub(crate) async fn take_over(&mut self) -> Option<Report> {
-        if !std::mem::replace(&mut self.reaped, true) {
-            let _ = kill(self.guardian, Signal::SIGKILL);
-        }
-        let mut end = None;
+    /// May be dropped and called again.
+    async fn take_over(&mut self) {
         // Twice: a process whose parent ends while we look may hide from one look.
         let mut nobody_found = 0;
         while nobody_found < 2 {
-            self.cgroup.iter().for_each(Cgroup::kill);
-            let found = descendants::kill_below(Pid::this(), &self.spared);
-            nobody_found = if found { 0 } else { nobody_found + 1 };
-            match self.reap(&mut end) {
-                Ok(()) => tokio::time::sleep(Duration::from_millis(2)).await,
-                Err(NoChildren) => break,
-            }
+            nobody_found = if self.backstop.take_over() { 0 } else { nobody_found + 1 };
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        end
     }
 
     /// Lets go of the guardian, after its last report.
     pub(crate) fn finish(self) {
-        if !self.reaped {
-            // It has nothing left to do. One that was stopped in this moment would keep us waiting.
-            let _ = kill(self.guardian, Signal::SIGKILL);
-            let _ = waitpid(self.guardian, None);
-        }
-        self.cgroup.iter().for_each(Cgroup::remove);
-    }
-
-    fn reap(&self, end: &mut Option<Report>) -> Result<(), NoChildren> {
-        while let Some(status) = descendants::reap()? {
-            match status {
-                WaitStatus::Exited(pid, code) if Some(pid) == self.group => {
-                    *end = Some(Report::Exited(code));
-                }
-                WaitStatus::Signaled(pid, signal, _) if Some(pid) == self.group => {
-                    *end = Some(Report::Signalled(signal as i32));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+        self.backstop.finish();
     }
 }
 
@@ -203,6 +160,6 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
     // This very program, also if its file was replaced while we waited for the lock.
     let guardian = posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)
         .inspect_err(|_| cgroup.iter().for_each(Cgroup::remove))?;
-    let heard = Vec::new();
-    Ok(Child { leash, orders, guardian, reaped: false, group: None, cgroup, spared, heard })
+    let backstop = Backstop::start(guardian, cgroup, spared)?;
+    Ok(Child { leash, orders, backstop, heard: Vec::new() })
 }

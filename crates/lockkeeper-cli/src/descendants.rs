@@ -20,6 +20,10 @@ pub(crate) struct Process {
     pub(crate) session: Pid,
     /// Whether it has ended, and its parent has not asked how.
     pub(crate) zombie: bool,
+    /// Whether a signal stopped it, and SIGCONT would let it go on.
+    pub(crate) stopped: bool,
+    /// Whether a debugger keeps it from running.
+    pub(crate) traced: bool,
 }
 
 impl Process {
@@ -28,9 +32,17 @@ impl Process {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name in parentheses may contain anything, so count from its end.
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-        let zombie = matches!(fields.next()?, "Z" | "X");
+        let state = fields.next()?;
+        let (zombie, stopped, traced) = (matches!(state, "Z" | "X"), state == "T", state == "t");
         let mut number = || fields.next()?.parse().ok().map(Pid::from_raw);
-        Some(Self { parent: number()?, group: number()?, session: number()?, zombie })
+        Some(Self {
+            parent: number()?,
+            group: number()?,
+            session: number()?,
+            zombie,
+            stopped,
+            traced,
+        })
     }
 }
 
@@ -44,12 +56,16 @@ pub(crate) fn visit(top: Pid, mut each: impl FnMut(Pid) -> bool) {
     }
 }
 
-/// Kills all processes below one, except `spared` and what is below those; says whether it found any.
-pub(crate) fn kill_below(top: Pid, spared: &[Pid]) -> bool {
+/// Kills all processes below one, except `spared` and what is below those, and except `kept` alone;
+/// says whether it found any.
+pub(crate) fn kill_below(top: Pid, spared: &[Pid], kept: Option<Pid>) -> bool {
     let mut found = false;
     visit(top, |pid| {
         if spared.contains(&pid) {
             return false;
+        }
+        if kept == Some(pid) {
+            return true;
         }
         found = true;
         // One that has a KILL waiting cannot fork any more, so its children are looked for after it.
@@ -140,8 +156,9 @@ mod tests {
         let process = Process::look(deep).unwrap();
         assert_eq!((process.session, process.group, process.zombie), (deep, deep, false));
         assert_eq!(children(top), [deep]);
-        assert!(!kill_below(top, &[deep]));
-        assert!(kill_below(top, &[]));
+        assert!(!kill_below(top, &[deep], None));
+        assert!(!kill_below(top, &[], Some(deep)));
+        assert!(kill_below(top, &[], None));
         // The shell sees its child end.
         shell.wait().unwrap();
         assert!(Process::look(deep).is_none_or(|process| process.zombie));

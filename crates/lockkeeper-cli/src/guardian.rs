@@ -8,7 +8,7 @@
 //! there is one, and leaves last: so the kernel keeps the lock until then, whatever happened to the
 //! wrapper.
 //!
-//! If it is killed itself, or stopped, the wrapper does the same: [`child`](crate::child).
+//! If it is killed itself, or stopped, the wrapper does the same: [`backstop`](crate::backstop).
 //!
 //! Descriptors are known by number only, except the leash, which is standard input: everything else
 //! that must not reach the command is closed on the way there.
@@ -299,7 +299,7 @@ impl Guardian {
     fn kill_all(&self) {
         self.cgroup.iter().for_each(Cgroup::kill);
         self.signal(Signal::SIGKILL);
-        descendants::kill_below(Pid::this(), &[]);
+        descendants::kill_below(Pid::this(), &[], None);
     }
 
     /// Takes note of children that ended or stopped: the command, and orphans that came to us.

@@ -2,8 +2,10 @@
 //!
 //! `run` is the heart: [`run`] acquires and releases, [`care`] looks after the command by way of a
 //! [`child`] that a [`guardian`] process keeps on a [`leash`], on the [`timeline`] that a lease sets.
+//! The [`backstop`] is what the wrapper does by itself if the guardian does not.
 
 mod args;
+mod backstop;
 mod bench;
 mod care;
 mod cgroup;

@@ -1,7 +1,8 @@
 //! When a command must end so that it is dead before anyone else can hold its lock.
 //!
 //! L is the end of validity by the local clock. TERM at `L − grace − margin`, KILL at `L − margin`,
-//! unless a renewal has moved L by then. The margin is what KILL and the reaping may take.
+//! unless a renewal has moved L by then. The margin is what KILL and the reaping may take, and how late
+//! the guardian and the wrapper may both be scheduled on a busy machine.
 
 use std::time::Duration;
 
@@ -16,6 +17,10 @@ use crate::say::human;
 
 /// The longest grace after the engine said that the lock is not ours: somebody else may be in already.
 const SHORT_GRACE: Duration = Duration::from_secs(2);
+
+/// The shortest lease that a command is run with. A sixth of it is time to kill in; with less than that,
+/// a busy machine is late.
+const SHORTEST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timeline {
@@ -60,6 +65,8 @@ impl Limit {
 
     /// The lock on these terms, whose holder hears of a loss in time for this timeline.
     pub(crate) fn terms(self, lock: Lock, timeline: &Timeline, ttl: Duration) -> Lock {
+        // We always let go, but not before the command is dead.
+        let lock = lock.keep_when_lost();
         match self {
             Limit::None => lock.ttl(ttl),
             Limit::Renewed { asked, granted } => lock.ttl(asked).margin(timeline.notice(granted)),
@@ -69,8 +76,8 @@ impl Limit {
 }
 
 impl Timeline {
-    /// The grace is 5 s unless set, but at most a quarter of the lease; the margin 1 s, but at most a
-    /// thirtieth. A lease too short for both is refused.
+    /// The grace is 5 s unless set, the margin 1 s, but neither more than a sixth of the lease. A lease
+    /// too short for both is refused.
     pub(crate) fn new(
         limit: Limit,
         grace: Option<Duration>,
@@ -87,8 +94,15 @@ impl Timeline {
                 return Ok(Self { grace, patience: grace, margin: Duration::ZERO, on_lost });
             }
         };
-        let margin = (lease / 30).min(Duration::from_secs(1));
-        let default = usual.min(lease / 4);
+        if lease < SHORTEST && on_lost != OnLost::Ignore {
+            return Err(Failure::usage(format!(
+                "a lease of {} is too short to end a command in time: {}",
+                human(lease),
+                too_short(limit, SHORTEST)
+            )));
+        }
+        let margin = (lease / 6).min(Duration::from_secs(1));
+        let default = usual.min(lease / 6);
         let patience = grace.unwrap_or(default);
         let grace = if on_lost == OnLost::Term { patience } else { Duration::ZERO };
         // The rest is for renewals to succeed in, or for the command to work in.
@@ -140,11 +154,11 @@ impl Timeline {
         Deadline { term: 0, kill: after(self.patience).min(self.deadline(remaining).kill) }
     }
 
-    /// From when on a guardian is late, and the wrapper does its work.
+    /// From when on a guardian is late with TERM, and with KILL, and the wrapper takes its place.
     pub(crate) fn late(&self, deadline: Deadline) -> Deadline {
         let usual = Duration::from_millis(100);
-        // Half of what is left between KILL and the end of validity.
-        let kill = if self.margin.is_zero() { usual } else { self.margin / 2 };
+        // All but the guardian are killed in time in any case; the rest of the margin is for the wait.
+        let kill = if self.margin.is_zero() { usual } else { self.margin / 4 };
         let add = |at: u64, by: Duration| {
             at.saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX))
         };
@@ -228,7 +242,7 @@ mod tests {
 
     #[test]
     fn every_lease_has_a_default_that_fits() {
-        for ms in [10, 100, 1_000, 5_000, 30_000, 3_600_000] {
+        for ms in [2_000, 3_000, 5_000, 10_000, 30_000, 3_600_000] {
             let lease = Duration::from_millis(ms);
             let granted = lease / 2;
             for limit in [
@@ -240,6 +254,28 @@ mod tests {
                 assert!(Timeline::new(limit, None, OnLost::Term).is_ok(), "{limit:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_short_lease_leaves_a_sixth_of_it_to_kill_in() {
+        let timeline = Timeline::new(renewed(3 * SECOND), None, OnLost::Term).unwrap();
+        let (before, deadline) = (boot_time(), timeline.deadline(3 * SECOND));
+        assert!(deadline.kill - before >= 2_500_000_000 && deadline.kill - before < 2_600_000_000);
+        assert_eq!(deadline.kill - deadline.term, 500_000_000);
+        // The guardian has an eighth of a second to end by itself, then the wrapper does its work.
+        assert_eq!(timeline.late(deadline).kill - deadline.kill, 125_000_000);
+    }
+
+    #[test]
+    fn a_lease_without_time_to_kill_in_is_refused() {
+        let short = SECOND - Duration::from_millis(1);
+        let message = Timeline::new(renewed(short), None, OnLost::Term).unwrap_err().message;
+        assert!(message.ends_with("--ttl must be at least 1s"), "{message}");
+        let session = Limit::Renewed { asked: 30 * SECOND, granted: short };
+        let message = Timeline::new(session, None, OnLost::Kill).unwrap_err().message;
+        assert!(message.contains("the session must be at least 2s"), "{message}");
+        assert!(Timeline::new(renewed(short), None, OnLost::Ignore).is_ok());
+        assert!(Timeline::new(renewed(SECOND), None, OnLost::Term).is_ok());
     }
 
     #[test]
