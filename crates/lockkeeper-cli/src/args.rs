@@ -8,7 +8,7 @@ mod verbs;
 
 use std::env;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Error, Parser, Subcommand};
 
 pub(crate) use self::common::{Care, OnLost, OnYield, Secret, Terms, Where};
@@ -16,6 +16,8 @@ pub(crate) use self::verbs::{
     Acquire, Bench, Break, Completions, Doctor, Elect, Explain, Ls, Man, Release, Renew, Run, Show,
     Watch, Yield,
 };
+
+use crate::say::human;
 
 /// Shown by `lockkeeper` alone. All of it works on a machine with nothing installed.
 pub(crate) const EXAMPLES: &str = "\
@@ -52,6 +54,17 @@ pub(crate) struct Cli {
 /// Reads what was typed.
 pub(crate) fn read() -> Result<Cli, Error> {
     let mut cli = Cli::try_parse()?;
+    if let Verb::Run(args) = &cli.verb
+        && let (Some(least), Some(most)) = (args.min_hold, args.max_hold)
+        && least > most
+    {
+        let refused = format!(
+            "--min-hold {} is longer than --max-hold {}, which ends the command; it must be shorter\n",
+            human(least),
+            human(most)
+        );
+        return Err(Error::raw(ErrorKind::ValueValidation, refused));
+    }
     let (first, argv) = match &mut cli.verb {
         Verb::Run(args) => (&args.key, &mut args.argv),
         Verb::Elect(args) => (&args.name, &mut args.argv),

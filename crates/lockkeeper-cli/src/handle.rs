@@ -13,6 +13,7 @@ use std::time::Duration;
 use lockkeeper::Owner;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{fstat, makedev};
+use nix::unistd::{Uid, User, geteuid};
 use serde_json::json;
 
 use crate::args::{Acquire, Release, Renew};
@@ -97,17 +98,20 @@ pub(crate) fn release(args: &Release) -> exit::Outcome {
 
 fn ask(handle: &str, ask: Ask) -> exit::Outcome {
     let handle: Handle = handle.parse()?;
-    let path = handle.socket()?;
+    handle.check_user()?;
     let gone = || {
         Failure::new(
             exit::LOST,
             "nobody holds this handle any more: its time was up, it was released, or its holder was killed",
         )
     };
-    let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
-        ErrorKind::NotFound | ErrorKind::ConnectionRefused => gone(),
-        _ => Failure::own("reach the holder of this handle", error),
-    })?;
+    // The one who acquired it may have had other variables, as under cron.
+    let path = used_places().map(|place| place.join(&handle.id)).find(|path| path.exists());
+    let stream =
+        UnixStream::connect(path.ok_or_else(gone)?).map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => gone(),
+            _ => Failure::own("reach the holder of this handle", error),
+        })?;
     match talk(stream, ask) {
         Some(Answer::Lost { reason }) => Err(Failure::new(exit::LOST, reason)),
         Some(_) => Ok(0),
@@ -127,7 +131,7 @@ fn talk(mut stream: UnixStream, ask: Ask) -> Option<Answer> {
 ///
 /// An engine knows how long a lock lasts after its holder died, but not what a holder was told.
 pub(crate) fn leases() -> Vec<(String, u64, Option<Duration>)> {
-    let listed = fs::read_dir(usual_path()).ok();
+    let listed = used_places().filter_map(|place| fs::read_dir(place).ok());
     let tell = |entry: io::Result<fs::DirEntry>| {
         let stream = UnixStream::connect(entry.ok()?.path()).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
@@ -136,7 +140,7 @@ pub(crate) fn leases() -> Vec<(String, u64, Option<Duration>)> {
             _ => None,
         }
     };
-    listed.into_iter().flatten().filter_map(tell).collect()
+    listed.flatten().filter_map(tell).collect()
 }
 
 /// Whether there was no standard output when we were started. What is there now is /dev/null, for
@@ -148,10 +152,11 @@ fn stdout_was_closed() -> bool {
     null && flags & OFlag::O_ACCMODE.bits() == OFlag::O_RDWR.bits()
 }
 
-/// What `acquire` prints: the name of a holder's socket, and the fence.
+/// What `acquire` prints: the name of a holder's socket, the user whose it is, and the fence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Handle {
     id: String,
+    user: u32,
     pub(crate) fence: u64,
 }
 
@@ -161,7 +166,20 @@ const ID: usize = 16;
 impl Handle {
     pub(crate) fn new(fence: u64) -> Result<Self, Failure> {
         let id = random_hex().map_err(|error| Failure::own("read /dev/urandom", error))?;
-        Ok(Self { id, fence })
+        Ok(Self { id, user: geteuid().as_raw(), fence })
+    }
+
+    /// Refuses a handle of another user, whose sockets we cannot see.
+    fn check_user(&self) -> Result<(), Failure> {
+        let (theirs, ours) = (Uid::from_raw(self.user), geteuid());
+        if theirs == ours {
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "this handle belongs to another user ({}), and you are {}: run this as that user",
+            name_of(theirs),
+            name_of(ours)
+        )))
     }
 
     /// Where the holder listens.
@@ -179,16 +197,21 @@ pub(crate) fn random_hex() -> io::Result<String> {
 
 impl fmt::Display for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.id, self.fence)
+        write!(f, "{}-{}-{}", self.id, self.user, self.fence)
     }
 }
 
 impl FromStr for Handle {
     type Err = Failure;
     fn from_str(text: &str) -> Result<Self, Failure> {
-        let parsed = text.split_once('-').and_then(|(id, fence)| {
+        let parsed = text.split_once('-').and_then(|(id, rest)| {
             let hexadecimal = id.len() == ID && id.bytes().all(|b| b.is_ascii_hexdigit());
-            Some(Self { id: hexadecimal.then(|| id.to_owned())?, fence: fence.parse().ok()? })
+            let (user, fence) = rest.split_once('-')?;
+            Some(Self {
+                id: hexadecimal.then(|| id.to_owned())?,
+                user: user.parse().ok()?,
+                fence: fence.parse().ok()?,
+            })
         });
         parsed.ok_or_else(|| {
             Failure::usage(format!("{text:?} is not a handle; `lockkeeper acquire KEY` prints one"))
@@ -196,25 +219,49 @@ impl FromStr for Handle {
     }
 }
 
-/// The directory of sockets: under the runtime directory, else under the state directory, else in /tmp.
+/// Where the directory of sockets may be: under the runtime directory, under the state directory, or in
+/// /tmp. A new one is made at the first of them.
 ///
 /// A variable may name a directory of another user, as after `sudo -E`: that one is left alone.
-fn usual_path() -> PathBuf {
-    let user = nix::unistd::geteuid();
+fn places() -> Vec<PathBuf> {
+    let user = geteuid();
     let own = |path: &PathBuf| fs::metadata(path).is_ok_and(|about| about.uid() == user.as_raw());
-    let named = |name| {
-        std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute()).filter(own)
+    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let below = |base: Option<PathBuf>, dir| Some(base.filter(own)?.join(dir));
+    [
+        below(named("XDG_RUNTIME_DIR"), "lockkeeper"),
+        below(named("XDG_STATE_HOME"), "lockkeeper/holders"),
+        below(named("HOME"), ".local/state/lockkeeper/holders"),
+        Some(PathBuf::from(format!("/tmp/lockkeeper-{user}"))),
+        // Not set under cron, but there while the user is logged in.
+        below(Some(format!("/run/user/{user}").into()), "lockkeeper"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Those of them that are there, and our own.
+fn used_places() -> impl Iterator<Item = PathBuf> {
+    let mut places = places();
+    places.sort_unstable();
+    places.dedup();
+    let own = |path: &PathBuf| {
+        fs::symlink_metadata(path)
+            .is_ok_and(|about| about.is_dir() && about.uid() == geteuid().as_raw())
     };
-    named("XDG_RUNTIME_DIR")
-        .map(|base| base.join("lockkeeper"))
-        .or_else(|| Some(named("XDG_STATE_HOME")?.join("lockkeeper/holders")))
-        .or_else(|| Some(named("HOME")?.join(".local/state/lockkeeper/holders")))
-        .unwrap_or_else(|| PathBuf::from(format!("/tmp/lockkeeper-{user}")))
+    places.into_iter().filter(own)
+}
+
+/// A user, for people.
+fn name_of(user: Uid) -> String {
+    let known = User::from_uid(user).ok().flatten();
+    known.map_or_else(|| format!("uid {user}"), |known| known.name)
 }
 
 /// Makes that directory. Only its owner may enter it, since whoever reaches a socket can release the lock.
 fn directory() -> Result<PathBuf, Failure> {
-    let path = usual_path();
+    let path = places().swap_remove(0);
     let shown = path.display();
     DirBuilder::new()
         .recursive(true)
@@ -223,10 +270,7 @@ fn directory() -> Result<PathBuf, Failure> {
         .map_err(|error| Failure::own(format_args!("make the directory {shown}"), error))?;
     let about = fs::symlink_metadata(&path)
         .map_err(|error| Failure::own(format_args!("look at {shown}"), error))?;
-    if !about.is_dir()
-        || about.uid() != nix::unistd::geteuid().as_raw()
-        || about.mode() & 0o077 != 0
-    {
+    if !about.is_dir() || about.uid() != geteuid().as_raw() || about.mode() & 0o077 != 0 {
         return Err(Failure::new(
             exit::OWN,
             format!(
@@ -249,7 +293,14 @@ mod tests {
 
     #[test]
     fn other_text_is_not_a_handle() {
-        for text in ["", "x", "../../etc/passwd-1", "0123456789abcdef", "0123456789abcdef-x"] {
+        for text in [
+            "",
+            "x",
+            "../../etc/passwd-1-1",
+            "0123456789abcdef",
+            "0123456789abcdef-1",
+            "0123456789abcdef-1-x",
+        ] {
             let failure = text.parse::<Handle>().unwrap_err();
             assert_eq!(failure.code, exit::USAGE);
             assert!(failure.message.contains("lockkeeper acquire KEY"), "{}", failure.message);

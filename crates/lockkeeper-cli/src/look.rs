@@ -55,9 +55,6 @@ pub(crate) async fn show(args: Show) -> exit::Outcome {
 pub(crate) async fn watch(args: Watch) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
     let client = Config::load()?.connect(&args.place).await?;
-    if args.interval.is_zero() {
-        return Err(Failure::usage("--interval must be longer than 0, for instance 500ms"));
-    }
     let redraw = io::stdout().is_terminal() && !args.json;
     let follow = async {
         let mut before: Vec<(String, Value)> = Vec::new();

@@ -136,14 +136,13 @@ async fn hold_and_run(
         let attempt = async {
             let connect = waits.in_time(async { Ok(Client::connect(&url).await?) });
             let client = interruptible(connect, signals).await?;
-            let guarantees = client.guarantees();
-            if guarantees.scope == Scope::Process {
+            let limit = Limit::of(&client, ttl, args.lease);
+            let timeline = Timeline::new(limit, grace, on_lost)?;
+            if client.guarantees().scope == Scope::Process {
                 say.warn(format_args!(
                     "{place} excludes only inside one process: this keeps nobody out"
                 ));
             }
-            let limit = Limit::of(&client, ttl, args.lease);
-            let timeline = Timeline::new(limit, grace, on_lost)?;
             let lock = lock(&client, &args.key, &args.terms).owner(&owner);
             let lock = limit.terms(lock, &timeline, ttl);
             let acquire = async {
@@ -228,29 +227,38 @@ impl Waits<'_> {
             return work.await;
         };
         tokio::time::timeout_at(until, work).await.unwrap_or_else(|_| {
-            let silence = format!("{} did not answer in the time of --wait", self.place);
-            Err(Failure::new(exit::UNAVAILABLE, silence))
+            let silence = format!("no answer from {}", self.place);
+            Err(self.gave_up(Failure::new(exit::UNAVAILABLE, silence)))
         })
     }
 
     /// Whether to try again after a failure: then says what it waits for, and waits a little.
     async fn again(&mut self, failure: Failure) -> Result<(), Failure> {
-        let next = Instant::now() + PAUSE;
-        if failure.code != exit::UNAVAILABLE
-            || !failure.retryable
-            || self.until.is_none_or(|until| until <= next)
-        {
+        let Some(until) = self.until.filter(|_| failure.retryable) else { return Err(failure) };
+        if failure.code != exit::UNAVAILABLE {
             return Err(failure);
         }
-        let told = format!("waiting for {} to answer: {}", self.place, failure.message);
-        if self.told {
-            self.say.note(told)
-        } else {
-            self.say.warn(told)
+        let next = Instant::now() + PAUSE;
+        if next < until {
+            let told = format!("waiting for {} to answer: {}", self.place, failure.message);
+            if self.told {
+                self.say.note(told)
+            } else {
+                self.say.warn(told)
+            }
+            self.told = true;
         }
-        self.told = true;
-        tokio::time::sleep_until(next).await;
-        Ok(())
+        tokio::time::sleep_until(next.min(until)).await;
+        match until > Instant::now() {
+            true => Ok(()),
+            false => Err(self.gave_up(failure)),
+        }
+    }
+
+    /// The last failure of a wait that is over.
+    fn gave_up(&self, failure: Failure) -> Failure {
+        let message = format!("the wait is over (--wait): {}", failure.message);
+        Failure { message, retryable: false, ..failure }
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::path::Path;
 
 use crate::exit::Failure;
 
@@ -56,6 +57,16 @@ pub(crate) fn stdout(text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
+/// A path as one word of a shell, for advice that can be pasted.
+pub(crate) fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+:,@%".contains(c);
+    match text.chars().all(plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 /// A duration with as many digits as people read: `850ms`, `1.5s`, `4m 10s`, `3d 2h`.
 pub(crate) fn human(time: std::time::Duration) -> String {
     let seconds = time.as_secs();
@@ -65,6 +76,7 @@ pub(crate) fn human(time: std::time::Duration) -> String {
     };
     match seconds {
         0 => format!("{}ms", time.as_millis()),
+        1..10 if time.subsec_millis() < 100 => format!("{seconds}s"),
         1..10 => format!("{:.1}s", time.as_secs_f64()),
         10..60 => format!("{seconds}s"),
         60..3_600 => pair(seconds / 60, "m", seconds % 60, "s"),
@@ -83,6 +95,7 @@ mod tests {
         for (ms, shown) in [
             (850, "850ms"),
             (1_500, "1.5s"),
+            (2_000, "2s"),
             (59_900, "59s"),
             (250_000, "4m 10s"),
             (7_200_000, "2h"),

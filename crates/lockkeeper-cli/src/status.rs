@@ -102,7 +102,13 @@ pub(crate) fn probe(path: &Path) -> Result<(), Failure> {
         Target::Stream if path.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         // Not opened: whoever reads from a pipe would take our leaving for the end.
         Target::Stream => Ok(()),
-        Target::Descriptor(_) => fs::metadata(path).map(drop),
+        Target::Descriptor(number) => fs::metadata(path).map(drop).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => io::Error::other(format!(
+                "descriptor {number} is not open; open it, for instance with {number}>status.json, or \
+                 name a file"
+            )),
+            _ => error,
+        }),
     });
     tried.map_err(|error| refuse(path, error))
 }
