@@ -117,11 +117,11 @@ async fn hand_off(
         })
     };
     let mut holder = claim();
-    holder.attempt().await?.ok_or("it is free")?;
+    holder.attempt(Clock::System.now()).await?.ok_or("it is free")?;
     let mut line = Vec::new();
     for _ in 0..waiting {
         let mut claim = claim();
-        if claim.attempt().await?.is_some() {
+        if claim.attempt(Clock::System.now()).await?.is_some() {
             return Err("let in beside the holder".into());
         }
         line.push(claim);
@@ -140,7 +140,7 @@ async fn hand_off(
     let before = servers.requests();
     holder.release().await?;
     next.wait().await?;
-    next.attempt().await?.ok_or("it is the next one's turn")?;
+    next.attempt(Clock::System.now()).await?.ok_or("it is the next one's turn")?;
     let requests = servers.requests() - before;
     if others.iter().any(|other| other.is_finished()) {
         return Err("somebody else was woken".into());

@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper::clock::Clock;
+use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
-    Claim, Engine, Entry, Grant, Guarantees, Lease, Query, Released, Renewal, Request, Snapshot,
+    Claim, Engine, Entry, Grant, Guarantees, Held, Lease, Query, Released, Renewal, Request,
+    Signal, Snapshot,
 };
 use lockkeeper::engines::memory::Memory;
 use lockkeeper::{Client, Error, Guard, Key, Lock, Loss, Multi, Owner, Release, Result};
@@ -305,6 +306,19 @@ struct Watched {
 }
 
 #[derive(Debug)]
+struct WatchedHeld(Arc<Notify>);
+
+impl Held for WatchedHeld {
+    fn gone(&self) -> Option<Signal<Loss>> {
+        let told = self.0.clone();
+        Some(Box::pin(async move {
+            told.notified().await;
+            Loss::Disconnected("cut".into())
+        }))
+    }
+}
+
+#[derive(Debug)]
 struct WatchedClaim {
     claim: Box<dyn Claim>,
     silent: bool,
@@ -322,8 +336,8 @@ impl Engine for Watched {
         Box::new(WatchedClaim { claim: self.memory.claim(request), silent, engine: self.clone() })
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        self.memory.renew(leases).await
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
+        self.memory.renew(leases, asked).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
@@ -341,17 +355,11 @@ impl Engine for Watched {
 
 #[async_trait]
 impl Claim for WatchedClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         self.engine.calls.lock().unwrap().push("attempt");
-        let told = self.engine.told.clone();
-        let grant = self.claim.attempt().await?;
-        Ok(grant.map(|grant| Grant {
-            gone: Some(Box::pin(async move {
-                told.notified().await;
-                Loss::Disconnected("cut".into())
-            })),
-            ..grant
-        }))
+        let held = WatchedHeld(self.engine.told.clone());
+        let grant = self.claim.attempt(asked).await?;
+        Ok(grant.map(|grant| Grant { held: Arc::new(held), ..grant }))
     }
 
     async fn wait(&mut self) -> Result<()> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use lockkeeper::admission::{self, Queued, Turn};
+use lockkeeper::clock::Clock;
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{Claim, Engine, Fence, Grant, Mode, Released, Renewal, Request};
 use lockkeeper::engines::redis::Redis;
@@ -55,7 +56,7 @@ impl Game {
                     continue;
                 }
                 let expected = admission::turn(&self.line, at) == Turn::In;
-                let grant = self.claims[at].attempt().await.unwrap();
+                let grant = self.claims[at].attempt(Clock::System.now()).await.unwrap();
                 assert_eq!(grant.is_some(), expected, "place {at} of {:?}", self.line);
                 if let Some(grant) = grant {
                     self.judge(at, &grant);
@@ -152,24 +153,26 @@ async fn holders_who_die_leave_no_records() {
         ("permits", one, Mode::Permits { take: all, limit: all }),
     ] {
         // What is noted stays for long once somebody waited.
-        assert!(short(key, mode, 500).attempt().await.unwrap().is_some());
+        assert!(short(key, mode, 500).attempt(Clock::System.now()).await.unwrap().is_some());
         let mut waiter = short(key, other, 500);
-        assert!(waiter.attempt().await.unwrap().is_none());
+        assert!(waiter.attempt(Clock::System.now()).await.unwrap().is_none());
         waiter.release().await.unwrap();
         for _ in 0..DEAD {
             eventually("the last lease is over", || {
                 let there = server.ask(&["EXISTS", key]);
                 (there == "0").then_some(()).ok_or(there)
             });
-            assert!(short(key, mode, 1).attempt().await.unwrap().is_some());
+            assert!(short(key, mode, 1).attempt(Clock::System.now()).await.unwrap().is_some());
         }
         assert!(records(key) < 20, "{DEAD} died, and {} records are left", records(key));
     }
     // The same beside somebody who stays.
     let mut long = redis.claim(request(Key::new("together").unwrap(), None, Mode::Read));
-    long.attempt().await.unwrap().expect("it is free");
+    long.attempt(Clock::System.now()).await.unwrap().expect("it is free");
     for _ in 0..DEAD {
-        assert!(short("together", Mode::Read, 1).attempt().await.unwrap().is_some());
+        assert!(
+            short("together", Mode::Read, 1).attempt(Clock::System.now()).await.unwrap().is_some()
+        );
     }
     assert!(records("together") < 70, "{} records are left", records("together"));
     let fields: usize = server.ask(&["HLEN", "together"]).parse().unwrap();
@@ -212,13 +215,14 @@ async fn one_renewal_reaches_every_kind_and_every_slot() {
             let owner = (n % 3 == 0).then(Owner::new);
             let key = Key::new(n.to_string()).unwrap();
             let mut claim = redis.claim(request(key, owner, mode));
-            leases.push(claim.attempt().await.unwrap().expect("it is free").lease);
+            leases
+                .push(claim.attempt(Clock::System.now()).await.unwrap().expect("it is free").lease);
             claims.push(claim);
         }
-        let renewals = redis.renew(&leases).await.unwrap();
+        let renewals = redis.renew(&leases, Clock::System.now()).await.unwrap();
         assert!(renewals.iter().all(|one| *one == Renewal::Renewed), "{url}: {renewals:?}");
         claims[7].release().await.unwrap();
-        let renewals = redis.renew(&leases).await.unwrap();
+        let renewals = redis.renew(&leases, Clock::System.now()).await.unwrap();
         let gone: Vec<_> = (0..30).filter(|n| renewals[*n] == Renewal::Gone).collect();
         assert_eq!(gone, [7], "{url}: {renewals:?}");
     }

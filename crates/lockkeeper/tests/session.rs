@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper::clock::Clock;
+use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
     Claim, Death, Engine, Entry, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
     Snapshot,
@@ -41,7 +41,7 @@ impl Engine for Session {
         Box::new(SessionClaim(self.memory.claim(request)))
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         self.renewals.fetch_add(1, Ordering::Relaxed);
         if self.silent.load(Ordering::Relaxed) {
             return Err(Error::unreachable("session", "renew", "silence"));
@@ -64,9 +64,9 @@ impl Engine for Session {
 
 #[async_trait]
 impl Claim for SessionClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
-        let grant = self.0.attempt().await?;
-        Ok(grant.map(|grant| Grant { lease: Lease { ttl: VOUCHED, ..grant.lease }, ..grant }))
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        let grant = self.0.attempt(asked).await?;
+        Ok(grant.map(|grant| Grant { ttl: VOUCHED, ..grant }))
     }
 
     async fn wait(&mut self) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use lockkeeper::clock::Clock;
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{Claim, Engine, Mode, Released, Request};
 use lockkeeper::{Client, Error, Key, Token};
@@ -327,7 +328,7 @@ async fn line_up(engine: &Arc<dyn Engine>, key: &str, many: usize) -> Vec<Box<dy
     let mut claims = Vec::new();
     for _ in 0..many {
         let mut claim = claim(engine, key);
-        assert!(claim.attempt().await.unwrap().is_none());
+        assert!(claim.attempt(Clock::System.now()).await.unwrap().is_none());
         claims.push(claim);
     }
     claims
@@ -338,7 +339,7 @@ async fn a_thousand_waiters_of_whom_some_give_up_are_served_in_order_and_leave_n
     let servers = single().await;
     let engine = open(&servers, "line").await;
     let mut holder = claim(&engine, "key");
-    let first = holder.attempt().await.unwrap().expect("it is free").fence.get();
+    let first = holder.attempt(Clock::System.now()).await.unwrap().expect("it is free").fence.get();
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
@@ -351,7 +352,7 @@ async fn a_thousand_waiters_of_whom_some_give_up_are_served_in_order_and_leave_n
             let turn = async {
                 loop {
                     claim.wait().await.unwrap();
-                    if let Some(grant) = claim.attempt().await.unwrap() {
+                    if let Some(grant) = claim.attempt(Clock::System.now()).await.unwrap() {
                         return grant;
                     }
                 }
@@ -387,7 +388,7 @@ async fn a_hand_off_costs_as_many_requests_with_500_waiters_as_with_5() {
     for many in [5, 500] {
         let key = format!("key {many}");
         let mut holder = claim(&engine, &key);
-        holder.attempt().await.unwrap().expect("it is free");
+        holder.attempt(Clock::System.now()).await.unwrap().expect("it is free");
         // Everyone listens; so many tasks wait that the next one hears of it first.
         let mut waiters = std::collections::VecDeque::new();
         for mut claim in line_up(&engine, &key, many).await {
@@ -411,7 +412,7 @@ async fn a_hand_off_costs_as_many_requests_with_500_waiters_as_with_5() {
         for _ in 0..ROUNDS.min(many as u64 - 1) {
             holder.release().await.unwrap();
             let mut next = waiters.pop_front().expect("there are enough").await.unwrap();
-            next.attempt().await.unwrap().expect("it is the next one's turn");
+            next.attempt(Clock::System.now()).await.unwrap().expect("it is the next one's turn");
             holder = next;
         }
         costs.push((servers.servers()[0].received() - before) / ROUNDS.min(many as u64 - 1));

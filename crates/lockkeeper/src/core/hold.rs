@@ -10,17 +10,21 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::clock::{Moment, Validity};
 use super::release::BackgroundWork;
 use crate::client::Inner;
-use crate::engine::{Claim, Death, Fence, Grant, Lease, Mode};
+use crate::engine::{Claim, Death, Fence, Grant, Held, Lease, Mode};
 use crate::error::Loss;
 use crate::guard::{Guard, Trouble};
 use crate::key::Key;
 use crate::lock::Terms;
-use crate::owner::Owner;
+use crate::owner::{Owner, Token};
+
+/// How long a lock is held before the engine watches over it. One that is held for a moment is not worth
+/// a watch, and what happens before is seen by its first look.
+const WATCHED_AFTER: Duration = Duration::from_millis(50);
 
 /// What all guards of one grant share with the renewals and the queue.
 pub(crate) struct Hold {
@@ -78,13 +82,14 @@ impl Hold {
     pub(crate) fn new(
         inner: &Arc<Inner>,
         terms: &Terms,
+        token: Token,
         claim: Box<dyn Claim>,
         grant: Grant,
         asked: Moment,
     ) -> (Arc<Self>, Guard) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let ttl = grant.lease.ttl;
-        let limited = terms.fixed || !grant.bound;
+        let Grant { fence, slots, ttl, since, held } = grant;
+        let limited = terms.fixed || held.expires();
         // A session or a connection vouches for less than a long fixed lease, again and again.
         let fixed = terms.fixed && ttl >= terms.ttl;
         let margin = terms.margin(ttl);
@@ -93,7 +98,7 @@ impl Hold {
             "hold",
             key = %terms.key,
             mode = %terms.mode,
-            fence = grant.fence.get(),
+            fence = fence.get(),
             engine = inner.engine_name()
         );
         let hold = Arc::new(Self {
@@ -102,16 +107,23 @@ impl Hold {
             key: terms.key.clone(),
             mode: terms.mode,
             owner: terms.owner.clone(),
-            fence: grant.fence,
-            slots: grant.slots,
-            lease: grant.lease,
+            fence,
+            slots,
+            lease: Lease {
+                key: terms.key.clone(),
+                token,
+                owner: terms.owner.clone(),
+                mode: terms.mode,
+                ttl,
+                held: held.clone(),
+            },
             fixed,
             limit,
             margin,
             since: asked.runtime(),
             guards: AtomicUsize::new(1),
             state: Mutex::new(State {
-                validity: limited.then(|| Validity::new(asked, ttl, margin)),
+                validity: limited.then(|| Validity::new(since, ttl, margin)),
                 over: None,
                 due: None,
                 listener: None,
@@ -123,10 +135,11 @@ impl Hold {
             span,
         });
         inner.meters.held(hold.mode);
-        inner.renewals.watch(&hold, asked.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
-        if let Some(gone) = grant.gone {
+        inner.renewals.watch(&hold, since.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
+        if let Some(gone) = held.gone() {
             let listener = Arc::downgrade(&hold);
             let task = inner.runtime.spawn(async move {
+                sleep(WATCHED_AFTER).await;
                 let loss = gone.await;
                 if let Some(hold) = listener.upgrade() {
                     hold.end(loss);
@@ -160,6 +173,11 @@ impl Hold {
 
     pub(crate) fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// What the engine knows of it.
+    pub(crate) fn held(&self) -> &Arc<dyn Held> {
+        &self.lease.held
     }
 
     pub(crate) fn ttl(&self) -> Duration {

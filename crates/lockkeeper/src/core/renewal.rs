@@ -186,7 +186,7 @@ async fn renew(
     let leases: Vec<_> = holds.iter().map(|hold| hold.lease().clone()).collect();
     let asked = clock.now();
     holds.iter().for_each(|hold| hold.asking());
-    let answers = meters.call(Call::Renew, engine.renew(&leases)).await;
+    let answers = meters.call(Call::Renew, engine.renew(&leases, asked)).await;
     let answers = match answers {
         Ok(answers) => answers,
         Err(error) => {

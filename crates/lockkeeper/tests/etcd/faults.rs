@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lockkeeper::clock::Clock;
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{Claim, Mode, Request};
 use lockkeeper::{Client, Key, Loss, Release, Token};
@@ -244,15 +245,15 @@ async fn a_waiter_whose_place_is_taken_away_is_told_and_lines_up_again() {
     let guard = holder.mutex("key").ttl(LONG).acquire().await.unwrap();
     let held = servers.keys();
     let mut waiter = claim(&servers).await;
-    assert!(waiter.attempt().await.unwrap().is_none());
+    assert!(waiter.attempt(Clock::System.now()).await.unwrap().is_none());
     let place = servers.keys().into_iter().find(|place| !held.contains(place)).unwrap();
     servers.ctl(&["del", &place]);
     timeout(LONG / 4, waiter.wait()).await.expect("it is told").unwrap();
-    assert!(waiter.attempt().await.unwrap().is_none());
+    assert!(waiter.attempt(Clock::System.now()).await.unwrap().is_none());
     assert_eq!(holder.inspect("key").await.unwrap().unwrap().waiters.unwrap().len(), 1);
     guard.release().await.unwrap();
     timeout(LONG / 4, waiter.wait()).await.expect("it is its turn").unwrap();
-    waiter.attempt().await.unwrap().expect("it is let in");
+    waiter.attempt(Clock::System.now()).await.unwrap().expect("it is let in");
     waiter.release().await.unwrap();
 }
 

@@ -12,8 +12,8 @@ use super::session::Session;
 use super::watch::{Alarm, end_of};
 use super::{Entered, LEASES, LOCKS, Shared, record};
 use crate::core::admission::{self, Turn};
-use crate::core::clock::Clock;
-use crate::engine::{Asked, Claim, Fence, Grant, Mode, Released, Request};
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Fence, Grant, Mode, Released, Request};
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::{Error, Result};
 
@@ -27,6 +27,8 @@ pub(super) struct QueueClaim {
     waited: bool,
     /// Whether the holder was asked to give way.
     bell: YieldSignal,
+    /// Set while it holds.
+    in_use: Option<Arc<()>>,
 }
 
 /// Whom we wait for.
@@ -47,7 +49,7 @@ impl QueueClaim {
         let dir = shared.dir(&request.key);
         let place = QueueNode::new(dir, Kind::of(request.mode), shared.settings.acls());
         let (shared, bell) = (shared.clone(), YieldSignal::default());
-        Self { shared, request, place, waiting: None, waited: false, bell }
+        Self { shared, request, place, waiting: None, waited: false, bell, in_use: None }
     }
 
     /// What the lock is used as, if that is not what we ask for. The oldest node decides.
@@ -211,7 +213,7 @@ impl QueueClaim {
 
 #[async_trait]
 impl Claim for QueueClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         if let Some(Waiting { path, alarm: Some(_) }) = &self.waiting
             && self.place.still_behind(path).await
         {
@@ -219,13 +221,13 @@ impl Claim for QueueClaim {
         }
         self.waiting = None;
         let session = self.shared.sessions.get().await?;
-        let asked = Clock::System.now();
         for _ in 0..TRIES {
             match self.go(&session).await? {
                 None => {}
                 Some(None) => return Ok(None),
                 Some(Some(entered)) => {
                     let grant = self.shared.grant(&self.request, entered, &self.bell, &asked)?;
+                    self.in_use = Some(self.shared.in_use.clone());
                     return Ok(Some(grant));
                 }
             }
@@ -249,13 +251,9 @@ impl Claim for QueueClaim {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        self.shared.forget(self.request.token);
+        self.in_use = None;
         self.waiting = None;
         self.place.leave().await
-    }
-
-    fn yield_requested(&self) -> Option<Asked> {
-        Some(self.bell.rung())
     }
 }
 
@@ -280,6 +278,7 @@ mod tests {
 
     use super::super::open;
     use super::*;
+    use crate::core::clock::Clock;
     use crate::key::Key;
     use crate::owner::Token;
 
@@ -308,11 +307,12 @@ mod tests {
         let mut broken = writer(&shared);
         let (standing, _) = broken.place.stand(&session, b"").await.unwrap();
         session.zk.delete(&standing.path, None).await.unwrap();
-        let later = writer(&shared).attempt().await.unwrap().expect("it is free").fence;
+        let later =
+            writer(&shared).attempt(Clock::System.now()).await.unwrap().expect("it is free").fence;
         let noted = broken.fence(&standing).await;
         let (data, _) = session.zk.get_data(broken.place.dir()).await.unwrap();
         assert_eq!(record::read_fence(&data), Some(later), "{noted:?} was noted over it");
         // It stands behind the later one when it asks again.
-        assert!(broken.attempt().await.unwrap().is_none());
+        assert!(broken.attempt(Clock::System.now()).await.unwrap().is_none());
     }
 }

@@ -17,8 +17,8 @@ use super::session::Session;
 use super::watch::{Alarm, change_in, end_of};
 use super::{Entered, LEASES, LOCKS, Shared, record};
 use crate::core::admission::{self, Turn};
-use crate::core::clock::{Clock, Moment};
-use crate::engine::{Asked, Claim, Fence, Grant, Released, Request};
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Fence, Grant, Released, Request};
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::{Error, Result};
 
@@ -37,6 +37,8 @@ pub(super) struct SemaphoreClaim {
     bell: YieldSignal,
     /// Whether deletions were asked for and not all answered.
     leaving: bool,
+    /// Set while it holds.
+    in_use: Option<Arc<()>>,
 }
 
 enum Step {
@@ -98,6 +100,7 @@ impl SemaphoreClaim {
             waiting: None,
             bell,
             leaving: false,
+            in_use: None,
         }
     }
 
@@ -268,7 +271,8 @@ impl SemaphoreClaim {
         Ok(Some(ours))
     }
 
-    fn granted(&self, gate: &Standing, ours: &[Node], asked: &Moment) -> Result<Grant> {
+    fn granted(&mut self, gate: &Standing, ours: &[Node], asked: &Moment) -> Result<Grant> {
+        self.in_use = Some(self.shared.in_use.clone());
         let paths: Vec<_> =
             ours.iter().map(|node| format!("{}/{}", self.leases, node.name)).collect();
         let slots = ours.iter().filter_map(|node| node.permit()).map(|(slot, _)| slot).collect();
@@ -295,7 +299,7 @@ impl SemaphoreClaim {
 
 #[async_trait]
 impl Claim for SemaphoreClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         if let Some((Behind::Node(path), Some(_))) = &self.waiting
             && self.gate.still_behind(path).await
         {
@@ -304,7 +308,6 @@ impl Claim for SemaphoreClaim {
         self.waiting = None;
         self.refuse_too_many()?;
         let session = self.shared.sessions.get().await?;
-        let asked = Clock::System.now();
         let step = std::mem::replace(&mut self.step, Step::Outside);
         let known = match step {
             Step::Entering(gate) if Arc::ptr_eq(&gate.session, &session) => {
@@ -414,7 +417,7 @@ impl Claim for SemaphoreClaim {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        self.shared.forget(self.request.token);
+        self.in_use = None;
         self.waiting = None;
         if let Step::Entering(gate) = &self.step {
             let gate = gate.clone();
@@ -446,10 +449,6 @@ impl Claim for SemaphoreClaim {
         self.step = Step::Outside;
         self.leaving = false;
         Ok(released)
-    }
-
-    fn yield_requested(&self) -> Option<Asked> {
-        Some(self.bell.rung())
     }
 }
 
