@@ -13,6 +13,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use etcd_client::{Compare, CompareOp, LockOptions, PutOptions, Txn, TxnOp};
+use lockkeeper::clock::Clock;
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{Mode, Request};
 use lockkeeper::{Client, Key, Token};

@@ -93,6 +93,8 @@ pub(crate) struct Releasing {
     /// How long it is repeated.
     limit: Duration,
     started: Instant,
+    /// Whether a task has it. If that is dropped, the runtime is gone, and nobody is left to finish it.
+    in_task: bool,
 }
 
 enum Barrier {
@@ -134,7 +136,7 @@ impl Releasing {
         ttl: Duration,
     ) -> Self {
         let (step, limit) = (Step::Idle(claim), ttl.max(RELEASE_FOR));
-        Self { inner, key, barrier, step, limit, started: Instant::now() }
+        Self { inner, key, barrier, step, limit, started: Instant::now(), in_task: false }
     }
 
     /// Sends the request, and leaves waiting for the answer to a task.
@@ -144,6 +146,7 @@ impl Releasing {
             Poll::Ready(Err(error)) if !error.is_retryable() => unconfirmed(&error),
             _ => {
                 let inner = self.inner.clone();
+                self.in_task = true;
                 inner.finish(self.confirm());
             }
         }
@@ -228,7 +231,7 @@ fn unconfirmed(error: &Error) {
 impl Drop for Releasing {
     fn drop(&mut self) {
         let step = std::mem::replace(&mut self.step, Step::Done);
-        if !matches!(step, Step::Done) {
+        if !self.in_task && !matches!(step, Step::Done) {
             let rest = Releasing {
                 inner: self.inner.clone(),
                 key: self.key.clone(),
@@ -236,6 +239,7 @@ impl Drop for Releasing {
                 step,
                 limit: self.limit,
                 started: self.started,
+                in_task: true,
             };
             self.inner.in_background(BackgroundWork::Finish(Box::pin(rest.confirm())));
         }
