@@ -210,6 +210,34 @@ async fn the_next_acquire_comes_after_the_release_and_does_not_wait_for_its_answ
     assert_eq!(*calls.lock().unwrap(), ["attempt", "release", "attempt"]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn where_requests_may_overtake_each_other_the_next_acquire_waits_for_the_answer() {
+    let engine = Watched { unordered: true, ..Watched::default() };
+    let client = Client::new(engine.clone());
+    let guard = client.mutex("key").acquire().await.unwrap();
+    engine.memory.delay(2 * SECOND);
+    let asked = Instant::now();
+    drop(guard);
+    let again = client.mutex("key").try_acquire().await.unwrap();
+    assert!(again.is_some(), "it waited for the release");
+    assert_eq!(asked.elapsed(), 4 * SECOND, "a release, then an attempt");
+}
+
+#[test]
+fn releases_without_an_answer_may_be_dropped_with_their_runtime() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (memory, client) = store();
+        let guard = client.mutex("held").acquire().await.unwrap();
+        memory.partition(true);
+        let limit = Duration::from_millis(10);
+        client.mutex("abandoned").acquire_within(limit).await.unwrap_err();
+        drop(guard);
+        tokio::task::yield_now().await;
+    });
+    drop(runtime);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_release_that_another_task_helps_onto_the_wire_is_no_loss() {
     let (_, client) = store();
@@ -257,6 +285,8 @@ async fn the_engines_own_word_of_a_loss_is_passed_on_at_once() {
     let told = engine.told.clone();
     let client = Client::new(engine);
     let guard = client.mutex("key").acquire().await.unwrap();
+    // The engine watches over what is held for longer than a moment.
+    tokio::time::sleep(SECOND).await;
     told.notify_one();
     let asked = Instant::now();
     assert_eq!(guard.lost().await, Loss::Disconnected("cut".into()));
@@ -303,6 +333,7 @@ struct Watched {
     memory: Memory,
     told: Arc<Notify>,
     calls: Arc<Mutex<Vec<&'static str>>>,
+    unordered: bool,
 }
 
 #[derive(Debug)]
@@ -334,6 +365,10 @@ impl Engine for Watched {
     fn claim(&self, request: Request) -> Box<dyn Claim> {
         let silent = request.key.as_str() == "silent";
         Box::new(WatchedClaim { claim: self.memory.claim(request), silent, engine: self.clone() })
+    }
+
+    fn ordered(&self) -> bool {
+        !self.unordered
     }
 
     async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {

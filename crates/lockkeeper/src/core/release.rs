@@ -190,13 +190,17 @@ impl Releasing {
     /// Polls the request once, so that it leaves. Others of this process may ask from then on, if
     /// their requests cannot overtake it.
     async fn send(&mut self) -> Poll<Result<Released>> {
-        if let Step::Idle(mut claim) = std::mem::replace(&mut self.step, Step::Done) {
-            let meters = self.inner.meters.clone();
-            self.step = Step::Asking(Box::pin(async move {
-                let answer = meters.call(Call::Release, claim.release()).await;
-                (claim, answer)
-            }));
-        }
+        self.step = match std::mem::replace(&mut self.step, Step::Done) {
+            Step::Idle(mut claim) => {
+                let meters = self.inner.meters.clone();
+                Step::Asking(Box::pin(async move {
+                    let answer = meters.call(Call::Release, claim.release()).await;
+                    (claim, answer)
+                }))
+            }
+            // An earlier request is not answered yet.
+            step => step,
+        };
         let Step::Asking(asking) = &mut self.step else {
             unreachable!("a release that is done is not sent again")
         };
