@@ -197,7 +197,10 @@ impl Claim for BuggyClaim {
             return if believes { engine.imagine(&self.request, asked).await } else { Ok(None) };
         };
         match engine.bug {
-            Bug::ValidityFromReply => grant.since = engine.clock().now(),
+            Bug::ValidityFromReply => {
+                let ttl = grant.ttl + engine.clock().since(&asked);
+                engine.exaggerate(&mut grant, self.request.token, ttl);
+            }
             Bug::NoDriftAllowance => {
                 let ttl = (grant.ttl + Duration::from_millis(2)) * 100 / 99;
                 engine.exaggerate(&mut grant, self.request.token, ttl);
