@@ -1,8 +1,8 @@
 //! The test kit of lockkeeper, for its own engines and for those written elsewhere.
 //!
 //! - [`conformance!`] runs every case against an engine; one line is all that an engine needs.
-//! - [`Link`](link::Link) cuts one client off, hangs its calls or swallows replies.
-//! - [`database`] starts real database servers, to be frozen, crashed and started again.
+//! - [`FaultLink`](fault_link::FaultLink) cuts one client off, hangs its calls or swallows replies.
+//! - [`server::database`] starts real database servers, to be frozen, crashed and started again.
 //! - [`Holder`](holder::Holder) is a process of its own that holds a lock, to be stopped and killed.
 //! - [`Proxy`](proxy::Proxy) breaks a connection as networks do; [`Server`](server::Server) is a real
 //!   server on a free port, to be paused, killed and restarted.
@@ -17,10 +17,9 @@
 pub mod bugs;
 mod certificates;
 pub mod conformance;
-pub mod database;
+pub mod fault_link;
 pub mod history;
 pub mod holder;
-pub mod link;
 pub mod load;
 pub mod poll;
 pub mod ports;

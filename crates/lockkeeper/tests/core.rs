@@ -10,7 +10,7 @@ use lockkeeper::backend::{
 use lockkeeper::backends::memory::Memory;
 use lockkeeper::clock::Clock;
 use lockkeeper::{Client, Error, Guard, Key, Lock, Loss, Multi, Owner, Release, Result};
-use lockkeeper_testkit::link::{Call, Link};
+use lockkeeper_testkit::fault_link::{Call, FaultLink};
 use tokio::sync::Notify;
 use tokio::time::{Instant, advance, timeout};
 
@@ -59,7 +59,7 @@ async fn an_answer_that_takes_longer_than_the_lease_is_no_grant() {
 
 #[tokio::test(start_paused = true)]
 async fn leases_that_were_taken_over_a_while_are_renewed_in_full_calls() {
-    let link = Link::new(Arc::new(Memory::new()));
+    let link = FaultLink::new(Arc::new(Memory::new()));
     let client = Client::new(link.clone());
     let mut guards = Vec::new();
     for n in 0..1250 {
@@ -88,7 +88,7 @@ async fn loss_is_signalled_by_the_clock_when_nobody_answers() {
 
 #[tokio::test(start_paused = true)]
 async fn renewals_that_fail_are_known_until_one_succeeds() {
-    let link = Link::new(Arc::new(Memory::new()));
+    let link = FaultLink::new(Arc::new(Memory::new()));
     let client = Client::new(link.clone());
     let guard = client.mutex("key").ttl(9 * SECOND).acquire().await.unwrap();
     let failures = || guard.trouble().map_or(0, |trouble| trouble.failures);

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Client, Error, Loss, Release};
-use lockkeeper_testkit::database::{Kind, Mariadb, Postgres, Server};
 use lockkeeper_testkit::holder::{Holder, Program, main_of_test};
 use lockkeeper_testkit::load::Load;
 use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::server::database::{Kind, Mariadb, Postgres, Server};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 

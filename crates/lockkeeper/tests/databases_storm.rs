@@ -3,9 +3,9 @@
 
 use std::cell::RefCell;
 
-use lockkeeper_testkit::database::{Kind as Database, Mariadb, Postgres, Server};
 use lockkeeper_testkit::holder::Program;
 use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::server::database::{Kind as Database, Mariadb, Postgres, Server};
 use lockkeeper_testkit::storm::{Fault, Kind, Plan, Storm};
 
 #[test]

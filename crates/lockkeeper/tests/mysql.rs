@@ -11,7 +11,7 @@ use lockkeeper::{Client, Release};
 use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::database::{Kind, Mariadb, MariadbKind};
+use lockkeeper_testkit::server::database::{Kind, Mariadb, MariadbKind};
 use sqlx::{Connection, MySqlConnection};
 
 #[path = "mysql/alone.rs"]

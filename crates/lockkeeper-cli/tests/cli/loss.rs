@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::database::{Mariadb, Postgres};
+use lockkeeper_testkit::server::database::{Mariadb, Postgres};
 use lockkeeper_testkit::server::redis::Server;
 use lockkeeper_testkit::server::zookeeper::Ensemble;
 use nix::sys::signal::{Signal, killpg};

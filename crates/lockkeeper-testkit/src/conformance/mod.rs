@@ -12,13 +12,13 @@
 //! must refuse, and the case asserts that it refuses. An engine whose clock is the runtime's runs in
 //! paused time; the others run in real time, with leases as short as they allow.
 
+mod api;
 mod cancel;
 mod check;
 mod election;
 mod exclusion;
 mod faults;
 mod fences;
-mod front;
 mod inspect;
 mod leases;
 mod multi;
@@ -145,9 +145,9 @@ macro_rules! __cases {
             names::different_names_never_share_a_lock
             names::bad_names_are_refused
 
-            front::bad_settings_are_refused_with_what_is_accepted
-            front::the_blocking_front_does_the_same
-            front::the_last_blocking_handle_waits_for_its_release
+            api::bad_settings_are_refused_with_what_is_accepted
+            api::the_blocking_front_does_the_same
+            api::the_last_blocking_handle_waits_for_its_release
         }
     };
 }

@@ -1,8 +1,12 @@
 //! Real servers for tests: each on a free port, in a directory of its own, gone when dropped.
 
+pub mod database;
 pub mod etcd;
+mod mariadb;
+mod pgbouncer;
+mod postgres;
 pub mod redis;
-mod warden;
+mod supervised;
 pub mod zookeeper;
 
 use std::io;
@@ -18,7 +22,7 @@ use tempfile::TempDir;
 use crate::ports::free_port;
 
 pub use redis::{Persistence, redis};
-pub use warden::Warden;
+pub use supervised::Warden;
 
 /// How long a server may take to start, or to stop when it is asked to.
 const PATIENCE: Duration = Duration::from_secs(15);

@@ -7,8 +7,8 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Client, Error, Fence, Guard, Result};
-use lockkeeper_testkit::database::{Kind, Server};
 use lockkeeper_testkit::proxy::Proxy;
+use lockkeeper_testkit::server::database::{Kind, Server};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 

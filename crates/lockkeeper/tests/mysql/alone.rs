@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lockkeeper::{Client, Error, Release};
-use lockkeeper_testkit::database::Mariadb;
+use lockkeeper_testkit::server::database::Mariadb;
 use sqlx::{Connection, MySqlConnection, Row};
 
 use super::{LEASE, database, server, strategy};

@@ -3,7 +3,7 @@
 use lockkeeper::backend::Severity;
 use lockkeeper::{Client, Loss};
 use lockkeeper_testkit::certificates;
-use lockkeeper_testkit::database::{Pgbouncer, Postgres};
+use lockkeeper_testkit::server::database::{Pgbouncer, Postgres};
 use sqlx::Connection;
 
 use super::{LEASE, database, server, strategy};

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::one::{Server, VOLATILE, eventually};
+use super::server::{Server, VOLATILE, eventually};
 
 /// A Cluster of three masters.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 mod cluster;
 mod data;
-mod one;
 mod sentinels;
+mod server;
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -14,8 +14,8 @@ use super::Recipe;
 
 pub use cluster::Cluster;
 pub use data::with_data;
-pub use one::{DURABLE, Server, VOLATILE, eventually};
 pub use sentinels::Sentinels;
+pub use server::{DURABLE, Server, VOLATILE, eventually};
 
 /// What a Redis server writes to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Servers that fail over by sentinels.
 
-use super::one::{Server, VOLATILE, directory, eventually};
+use super::server::{Server, VOLATILE, directory, eventually};
 use crate::ports::free_port;
 
 /// One master, two replicas and three sentinels.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper::{Backoff, Error, Lock, Owner, Release, blocking};
 
 use super::Store;
-use crate::link::Call;
+use crate::fault_link::Call;
 
 /// Much less than a lease.
 const SOON: Duration = Duration::from_secs(2);

@@ -1,6 +1,6 @@
 //! The way from one client to its engine, with a switch for every way in which it can fail.
 //!
-//! Unlike `lockkeeper::layers::faults`, which throws dice, a [`Link`] does exactly what it is told:
+//! Unlike `lockkeeper::layers::faults`, which throws dice, a [`FaultLink`] does exactly what it is told:
 //! a case says *this* reply is lost, and looks at what follows.
 
 use std::future::Future;
@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 /// An engine as one client reaches it. Clones share the switches.
 #[derive(Debug, Clone)]
-pub struct Link {
+pub struct FaultLink {
     backend: Arc<dyn Backend>,
     lines: Arc<[Line; 3]>,
 }
@@ -32,7 +32,7 @@ struct Line {
     calls: AtomicUsize,
 }
 
-impl Link {
+impl FaultLink {
     /// A link that works.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         Self { backend, lines: Arc::default() }
@@ -74,7 +74,7 @@ impl Link {
     }
 }
 
-impl Layer for Link {
+impl Layer for FaultLink {
     fn inner(&self) -> &Arc<dyn Backend> {
         &self.backend
     }

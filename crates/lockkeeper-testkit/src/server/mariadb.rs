@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{Kind, Server, as_user, program, run};
+use super::database::{Kind, Server, as_user, program, run};
 
 const BINARIES: [&str; 3] = ["/usr/sbin", "/usr/bin", "/usr/local/bin"];
 

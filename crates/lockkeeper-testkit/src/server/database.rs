@@ -4,10 +4,6 @@
 //! that only this process holds open. A server that many tests share can therefore be a static.
 //! A missing program is a failure that names the Debian package; nothing is skipped.
 
-mod mariadb;
-mod pgbouncer;
-mod postgres;
-
 use std::fmt;
 use std::marker::PhantomData;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -24,9 +20,9 @@ use tempfile::TempDir;
 
 use crate::ports::free_port;
 
-pub use self::mariadb::MariadbKind;
-pub use self::pgbouncer::Pgbouncer;
-pub use self::postgres::PostgresKind;
+pub use super::mariadb::MariadbKind;
+pub use super::pgbouncer::Pgbouncer;
+pub use super::postgres::PostgresKind;
 
 /// How long a server may take to start or to stop on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -78,7 +74,7 @@ pub trait Kind: fmt::Debug + Send + Sync + 'static {
 pub struct Server<K: Kind> {
     process: Option<Process>,
     directory: TempDir,
-    port: u16,
+    pub(super) port: u16,
     settings: Vec<String>,
     databases: AtomicU32,
     kind: PhantomData<K>,
@@ -207,14 +203,14 @@ impl<K: Kind> Drop for Server<K> {
 }
 
 /// A server process, and the shell that ends it if we cannot.
-struct Process {
+pub(super) struct Process {
     child: Child,
     shell: Child,
 }
 
 impl Process {
     /// Starts a server whose files are all in `directory`, which goes with it.
-    fn start(command: &mut Command, directory: &Path) -> Self {
+    pub(super) fn start(command: &mut Command, directory: &Path) -> Self {
         // Its own group, so that a key pressed at the terminal is for the tests alone.
         let child = command
             .stdin(Stdio::null())
@@ -252,7 +248,7 @@ impl Process {
     }
 
     /// Ends it as a power failure would, with everything that it started.
-    fn kill(&mut self) {
+    pub(super) fn kill(&mut self) {
         let children = self.children();
         // The shell must not kill whoever gets this number next.
         let _ = self.shell.kill();
@@ -287,7 +283,7 @@ impl fmt::Debug for Process {
 ///
 /// # Panics
 /// When none has, naming the Debian package.
-fn program(name: &str, directories: &[&str], package: &str) -> PathBuf {
+pub(super) fn program(name: &str, directories: &[&str], package: &str) -> PathBuf {
     let found = directories.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists());
     found.unwrap_or_else(|| {
         panic!("there is no {name} in {directories:?}; install the Debian package {package}")
@@ -295,7 +291,7 @@ fn program(name: &str, directories: &[&str], package: &str) -> PathBuf {
 }
 
 /// Runs a program as a user with few rights if we are root, since servers refuse to be root.
-fn as_user(user: &str, program: &Path, directory: &Path) -> Command {
+pub(super) fn as_user(user: &str, program: &Path, directory: &Path) -> Command {
     if !nix::unistd::geteuid().is_root() {
         return command(program, directory);
     }
@@ -317,7 +313,7 @@ fn command(program: &Path, directory: &Path) -> Command {
 }
 
 /// Waits until a server accepts connections.
-fn wait_for_port(port: u16, log: &Path) {
+pub(super) fn wait_for_port(port: u16, log: &Path) {
     let started = Instant::now();
     while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
         if started.elapsed() > PATIENCE {
@@ -334,7 +330,7 @@ fn wait_for_port(port: u16, log: &Path) {
 ///
 /// # Panics
 /// When it fails, with what it printed.
-fn run(command: &mut Command) -> String {
+pub(super) fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use super::{Postgres, Process, as_user, program, wait_for_port};
+use super::database::{Postgres, Process, as_user, program, wait_for_port};
 use crate::ports::free_port;
 
 /// PgBouncer in front of a server. Gone when dropped.

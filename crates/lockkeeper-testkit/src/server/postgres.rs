@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{Kind, Server, as_user, program, run};
+use super::database::{Kind, Server, as_user, program, run};
 
 /// Where Debian puts the programs of each version, newest first.
 const BINARIES: [&str; 5] = [
