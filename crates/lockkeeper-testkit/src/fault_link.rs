@@ -18,12 +18,12 @@ use tokio::sync::Notify;
 #[derive(Debug, Clone)]
 pub struct FaultLink {
     backend: Arc<dyn Backend>,
-    lines: Arc<[Line; 3]>,
+    switches: Arc<[Switches; 3]>,
 }
 
 /// What happens to one sort of call.
 #[derive(Debug, Default)]
-struct Line {
+struct Switches {
     cut: AtomicBool,
     /// Wakes in order of arrival, which a `watch` channel does not: a seed must give one history.
     joined: Notify,
@@ -35,16 +35,16 @@ struct Line {
 impl FaultLink {
     /// A link that works.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, lines: Arc::default() }
+        Self { backend, switches: Arc::default() }
     }
 
     /// Cuts one sort of call, or joins it again.
     ///
     /// Meanwhile requests do not arrive, and replies of those that did do not come back: both wait.
     pub fn cut(&self, call: Call, cut: bool) {
-        let line = self.line(call);
-        line.cut.store(cut, Ordering::Relaxed);
-        line.joined.notify_waiters();
+        let switches = self.switches(call);
+        switches.cut.store(cut, Ordering::Relaxed);
+        switches.joined.notify_waiters();
     }
 
     /// Cuts everything, or joins it again.
@@ -56,21 +56,21 @@ impl FaultLink {
 
     /// The next `n` calls of this sort are refused for a reason that passes, and have no effect.
     pub fn refuse(&self, call: Call, n: usize) {
-        *self.line(call).refuse.lock().expect("nothing panics under this lock") = n;
+        *self.switches(call).refuse.lock().expect("nothing panics under this lock") = n;
     }
 
     /// The next `n` calls of this sort have their effect, and their replies are lost.
     pub fn swallow(&self, call: Call, n: usize) {
-        *self.line(call).swallow.lock().expect("nothing panics under this lock") = n;
+        *self.switches(call).swallow.lock().expect("nothing panics under this lock") = n;
     }
 
     /// How many calls of this sort were made.
     pub fn calls(&self, call: Call) -> usize {
-        self.line(call).calls.load(Ordering::Relaxed)
+        self.switches(call).calls.load(Ordering::Relaxed)
     }
 
-    fn line(&self, call: Call) -> &Line {
-        &self.lines[call as usize]
+    fn switches(&self, call: Call) -> &Switches {
+        &self.switches[call as usize]
     }
 }
 
@@ -84,22 +84,22 @@ impl Layer for FaultLink {
         call: Call,
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
-        let line = self.line(call);
-        line.calls.fetch_add(1, Ordering::Relaxed);
-        line.travel().await;
-        if one_less(&line.refuse) {
+        let switches = self.switches(call);
+        switches.calls.fetch_add(1, Ordering::Relaxed);
+        switches.travel().await;
+        if one_less(&switches.refuse) {
             return Err(Error::unreachable("link", format!("{call:?}"), "not now"));
         }
         let answer = work.await;
-        line.travel().await;
-        if one_less(&line.swallow) {
+        switches.travel().await;
+        if one_less(&switches.swallow) {
             return Err(Error::unreachable("link", format!("{call:?}"), "the reply was lost"));
         }
         answer
     }
 }
 
-impl Line {
+impl Switches {
     async fn travel(&self) {
         loop {
             let mut joined = pin!(self.joined.notified());

@@ -2,10 +2,9 @@
 //!
 //! - [`conformance!`] runs every case against an engine; one line is all that an engine needs.
 //! - [`FaultLink`](fault_link::FaultLink) cuts one client off, hangs its calls or swallows replies.
-//! - [`server::database`] starts real database servers, to be frozen, crashed and started again.
 //! - [`Holder`](holder::Holder) is a process of its own that holds a lock, to be stopped and killed.
-//! - [`Proxy`](proxy::Proxy) breaks a connection as networks do; [`Server`](server::Server) is a real
-//!   server on a free port, to be paused, killed and restarted.
+//! - [`Proxy`](proxy::Proxy) breaks a connection as networks do.
+//! - [`server`] starts real servers on free ports, to be paused, killed and restarted.
 //! - [`ports`] finds ports for servers that are killed and started again.
 //! - [`Load`](load::Load) lets many take a few locks again and again while servers are hurt.
 //! - [`storm`] does the same with processes that are stopped and killed, and with all kinds of locks.

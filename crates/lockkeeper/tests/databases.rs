@@ -9,7 +9,7 @@ use lockkeeper::{Client, Error, Loss, Release};
 use lockkeeper_testkit::holder::{Holder, Program, main_of_test};
 use lockkeeper_testkit::load::Load;
 use lockkeeper_testkit::proxy::Proxy;
-use lockkeeper_testkit::server::database::{Kind, Mariadb, Postgres, Server};
+use lockkeeper_testkit::server::{DatabaseServer, Dialect, Mariadb, Postgres};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -138,7 +138,7 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-async fn lease_outlives_connections<K: Kind>(server: &Server<K>) {
+async fn lease_outlives_connections<D: Dialect>(server: &DatabaseServer<D>) {
     let url = server.url();
     let client = Client::connect(&url).await.unwrap();
     let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
@@ -151,7 +151,7 @@ async fn lease_outlives_connections<K: Kind>(server: &Server<K>) {
     assert_eq!(next.release().await.unwrap(), Release::Released);
 }
 
-async fn bound_lock_is_lost<K: Kind>(server: &Server<K>, way: &str) {
+async fn bound_lock_is_lost<D: Dialect>(server: &DatabaseServer<D>, way: &str) {
     let url = server.url();
     let place = strategy(&url, way);
     let client = Client::connect(&place).await.unwrap();
@@ -171,7 +171,7 @@ async fn bound_lock_is_lost<K: Kind>(server: &Server<K>, way: &str) {
     next.check().unwrap();
 }
 
-async fn stopped_waiter<K: Kind>(server: &Server<K>, way: &str, program: &Program) {
+async fn stopped_waiter<D: Dialect>(server: &DatabaseServer<D>, way: &str, program: &Program) {
     let url = server.url();
     let place = strategy(&url, way);
     let client = Client::connect(&place).await.unwrap();
@@ -188,7 +188,7 @@ async fn stopped_waiter<K: Kind>(server: &Server<K>, way: &str, program: &Progra
     assert!(waiter.granted().await > fence, "{way}: it believed an old answer");
 }
 
-async fn crashed_server_remembers<K: Kind>(mut server: Server<K>, bound: [&str; 2]) {
+async fn crashed_server_remembers<D: Dialect>(server: DatabaseServer<D>, bound: [&str; 2]) {
     let url = server.url();
     let client = Client::connect(&url).await.unwrap();
     let guard = client.mutex("held").ttl(Duration::from_secs(60)).acquire().await.unwrap();
@@ -202,11 +202,11 @@ async fn crashed_server_remembers<K: Kind>(mut server: Server<K>, bound: [&str; 
         let client = Client::connect(strategy(&url, way)).await.unwrap();
         lost.push((client.mutex(way).ttl(LEASE).acquire().await.unwrap(), client));
     }
-    server.crash();
+    server.kill();
     for (guard, _) in &lost {
         assert!(timeout(LEASE, guard.lost()).await.is_ok(), "not told within its lease");
     }
-    server.resume_service();
+    server.restart();
     guard.check().unwrap();
     let other = Client::connect(&url).await.unwrap();
     assert!(other.mutex("held").try_acquire().await.unwrap().is_none());
@@ -221,14 +221,14 @@ async fn crashed_server_remembers<K: Kind>(mut server: Server<K>, bound: [&str; 
     assert!(freed.fence() > fence);
 }
 
-async fn frozen_server<K: Kind>(server: Server<K>, bound: [&str; 2]) {
+async fn frozen_server<D: Dialect>(server: DatabaseServer<D>, bound: [&str; 2]) {
     let url = server.url();
     for way in ["lease", bound[0], bound[1]] {
         let client = Client::connect(strategy(&url, way)).await.unwrap();
         let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
-        server.freeze();
+        server.pause();
         let told = timeout(LEASE, guard.lost()).await;
-        server.thaw();
+        server.resume();
         assert!(told.is_ok(), "{way}: not told within its lease");
         assert!(matches!(guard.check(), Err(Error::Lost { .. })));
         let next = client.mutex("key").acquire_within(SOON).await.unwrap();
@@ -244,17 +244,17 @@ async fn clients(url: &str, n: usize) -> Vec<Client> {
     clients
 }
 
-async fn crashes_under_load<K: Kind>(mut server: Server<K>, bound: [&str; 2]) {
+async fn crashes_under_load<D: Dialect>(server: DatabaseServer<D>, bound: [&str; 2]) {
     for way in ["lease", bound[0], bound[1]] {
         let url = strategy(&server.url(), way);
         let load = Load::start(clients(&url, 3).await, 2, 2, LEASE);
         load.goes_on(20).await;
-        server.crash();
-        server.resume_service();
+        server.kill();
+        server.restart();
         load.goes_on(20).await;
-        server.freeze();
+        server.pause();
         sleep(Duration::from_millis(fastrand::u64(100..2500))).await;
-        server.thaw();
+        server.resume();
         load.goes_on(20).await;
         let judged = load.judge().await;
         println!("{way}: {} grants, {} overlaps", judged.grants, judged.overlaps);
@@ -264,7 +264,7 @@ async fn crashes_under_load<K: Kind>(mut server: Server<K>, bound: [&str; 2]) {
     }
 }
 
-async fn lost_replies<K: Kind>(server: &Server<K>, bound: [&str; 2]) {
+async fn lost_replies<D: Dialect>(server: &DatabaseServer<D>, bound: [&str; 2]) {
     for way in ["lease", bound[0], bound[1]] {
         let proxy = Proxy::start(server.address()).await;
         let direct = server.address().port().to_string();
@@ -286,7 +286,10 @@ async fn lost_replies<K: Kind>(server: &Server<K>, bound: [&str; 2]) {
     }
 }
 
-async fn transaction_in_the_way<K: Kind>(server: &'static Server<K>, statements: &'static str) {
+async fn transaction_in_the_way<D: Dialect>(
+    server: &'static DatabaseServer<D>,
+    statements: &'static str,
+) {
     let url = server.url();
     let client = Client::connect(&url).await.unwrap();
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
@@ -298,8 +301,8 @@ async fn transaction_in_the_way<K: Kind>(server: &'static Server<K>, statements:
 }
 
 /// A holder gave its locks back while a transaction that they guard was still open.
-async fn guarded_transaction<K: Kind>(
-    server: &'static Server<K>,
+async fn guarded_transaction<D: Dialect>(
+    server: &'static DatabaseServer<D>,
     bound: [&str; 2],
     guard: &str,
     linger: &str,
@@ -348,7 +351,7 @@ async fn guarded_transaction<K: Kind>(
     }
 }
 
-async fn release_after_silence<K: Kind>(server: &Server<K>) {
+async fn release_after_silence<D: Dialect>(server: &DatabaseServer<D>) {
     let url = server.url();
     let client = Client::connect(&url).await.unwrap();
     let guard = client.mutex("key").ttl(LEASE * 20).acquire().await.unwrap();
@@ -360,7 +363,7 @@ async fn release_after_silence<K: Kind>(server: &Server<K>) {
 
 /// Many processes that want one key, for a while, and what the key protects. Set
 /// `LOCKKEEPER_CROWD="200 60 lease"` for other numbers of processes and seconds, or another strategy.
-async fn crowd<K: Kind>(server: &Server<K>, program: &Program) {
+async fn crowd<D: Dialect>(server: &DatabaseServer<D>, program: &Program) {
     let wanted = std::env::var("LOCKKEEPER_CROWD").unwrap_or("60 5 lease".to_owned());
     let mut wanted = wanted.split(' ');
     let (processes, seconds) = (number(wanted.next()), number(wanted.next()));

@@ -1,11 +1,9 @@
 //! Many processes, all kinds of locks, and everything that can happen to a database at once, for every
 //! strategy of PostgreSQL and MariaDB.
 
-use std::cell::RefCell;
-
 use lockkeeper_testkit::holder::Program;
 use lockkeeper_testkit::proxy::Proxy;
-use lockkeeper_testkit::server::database::{Kind as Database, Mariadb, Postgres, Server};
+use lockkeeper_testkit::server::{DatabaseServer, Dialect, Mariadb, Postgres};
 use lockkeeper_testkit::storm::{Fault, Kind, Plan, Storm};
 
 #[test]
@@ -39,7 +37,7 @@ storms! {
 const DEADLOCK: &str = "BEGIN; SELECT token FROM lockkeeper_claim FOR UPDATE;
                         SELECT fence FROM lockkeeper_lock FOR UPDATE; COMMIT";
 
-async fn rage<D: Database>(server: Server<D>, way: &str, kinds: &[Kind]) {
+async fn rage<D: Dialect>(server: DatabaseServer<D>, way: &str, kinds: &[Kind]) {
     let url = server.url();
     let name = url.rsplit('/').next().expect("it names one").to_owned();
     let port = server.address().port();
@@ -54,26 +52,24 @@ async fn rage<D: Database>(server: Server<D>, way: &str, kinds: &[Kind]) {
     let urls: Vec<_> = proxies.iter().map(through).collect();
     let plan = Plan { kinds: kinds.to_vec(), ..Plan::default() };
     let mut storm = Storm::start(&Program::test(module_path!()), &urls, plan);
-    let server = RefCell::new(server);
     let (server, name) = (&server, &*name);
     // What such a statement answers does not matter here, nor whether it is the one that gives way.
     let say = move |statement: &str| drop(D::client(port, name, statement).output());
     let mut faults = [
         Fault::new("connections ended", move || async move {
-            D::end_sessions(&server.borrow(), name, false);
+            D::end_sessions(server, name, false);
         }),
         Fault::new("statements ended", move || async move {
-            D::end_sessions(&server.borrow(), name, true);
+            D::end_sessions(server, name, true);
         }),
         Fault::new("server killed and started again", move || async move {
-            let mut server = server.borrow_mut();
-            server.crash();
-            server.resume_service();
+            server.kill();
+            server.restart();
         }),
-        Fault::new("server frozen", move || async move {
-            server.borrow().freeze();
+        Fault::new("server paused", move || async move {
+            server.pause();
             tokio::time::sleep(std::time::Duration::from_millis(fastrand::u64(50..2500))).await;
-            server.borrow().thaw();
+            server.resume();
         }),
         Fault::new("deadlock", move || async move { say(DEADLOCK) }),
     ];

@@ -11,7 +11,7 @@ use lockkeeper::{Client, Release};
 use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::server::database::{Kind, Mariadb, MariadbKind};
+use lockkeeper_testkit::server::{Dialect, Mariadb, MariadbDialect};
 use sqlx::{Connection, MySqlConnection};
 
 #[path = "mysql/alone.rs"]
@@ -141,7 +141,7 @@ fn deadlocks() -> u64 {
 /// until the waiter is given up, so that its connection is still the one that it waits on.
 #[tokio::test]
 async fn a_connection_with_the_number_of_one_that_ended_is_left_alone() {
-    let mut server = Mariadb::start();
+    let server = Mariadb::start();
     let url = server.url();
     let place = strategy(&url, "named");
     let (one, other) =
@@ -162,11 +162,11 @@ async fn a_connection_with_the_number_of_one_that_ended_is_left_alone() {
             number => break number,
         }
     };
-    server.crash();
-    server.resume_service();
+    server.kill();
+    server.restart();
     while number(&server) + 1 < waiter {}
     let (port, nap) = (server.address().port(), "SELECT CONNECTION_ID(); DO SLEEP(5)");
-    let mut innocent = MariadbKind::client(port, database(&url), nap)
+    let mut innocent = MariadbDialect::client(port, database(&url), nap)
         .arg("--unbuffered")
         .stdout(Stdio::piped())
         .spawn()

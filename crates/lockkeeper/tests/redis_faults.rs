@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{Client, Error, Guard, Lock, Loss, Owner, Release};
 use lockkeeper_testkit::history::{Recorder, Resource, Violation, check};
-use lockkeeper_testkit::server::redis::{
-    Cluster, DURABLE, Sentinels, Server, VOLATILE, eventually,
-};
+use lockkeeper_testkit::server::eventually;
+use lockkeeper_testkit::server::redis::{Cluster, DURABLE, Sentinels, Server, VOLATILE};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -162,7 +161,7 @@ async fn a_frozen_server_is_a_loss_before_the_lease_ends() {
     let ttl = Duration::from_secs(6);
     let guard = client.mutex("key").ttl(ttl).acquire().await.unwrap();
     let frozen = Instant::now();
-    server.freeze();
+    server.pause();
     assert_eq!(lost(&guard, ttl).await, Loss::Expired);
     assert!(frozen.elapsed() < ttl, "{:?}", frozen.elapsed());
     let error = client.mutex("other").acquire_within(Duration::from_secs(30)).await.unwrap_err();
@@ -170,7 +169,7 @@ async fn a_frozen_server_is_a_loss_before_the_lease_ends() {
         matches!(error, Error::Backend { .. }),
         "an unreachable store is not a busy lock: {error}"
     );
-    server.thaw();
+    server.resume();
     acquire(&client, "key").await.release().await.unwrap();
 }
 
@@ -293,9 +292,9 @@ async fn kills_and_freezes_under_load_do_not_hurt_what_is_fenced() {
             server.kill();
             server.restart();
             load.cycles(50, SOON).await;
-            server.freeze();
+            server.pause();
             tokio::time::sleep(Duration::from_millis(fastrand::u64(100..3000))).await;
-            server.thaw();
+            server.resume();
         }
         load.cycles(50, SOON).await;
         load.judge().await;
@@ -314,7 +313,7 @@ async fn a_sentinel_failover_under_load_does_not_hurt_what_is_fenced() {
         let before = master.port();
         match round {
             0 => master.kill(),
-            1 => master.freeze(),
+            1 => master.pause(),
             _ => drop(sentinels.sentinels[0].ask(&["SENTINEL", "FAILOVER", "main"])),
         }
         eventually("another server is the master", || {
@@ -330,7 +329,7 @@ async fn a_sentinel_failover_under_load_does_not_hurt_what_is_fenced() {
         let old = sentinels.servers.iter().find(|s| s.port() == before).unwrap();
         match round {
             0 => old.restart(),
-            1 => old.thaw(),
+            1 => old.resume(),
             _ => {}
         }
         eventually("both replicas follow again", || {
@@ -409,7 +408,7 @@ async fn sentinels_that_do_not_answer_do_not_matter_while_one_does() {
     let ttl = Duration::from_secs(6);
     let held = holder.mutex("held").ttl(ttl).acquire().await.unwrap();
     for stopped in 0..2 {
-        sentinels.sentinels[stopped].freeze();
+        sentinels.sentinels[stopped].pause();
         let started = Instant::now();
         let client = connect(&url).await;
         client.mutex("key").acquire().await.unwrap().release().await.unwrap();
@@ -417,7 +416,7 @@ async fn sentinels_that_do_not_answer_do_not_matter_while_one_does() {
         sentinels.servers[0].ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         assert!(timeout(ttl, held.lost()).await.is_err(), "with {stopped} and one more stopped");
     }
-    sentinels.sentinels.iter().for_each(Server::thaw);
+    sentinels.sentinels.iter().for_each(|sentinel| sentinel.resume());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -448,7 +447,7 @@ async fn a_cluster_failover_under_load_does_not_hurt_what_is_fenced() {
         let before = master.port();
         match round {
             0 => master.kill(),
-            _ => master.freeze(),
+            _ => master.pause(),
         }
         eventually("another server has the slot", || {
             let now = cluster.servers.iter().filter(|s| s.port() != before);
@@ -459,7 +458,7 @@ async fn a_cluster_failover_under_load_does_not_hurt_what_is_fenced() {
         load.cycles(100, SOON).await;
         match round {
             0 => master.restart(),
-            _ => master.thaw(),
+            _ => master.resume(),
         }
         cluster.settled();
     }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use lockkeeper::backend::Mode;
 use lockkeeper::{Client, Error, Owner, Release};
 use lockkeeper_testkit::proxy::Proxy;
-use lockkeeper_testkit::server::redis::{Cluster, Server, eventually};
+use lockkeeper_testkit::server::eventually;
+use lockkeeper_testkit::server::redis::{Cluster, Server};
 use tokio::time::timeout;
 
 const TTL: Duration = Duration::from_secs(20);

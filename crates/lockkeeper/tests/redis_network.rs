@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{Client, Error, Guard, Lock, Loss, Owner, Release};
 use lockkeeper_testkit::proxy::{Proxy, Way};
-use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, VOLATILE, eventually};
+use lockkeeper_testkit::server::eventually;
+use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, VOLATILE};
 use tokio::time::timeout;
 
 /// How long something may take that takes a moment, on a busy machine.

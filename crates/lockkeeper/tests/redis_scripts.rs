@@ -9,7 +9,8 @@ use lockkeeper::backends::redis::Redis;
 use lockkeeper::queue::{self, Place, Turn};
 use lockkeeper::url::Endpoint;
 use lockkeeper::{Client, Guard, Key, Owner, Token};
-use lockkeeper_testkit::server::redis::{Cluster, Server, eventually};
+use lockkeeper_testkit::server::eventually;
+use lockkeeper_testkit::server::redis::{Cluster, Server};
 use tokio::task::JoinSet;
 
 const LIMIT: u32 = 3;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use lockkeeper_testkit::holder::Program;
 use lockkeeper_testkit::proxy::Proxy;
-use lockkeeper_testkit::server::redis::{Cluster, DURABLE, Sentinels, Server, eventually};
+use lockkeeper_testkit::server::eventually;
+use lockkeeper_testkit::server::redis::{Cluster, DURABLE, Sentinels, Server};
 use lockkeeper_testkit::storm::{Fault, Kind, Plan, Storm};
 
 #[test]
@@ -109,9 +110,9 @@ async fn a_storm_with_sentinels() {
         }),
         Fault::new("sentinel stopped", move || async move {
             let sentinel = &those.sentinels[fastrand::usize(..3)];
-            sentinel.freeze();
+            sentinel.pause();
             tokio::time::sleep(Duration::from_millis(fastrand::u64(10..900))).await;
-            sentinel.thaw();
+            sentinel.resume();
         }),
     ];
     storm.rage(&[], &mut faults).await;
@@ -187,9 +188,9 @@ async fn a_storm_on_a_majority() {
         connections_killed(those),
         Fault::new("server stopped", move || async move {
             let server = &those[fastrand::usize(..3)];
-            server.freeze();
+            server.pause();
             tokio::time::sleep(Duration::from_millis(fastrand::u64(10..1500))).await;
-            server.thaw();
+            server.resume();
         }),
         Fault::new("server killed and started again", move || async move {
             let server = &those[fastrand::usize(..3)];

@@ -18,7 +18,7 @@ static FIVE: LazyLock<Servers> = LazyLock::new(|| Servers::start(5));
 static DEAD_AND_STOPPED: LazyLock<Servers> = LazyLock::new(|| {
     let servers = Servers::start(5);
     servers[1].kill();
-    servers[3].freeze();
+    servers[3].pause();
     servers
 });
 

@@ -16,7 +16,7 @@ use lockkeeper::backend::Severity;
 use lockkeeper::{Client, Error, Guard, Release};
 use lockkeeper_testkit::history::Resource;
 use lockkeeper_testkit::proxy::{Proxy, Way};
-use lockkeeper_testkit::server::redis::eventually;
+use lockkeeper_testkit::server::eventually;
 use servers::{Server, Servers, address, url};
 
 /// How long something may take that takes a moment, on a busy machine.
@@ -341,9 +341,9 @@ async fn minorities_that_die_forget_stop_and_slow_down_do_not_hurt_what_is_fence
             0 => servers[one].kill(),
             1 => {
                 servers[one].kill();
-                servers[two].freeze();
+                servers[two].pause();
             }
-            2 => servers[one].freeze(),
+            2 => servers[one].pause(),
             3 => proxy.latency(Duration::from_millis(200)),
             _ => {
                 servers[one].kill();
@@ -358,9 +358,9 @@ async fn minorities_that_die_forget_stop_and_slow_down_do_not_hurt_what_is_fence
             0 | 4 => servers[one].restart(),
             1 => {
                 servers[one].restart();
-                servers[two].thaw();
+                servers[two].resume();
             }
-            2 => servers[one].thaw(),
+            2 => servers[one].resume(),
             _ => proxy.heal().await,
         }
         load.cycles(200).await;
@@ -386,9 +386,9 @@ async fn clocks_of_a_minority_that_jump_do_not_hurt_what_is_fenced() {
         }
         load.cycles(150).await;
         if round % 3 == 0 {
-            servers[3 + (round + 1) % 2].freeze();
+            servers[3 + (round + 1) % 2].pause();
             load.cycles(300).await;
-            servers[3 + (round + 1) % 2].thaw();
+            servers[3 + (round + 1) % 2].resume();
         }
         clock.set(0);
         load.cycles(150).await;
@@ -409,13 +409,13 @@ async fn minorities_that_stop_and_slow_down_keep_writers_alone_and_readers_under
             break;
         }
         let one = 1 + round % 4;
-        servers[one].freeze();
+        servers[one].pause();
         match round % 2 {
             0 => proxy.latency(Duration::from_millis(200)),
             _ => proxy.reset(),
         }
         load.cycles(150).await;
-        servers[one].thaw();
+        servers[one].resume();
         proxy.heal().await;
         load.cycles(50).await;
     }

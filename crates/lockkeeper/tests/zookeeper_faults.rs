@@ -27,7 +27,7 @@ async fn three() -> Ensemble {
 
 /// A client whose way to the first server can be broken.
 async fn through_a_proxy(servers: &Ensemble, root: &str) -> (Client, Proxy) {
-    let target = (std::net::Ipv4Addr::LOCALHOST, servers.servers()[0].port()).into();
+    let target = (std::net::Ipv4Addr::LOCALHOST, servers[0].port()).into();
     let proxy = Proxy::start(target).await;
     let url = format!("zookeeper://{}/{root}?session={}ms", proxy.address(), SESSION.as_millis());
     (Client::connect(url).await.unwrap(), proxy)
@@ -103,11 +103,12 @@ async fn killing_the_leader_and_a_follower_under_load_lets_no_two_in() {
         world.goes_on(50).await;
         let leader = servers.leader();
         let victim = if round == 0 { leader } else { (leader + 1) % 3 };
-        servers.servers()[victim].process().kill();
+        servers[victim].kill();
         // The rest is a majority, and elects a leader if need be.
         world.goes_on(50).await;
         servers = spawn_blocking(move || {
-            servers.restart(victim);
+            servers[victim].restart();
+            servers.serving(3);
             servers
         })
         .await
@@ -131,12 +132,12 @@ async fn a_session_leaves_a_silent_server_in_time_and_keeps_its_locks() {
     let leader = servers.leader();
     let followers: Vec<_> = (0..3).filter(|n| *n != leader).collect();
     let hosts: Vec<_> =
-        followers.iter().map(|n| format!("127.0.0.1:{}", servers.servers()[*n].port())).collect();
+        followers.iter().map(|n| format!("127.0.0.1:{}", servers[*n].port())).collect();
     let url = format!("zookeeper://{}/silent?session=16s", hosts.join(","));
     let client = Client::connect(url).await.unwrap();
     let guard = client.mutex("key").acquire().await.unwrap();
     let connected = servers.connected().expect("our session is somewhere");
-    servers.servers()[connected].process().pause();
+    servers[connected].pause();
     let paused = Instant::now();
     // Longer than the servers would keep a session that they do not hear of.
     while paused.elapsed() < Duration::from_secs(18) {
@@ -144,7 +145,7 @@ async fn a_session_leaves_a_silent_server_in_time_and_keeps_its_locks() {
         sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(guard.release().await.unwrap(), Release::Released);
-    servers.servers()[connected].process().resume();
+    servers[connected].resume();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,12 +154,12 @@ async fn a_silent_server_without_another_loses_the_lock_and_the_next_session_get
     let client = Client::connect(servers.url("alone", SESSION)).await.unwrap();
     let guard = client.mutex("key").acquire().await.unwrap();
     let fence = guard.fence();
-    servers.servers()[0].process().pause();
+    servers[0].pause();
     let paused = Instant::now();
     let loss = timeout(PATIENCE, guard.lost()).await.expect("silence is told by the clock");
     assert_eq!(loss, Loss::Expired);
     sleep(SESSION.saturating_sub(paused.elapsed()) + SESSION).await;
-    servers.servers()[0].process().resume();
+    servers[0].resume();
     let again = timeout(PATIENCE, async {
         loop {
             if let Ok(again) = client.mutex("key").acquire_within(PATIENCE).await {

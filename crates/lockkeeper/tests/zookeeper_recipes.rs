@@ -196,11 +196,11 @@ async fn more_than_a_request_may_hold_is_renewed_all_the_same() {
 async fn more_permits_than_a_request_may_hold_are_refused_with_their_number() {
     let servers = single().await;
     let client = Client::connect(servers.url("most", SESSION)).await.unwrap();
-    let before = servers.servers()[0].received();
+    let before = servers[0].received();
     let refused = client.semaphore("gpu", 20_000).permits(8_000).note("why").acquire().await;
     let Err(Error::Unsupported { what, .. }) = refused else { panic!("{refused:?}") };
     // Two packets more are those of these questions themselves.
-    assert!(servers.servers()[0].received() <= before + 2, "it was asked for");
+    assert!(servers[0].received() <= before + 2, "it was asked for");
     let number = what.split_whitespace().filter_map(|word| word.parse::<u32>().ok()).min();
     let most = number.unwrap_or_else(|| panic!("no number in {what:?}"));
     let lock = |take| client.semaphore("gpu", 20_000).permits(take).note("why");
@@ -397,10 +397,10 @@ async fn a_hand_off_costs_as_many_requests_with_500_waiters_as_with_5() {
             }));
         }
         let settled = async {
-            let mut before = servers.servers()[0].received();
+            let mut before = servers[0].received();
             loop {
                 sleep(Duration::from_millis(300)).await;
-                let now = servers.servers()[0].received();
+                let now = servers[0].received();
                 if now - before <= 2 {
                     return now;
                 }
@@ -414,7 +414,7 @@ async fn a_hand_off_costs_as_many_requests_with_500_waiters_as_with_5() {
             next.attempt().await.unwrap().expect("it is the next one's turn");
             holder = next;
         }
-        costs.push((servers.servers()[0].received() - before) / ROUNDS.min(many as u64 - 1));
+        costs.push((servers[0].received() - before) / ROUNDS.min(many as u64 - 1));
     }
     println!("requests per hand-off: {costs:?}");
     assert!(costs[1] <= costs[0] + 1, "{costs:?}");

@@ -1,7 +1,6 @@
 //! Many processes, all kinds of locks, and everything that can happen to an ensemble at once.
 #![cfg(feature = "zookeeper")]
 
-use std::cell::RefCell;
 use std::time::Duration;
 
 use lockkeeper_testkit::holder::Program;
@@ -27,7 +26,7 @@ async fn a_storm_on_three_servers() {
     let (mut proxies, mut urls) = (Vec::new(), Vec::new());
     for _ in 0..4 {
         let mut hosts = Vec::new();
-        for server in servers.servers() {
+        for server in servers.iter() {
             let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await;
             hosts.push(proxy.address().to_string());
             proxies.push(proxy);
@@ -37,35 +36,34 @@ async fn a_storm_on_three_servers() {
     }
     let plan = Plan { ttl: SESSION / 2, ..Plan::default() };
     let mut storm = Storm::start(&Program::test(module_path!()), &urls, plan);
-    let servers = RefCell::new(servers);
     let servers = &servers;
     let restarted = move |victim: usize| {
-        servers.borrow().servers()[victim].process().kill();
-        let mut servers = servers.borrow_mut();
+        servers[victim].kill();
         servers.serving(2);
-        servers.restart(victim);
+        servers[victim].restart();
+        servers.serving(3);
     };
     let mut faults = [
         Fault::new("leader killed and started again", move || async move {
-            let leader = servers.borrow().leader();
+            let leader = servers.leader();
             restarted(leader);
         }),
         Fault::new("follower killed and started again", move || async move {
-            let follower = (servers.borrow().leader() + 1) % 3;
+            let follower = (servers.leader() + 1) % 3;
             restarted(follower);
         }),
         Fault::new("server stopped", move || async move {
             let (victim, length) = (fastrand::usize(..3), SESSION.mul_f64(fastrand::f64()));
-            servers.borrow().servers()[victim].process().pause();
+            servers[victim].pause();
             sleep(length).await;
-            servers.borrow().servers()[victim].process().resume();
-            servers.borrow().serving(3);
+            servers[victim].resume();
+            servers.serving(3);
         }),
         Fault::new("session closed", move || async move {
-            servers.borrow().close_a_session();
+            servers.close_a_session();
         }),
         Fault::new("session closed", move || async move {
-            servers.borrow().close_a_session();
+            servers.close_a_session();
         }),
     ];
     storm.rage(&proxies, &mut faults).await;

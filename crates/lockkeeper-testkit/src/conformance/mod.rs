@@ -158,7 +158,7 @@ macro_rules! __each_case {
     ({ test $store:tt } $($module:ident :: $case:ident)*) => {$(
         #[test]
         fn $case() {
-            $crate::conformance::run(stringify!($case), module_path!(), || $store);
+            $crate::conformance::run(stringify!($case), module_path!(), $store);
         }
     )*};
     ({ table } $($module:ident :: $case:ident)*) => {
@@ -177,8 +177,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 ///
 /// # Panics
 /// When the case fails, or does not end.
-pub fn run(case: &str, module: &str, store: impl FnOnce() -> Store) {
-    let store = store().helper(Program::test(module));
+pub fn run(case: &str, module: &str, store: Store) {
+    let store = store.helper(Program::test(module));
     let (_, body) = CASES.iter().find(|(name, _)| *name == case).expect("made from the same list");
     let mut runtime = match store.is_paused() {
         true => tokio::runtime::Builder::new_current_thread(),

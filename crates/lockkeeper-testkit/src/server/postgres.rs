@@ -1,61 +1,56 @@
 //! PostgreSQL.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::database::{Kind, Server, as_user, program, run};
+use super::database::{DatabaseServer, Dialect};
+use super::program;
 
-/// Where Debian puts the programs of each version, newest first.
-const BINARIES: [&str; 5] = [
-    "/usr/lib/postgresql/17/bin",
-    "/usr/lib/postgresql/16/bin",
-    "/usr/lib/postgresql/15/bin",
-    "/usr/lib/postgresql/14/bin",
-    "/usr/bin",
-];
+/// A PostgreSQL server. Its superuser is `postgres`, and needs no password from this machine.
+pub type Postgres = DatabaseServer<PostgresDialect>;
 
 /// How to run PostgreSQL.
 #[derive(Debug)]
-pub struct PostgresKind;
+pub struct PostgresDialect;
 
-impl Kind for PostgresKind {
+impl Dialect for PostgresDialect {
+    const USER: &'static str = "postgres";
     const FAST: &'static [&'static str] = &["fsync=off"];
     const ROOMY: &'static [&'static str] = &["max_connections=1000"];
     const FIRST: &'static str = "postgres";
     const BUSY: &'static str = "SELECT count(*) FROM pg_stat_activity
          WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'active'";
 
-    fn install(directory: &Path) {
-        run(as_user("postgres", &program("initdb", &BINARIES, "postgresql"), directory)
-            .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8"])
-            .args(["--locale=C", "--pgdata"])
-            .arg(directory.join("data")));
+    fn install(_directory: &Path) -> Command {
+        let mut initdb = Command::new(binary("initdb"));
+        initdb.args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8"]);
+        initdb.args(["--locale=C", "--pgdata=data"]);
+        initdb
     }
 
-    fn server(directory: &Path, port: u16, settings: &[String]) -> Command {
-        let postgres = program("postgres", &BINARIES, "postgresql");
-        let mut server = as_user("postgres", &postgres, directory);
-        server.arg("-D").arg(directory.join("data")).args(["-c", &format!("port={port}")]);
+    fn server(_directory: &Path, port: u16, settings: &[&str]) -> Command {
+        let port = format!("port={port}");
         let fixed = [
+            &port,
             "listen_addresses=127.0.0.1",
             "unix_socket_directories=",
             "max_connections=500",
             "logging_collector=off",
         ];
-        for setting in fixed.into_iter().chain(settings.iter().map(String::as_str)) {
-            server.args(["-c", setting]);
-        }
+        let mut server = Command::new(binary("postgres"));
+        server.args(["-D", "data"]);
+        server.args(fixed.iter().chain(settings).flat_map(|setting| ["-c", setting]));
         server
     }
 
-    fn ping(port: u16) -> Command {
-        let mut ping = Command::new(program("pg_isready", &BINARIES, "postgresql-client"));
+    fn is_ready(port: u16) -> bool {
+        let mut ping = Command::new(binary("pg_isready"));
         ping.args(["-q", "-h", "127.0.0.1", "-p", &port.to_string()]);
-        ping
+        ping.status().is_ok_and(|status| status.success())
     }
 
     fn client(port: u16, database: &str, statement: &str) -> Command {
-        let mut psql = Command::new(program("psql", &BINARIES, "postgresql-client"));
+        let mut psql = Command::new(binary("psql"));
         psql.args(["--no-psqlrc", "-qtA", "-v", "ON_ERROR_STOP=1", "-U", "postgres"]);
         psql.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-d", database, "-c", statement]);
         psql
@@ -65,7 +60,7 @@ impl Kind for PostgresKind {
         format!("postgres://postgres@127.0.0.1:{port}/{database}")
     }
 
-    fn end_sessions(server: &Server<Self>, database: &str, busy_only: bool) -> usize {
+    fn end_sessions(server: &Postgres, database: &str, busy_only: bool) -> usize {
         let which = if busy_only { "state = 'active'" } else { "true" };
         let ended = server.sql(
             database,
@@ -75,5 +70,15 @@ impl Kind for PostgresKind {
             ),
         );
         ended.parse().expect("it is a number")
+    }
+}
+
+/// A program of the newest version that is installed. Debian keeps each version in a directory.
+fn binary(name: &str) -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let versions = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    match versions.max() {
+        Some(newest) => format!("/usr/lib/postgresql/{newest}/bin/{name}").into(),
+        None => program(name, "postgresql"),
     }
 }

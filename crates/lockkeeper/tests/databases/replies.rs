@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{Client, Error, Fence, Guard, Result};
 use lockkeeper_testkit::proxy::Proxy;
-use lockkeeper_testkit::server::database::{Kind, Server};
+use lockkeeper_testkit::server::{DatabaseServer, Dialect};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -20,8 +20,8 @@ const LONG: Duration = Duration::from_secs(300);
 /// How many replies are lost at a time, each in a run of its own, with keys of its own.
 const AT_ONCE: usize = 12;
 
-pub(super) async fn every_reply_is_lost_once<K: Kind>(
-    server: &'static Server<K>,
+pub(super) async fn every_reply_is_lost_once<D: Dialect>(
+    server: &'static DatabaseServer<D>,
     way: &'static str,
 ) {
     let url = strategy(&server.url(), way);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lockkeeper::{Client, Error, Release};
-use lockkeeper_testkit::server::database::Mariadb;
+use lockkeeper_testkit::server::Mariadb;
 use sqlx::{Connection, MySqlConnection, Row};
 
 use super::{LEASE, database, server, strategy};
@@ -79,7 +79,7 @@ async fn a_binary_log_changes_nothing() {
 
 #[tokio::test]
 async fn a_release_that_a_crash_forgot_costs_its_lease_and_nothing_else() {
-    let mut server = Mariadb::start();
+    let server = Mariadb::start();
     let url = server.url();
     let client = Client::connect(&url).await.unwrap();
     let _held = client.mutex("held").ttl(LONG).acquire().await.unwrap();
@@ -90,8 +90,8 @@ async fn a_release_that_a_crash_forgot_costs_its_lease_and_nothing_else() {
     long.release().await.unwrap();
     let marks = || server.sql(database(&url), "SELECT COUNT(*) FROM lockkeeper_freed");
     assert_eq!(marks(), "3");
-    server.crash();
-    server.resume_service();
+    server.kill();
+    server.restart();
     assert_eq!(server.sql(database(&url), "SELECT COUNT(*) FROM lockkeeper_freed"), "0");
     let other = Client::connect(&url).await.unwrap();
     for key in ["held", "long"] {

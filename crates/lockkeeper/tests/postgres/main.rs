@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::server::database::Postgres;
+use lockkeeper_testkit::server::Postgres;
 
 /// One server for all tests here; each has a database of its own.
 fn server() -> &'static Postgres {
