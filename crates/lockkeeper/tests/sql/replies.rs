@@ -12,7 +12,7 @@ use lockkeeper_testkit::server::{DatabaseServer, Dialect};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::{LEASE, SOON, strategy};
+use crate::faults::{LEASE, SOON, strategy};
 
 /// Longer than anything is waited for: what frees such a lock is not its end.
 const LONG: Duration = Duration::from_secs(300);

@@ -1,5 +1,4 @@
 //! Many processes, all kinds of locks, and everything that can happen to an ensemble at once.
-#![cfg(feature = "zookeeper")]
 
 use std::time::Duration;
 

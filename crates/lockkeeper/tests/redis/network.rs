@@ -1,5 +1,4 @@
 //! What a bad network does to locks in Redis: answers that are lost, and black holes.
-#![cfg(feature = "redis")]
 
 use std::any::Any;
 use std::net::SocketAddr;

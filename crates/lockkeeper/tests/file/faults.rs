@@ -340,8 +340,8 @@ async fn a_directory_for_a_group_is_shared_with_or_without_its_group_bit() {
             let said = String::from_utf8_lossy(&done.stdout).into_owned();
             assert!(done.status.success(), "{mode:o} {uid}: {said}");
         };
-        user(20_001, "takes_a_lock_where_it_is_told_to");
-        user(20_002, "takes_a_lock_where_it_is_told_to");
+        user(20_001, "faults::takes_a_lock_where_it_is_told_to");
+        user(20_002, "faults::takes_a_lock_where_it_is_told_to");
     }
 }
 

@@ -1,5 +1,4 @@
 //! Who may connect, and how: rights, passwords, TLS, sockets, bad URLs; what `doctor` says of a server.
-#![cfg(feature = "redis")]
 
 use std::path::Path;
 use std::process::Command;

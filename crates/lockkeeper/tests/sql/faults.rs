@@ -13,14 +13,13 @@ use lockkeeper_testkit::server::{DatabaseServer, Dialect, Mariadb, Postgres};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-#[path = "databases/replies.rs"]
-mod replies;
+use crate::replies;
 
 /// Long enough that a busy machine does not end a lease by accident.
-const LEASE: Duration = Duration::from_secs(3);
+pub(super) const LEASE: Duration = Duration::from_secs(3);
 
 /// How long something may take that takes a moment, on a busy machine.
-const SOON: Duration = Duration::from_secs(30);
+pub(super) const SOON: Duration = Duration::from_secs(30);
 
 /// Every test once for each database: its kind, its strategies that bind a lock to a connection,
 /// statements that have the row of a key in their way for longer than a lock is waited for, and how a
@@ -122,7 +121,7 @@ databases! {
         "CALL lockkeeper_guard", "DO SLEEP(13)";
 }
 
-fn strategy(url: &str, way: &str) -> String {
+pub(super) fn strategy(url: &str, way: &str) -> String {
     format!("{url}?strategy={way}")
 }
 

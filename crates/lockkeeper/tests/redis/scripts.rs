@@ -1,5 +1,4 @@
 //! The scripts: the rule by which they admit, and how often a server is called.
-#![cfg(feature = "redis")]
 
 use std::time::Duration;
 

@@ -14,7 +14,6 @@ use lockkeeper_testkit::conformance::Store;
 use lockkeeper_testkit::server::{Dialect, Mariadb, MariadbDialect};
 use sqlx::{Connection, MySqlConnection};
 
-#[path = "mysql/alone.rs"]
 mod alone;
 
 /// One server for all tests here; each has a database of its own.

@@ -1,23 +1,16 @@
 //! What happens to locks of a quorum when servers die, stop, slow down, forget, or lose their clocks.
-#![cfg(feature = "redis")]
-
-#[path = "redlock/clock.rs"]
-mod clock;
-#[path = "redlock/load.rs"]
-mod load;
-#[path = "redlock/servers.rs"]
-mod servers;
 
 use std::time::{Duration, Instant};
 
-use clock::Clocked;
-use load::{Load, TTL, Unfenced};
 use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Error, Guard, Release};
 use lockkeeper_testkit::history::Resource;
 use lockkeeper_testkit::proxy::{Proxy, Way};
 use lockkeeper_testkit::server::eventually;
-use servers::{Server, Servers, address, url};
+
+use crate::clock::Clocked;
+use crate::load::{Load, TTL, Unfenced};
+use crate::servers::{Server, Servers, address, url};
 
 /// How long something may take that takes a moment, on a busy machine.
 const SOON: Duration = Duration::from_secs(30);

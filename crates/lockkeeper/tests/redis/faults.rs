@@ -1,5 +1,4 @@
 //! What happens to locks when a real Redis is killed, frozen, emptied or replaced.
-#![cfg(feature = "redis")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

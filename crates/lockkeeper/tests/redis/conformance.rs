@@ -1,5 +1,4 @@
 //! Every case of the test kit against Redis: one server, both layouts, the oldest version, Sentinel, Cluster.
-#![cfg(feature = "redis")]
 
 use std::sync::{Arc, LazyLock};
 

@@ -1,5 +1,4 @@
 //! Many processes, all kinds of locks, and everything that can happen to Redis at once.
-#![cfg(feature = "redis")]
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
 //! What is in the store, as foreign clients read and write it.
-#![cfg(feature = "redis")]
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};

@@ -1,15 +1,12 @@
 //! Every case of the test kit against Redlock: three servers, five, and five of which two are in trouble.
-#![cfg(feature = "redis")]
-
-#[path = "redlock/servers.rs"]
-mod servers;
 
 use std::sync::LazyLock;
 
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
 use lockkeeper_testkit::server::redis::with_data;
-use servers::{Flapping, Servers};
+
+use crate::servers::{Flapping, Servers};
 
 static THREE: LazyLock<Servers> = LazyLock::new(|| Servers::start(3));
 static FIVE: LazyLock<Servers> = LazyLock::new(|| Servers::start(5));

@@ -1,0 +1,4 @@
+//! Everything that is tested on lock files.
+
+mod conformance;
+mod faults;
