@@ -2,48 +2,15 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::engine::Severity;
 use lockkeeper::engines::file::Files;
 use lockkeeper::{Client, Error, Loss, Owner};
-use lockkeeper_testkit::holder::{Holder, Program};
-use lockkeeper_testkit::storm::{Fault, Kind, Plan, Storm};
-use nix::fcntl::{FcntlArg, fcntl};
-use tempfile::TempDir;
 
-struct Place {
-    directory: TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap() }
-    }
-
-    fn url(&self) -> String {
-        format!("file://{}", self.directory.path().display())
-    }
-
-    fn client(&self) -> Client {
-        Client::new(Files::open(self.directory.path()).unwrap())
-    }
-
-    fn file(&self) -> PathBuf {
-        self.directory.path().join("key.lock")
-    }
-
-    fn holder(&self, arguments: &[&str]) -> Holder {
-        Holder::start(&Program::test(module_path!()), &self.url(), "key", arguments)
-    }
-}
-
-#[test]
-fn helper_process() {
-    lockkeeper_testkit::holder::main_of_test();
-}
+use crate::{AREA, Mounted, Place, as_root, try_byte};
 
 #[tokio::test]
 async fn a_file_kept_open_is_not_used_after_it_was_removed() {
@@ -175,25 +142,11 @@ async fn a_healthy_directory_gets_a_clean_bill() {
     );
 }
 
-/// How long the area of an epoch is.
-const AREA: u64 = 16 << 20;
-
 /// Takes a byte of a file, as one who decides does, and keeps it: a process that was stopped meanwhile.
 fn stopped_with(path: &Path, byte: i64) -> File {
     let file = File::options().read(true).write(true).open(path).unwrap();
     assert!(try_byte(&file, byte), "nobody decides right now");
     file
-}
-
-fn try_byte(file: &File, byte: i64) -> bool {
-    let lock = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: byte,
-        l_len: 1,
-        l_pid: 0,
-    };
-    fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).is_ok()
 }
 
 /// Long enough for a busy machine, and shorter than the ten seconds after which a call is given up.
@@ -291,14 +244,6 @@ async fn links_that_were_planted_are_not_followed() {
 /// Another user, for tests that root runs; nobody else can become somebody else.
 const STRANGER: u32 = 12_345;
 
-fn as_root(what: &str) -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        eprintln!("not tried, because only root can: {what}");
-    }
-    root
-}
-
 #[tokio::test]
 async fn a_directory_of_another_user_is_refused_and_the_message_says_how_to_share() {
     if !as_root("a directory of another user") {
@@ -390,102 +335,4 @@ async fn a_full_disk_is_found_and_nothing_stays_taken_by_it() {
             guard.release().await.unwrap();
         }
     }
-}
-
-/// A small file system of its own.
-struct Mounted {
-    at: PathBuf,
-}
-
-impl Mounted {
-    fn new(at: &Path, options: &str) -> Self {
-        let mut mount = Command::new("mount");
-        let done = mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(at).status().unwrap();
-        assert!(done.success(), "root can mount a file system in memory");
-        fs::set_permissions(at, fs::Permissions::from_mode(0o700)).unwrap();
-        Self { at: at.to_owned() }
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").args(["-l"]).arg(&self.at).status();
-    }
-}
-
-/// The lock files of a directory.
-fn lock_files(directory: &Path) -> Vec<PathBuf> {
-    let paths = fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path());
-    paths.filter(|path| path.extension().is_some_and(|end| end == "lock")).collect()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_storm_of_stops_kills_full_disks_and_sweeps() {
-    let scratch = tempfile::tempdir().unwrap();
-    let mounted = as_root("a small file system").then(|| Mounted::new(scratch.path(), "size=1m"));
-    let (small, directory) = (mounted.is_some(), scratch.path());
-    let url = format!("file://{}", directory.display());
-    let mut storm =
-        Storm::start(&Program::test(module_path!()), std::slice::from_ref(&url), Plan::default());
-    let mut faults = [
-        // As a process that is stopped right now; hardly ever would one be met by chance.
-        Fault::new("stopped while it decides", move || async move {
-            for path in lock_files(directory) {
-                let Ok(file) = File::options().read(true).write(true).open(path) else { continue };
-                let epoch = file.metadata().unwrap().len().saturating_sub(1) / AREA;
-                if (0..1000).any(|_| try_byte(&file, epoch as i64)) {
-                    tokio::spawn(async move {
-                        tokio::time::sleep(Duration::from_secs(4)).await;
-                        drop(file);
-                    });
-                    break;
-                }
-            }
-        }),
-        Fault::new("disk full", move || async move {
-            if small {
-                let path = directory.join("filler");
-                let filler = File::create(&path).unwrap();
-                let mut at = 0;
-                while filler.write_all_at(&[1; 4096], at).is_ok() {
-                    at += 4096;
-                }
-                tokio::time::sleep(Duration::from_millis(300)).await;
-                fs::remove_file(path).unwrap();
-            }
-        }),
-        Fault::new("swept", move || async move {
-            let long_ago = SystemTime::now() - Duration::from_secs(40 * 24 * 3600);
-            for path in lock_files(directory).into_iter().chain([directory.join(".swept")]) {
-                if let Ok(file) = File::options().write(true).open(path) {
-                    file.set_modified(long_ago).unwrap();
-                }
-            }
-            drop(Files::open(directory));
-        }),
-    ];
-    storm.rage(&[], &mut faults).await;
-    let judgement = storm.judge(&url).await;
-    println!("{judgement}");
-    assert!(judgement.is_clean(), "{judgement}");
-}
-
-/// Somebody who tidies up removes the files of locks in use. Then two may be in, until the first one is
-/// told; but fences rise all the same, and nobody waits for ever.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_storm_of_removed_lock_files() {
-    let place = Place::new();
-    let directory = place.directory.path();
-    let plan = Plan { kinds: vec![Kind::Mutex, Kind::ReadWrite], ..Plan::default() };
-    let mut storm = Storm::start(&Program::test(module_path!()), &[place.url()], plan);
-    let removed = Fault::new("lock file removed", move || async move {
-        for path in lock_files(directory) {
-            let _ = fs::remove_file(path);
-        }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    });
-    storm.rage(&[], &mut [removed]).await;
-    let judgement = storm.judge(&place.url()).await;
-    println!("{judgement}");
-    assert!(judgement.grants > 0 && judgement.violations.is_empty(), "{judgement}");
 }
