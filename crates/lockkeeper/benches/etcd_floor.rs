@@ -26,7 +26,7 @@ type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 #[tokio::main]
 async fn main() -> Outcome {
     let servers = Servers::start(1);
-    let address = servers.address(0);
+    let address = servers[0].address().to_string();
     let mut raw = etcd_client::Client::connect([&address], None).await?;
     let lease = raw.lease_grant(60, None).await?.id();
     let client = Client::connect(format!("etcd://{address}?prefix=floor/")).await?;
