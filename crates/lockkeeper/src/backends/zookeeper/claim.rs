@@ -55,12 +55,15 @@ impl Line {
     /// Whoever finds out that it asked for the wrong kind leaves again. So nobody minds a stranger that is
     /// not the oldest: it is on its way out.
     async fn stranger(&self, session: &Session, children: &[String]) -> Result<Option<String>> {
-        if kazoo_permit(children) {
+        let (key, dir) = (&self.request.key, self.place.dir());
+        if let Some(permit) = kazoo_permit(children) {
+            session.refuse_data(key, &format!("{dir}/{permit}")).await?;
             return Ok(Some("a semaphore of kazoo's".to_owned()));
         }
         let line = line(children);
         let oldest = line.first();
         if let Some(oldest) = oldest.filter(|node| !node.kind.mixes(Kind::of(self.request.mode))) {
+            session.refuse_data(key, &format!("{dir}/{}", oldest.name)).await?;
             return Ok(Some(oldest.kind.name().to_owned()));
         }
         // A semaphore leaves its directories behind for a while.
@@ -68,7 +71,6 @@ impl Line {
         if !semaphore(LOCKS) && !semaphore(LEASES) {
             return Ok(None);
         }
-        let dir = self.place.dir();
         let gates = session.line(&format!("{dir}/{LOCKS}")).await?;
         let ages = match gates.first() {
             Some(gate) => {
@@ -84,6 +86,7 @@ impl Line {
         // Its places move from the first directory to the second at once: in this order none is
         // overlooked.
         if let Some(lease) = session.line(&format!("{dir}/{LEASES}")).await?.first() {
+            session.refuse_data(key, &format!("{dir}/{LEASES}/{}", lease.name)).await?;
             return Ok(Some(match lease.permit() {
                 Some((_, limit)) => format!("a semaphore of {limit}"),
                 None => "a semaphore".to_owned(),
@@ -93,6 +96,9 @@ impl Line {
             (Some(gate), Some(oldest)) => gate < oldest,
             (gate, _) => gate.is_some(),
         };
+        if let Some(gate) = gates.first().filter(|_| older) {
+            session.refuse_data(key, &format!("{dir}/{LOCKS}/{}", gate.name)).await?;
+        }
         Ok(older.then(|| "a semaphore".to_owned()))
     }
 
@@ -160,11 +166,14 @@ impl Line {
             {
                 return Err(self.conflict(&found));
             }
-            let busy = |node: &Node| queue::conflict(self.request.mode, node.kind.mode());
-            if line(&children).iter().any(busy) {
+            let busy = |node: &&Node| queue::conflict(self.request.mode, node.kind.mode());
+            if let Some(node) = line(&children).iter().find(busy) {
+                let path = format!("{}/{}", self.place.dir(), node.name);
+                session.refuse_data(&self.request.key, &path).await?;
                 return Ok(Some(None));
             }
         }
+        let came_just_now = self.place.standing().is_none();
         let record = record::write(&self.request, None);
         let (standing, children) = self.place.stand(session, &record).await?;
         if self.stranger(session, &children).await?.is_some() {
@@ -176,6 +185,9 @@ impl Line {
             };
         }
         let line = line(&children);
+        if came_just_now {
+            session.refuse_data_behind(&self.request.key, &standing, &line).await?;
+        }
         match turn(&line, &standing.name) {
             Turn::In => {}
             Turn::Behind(_) | Turn::Full if !self.request.queue => {
@@ -184,24 +196,17 @@ impl Line {
             }
             Turn::Behind(ahead) => {
                 let path = format!("{}/{}", self.place.dir(), line[ahead].name);
+                // It would never go.
+                session.refuse_data(&self.request.key, &path).await?;
                 self.waiting = Some(Waiting { path, alarm: None });
                 self.waited = true;
                 return Ok(Some(None));
             }
             Turn::Full => unreachable!("only a semaphore is full"),
         }
-        let fence = match self.fence(&standing).await {
-            Ok(Some(fence)) => fence,
-            Ok(None) => {
-                self.place.start_again();
-                return Ok(None);
-            }
-            Err(error @ Error::Conflict { .. }) => {
-                // Whoever is refused stands in nobody's way, not even for a moment.
-                self.place.leave().await?;
-                return Err(error);
-            }
-            Err(error) => return Err(error),
+        let Some(fence) = self.fence(&standing).await? else {
+            self.place.start_again();
+            return Ok(None);
         };
         let paths = vec![standing.path.clone()];
         let news = self.waited.then(|| record::write_later(&self.request));
@@ -221,10 +226,16 @@ impl Claim for Line {
         let session = self.shared.sessions.get().await?;
         let asked = Clock::System.now();
         for _ in 0..TRIES {
-            match self.go(&session).await? {
-                None => {}
-                Some(None) => return Ok(None),
-                Some(Some(entered)) => {
+            match self.go(&session).await {
+                Ok(None) => {}
+                Ok(Some(None)) => return Ok(None),
+                Err(error @ Error::Conflict { .. }) => {
+                    // Whoever is refused stands in nobody's way, not even for a moment.
+                    self.place.leave().await?;
+                    return Err(error);
+                }
+                Err(error) => return Err(error),
+                Ok(Some(Some(entered))) => {
                     let grant = self.shared.grant(&self.request, entered, &self.bell, &asked)?;
                     return Ok(Some(grant));
                 }
