@@ -15,6 +15,8 @@ use tokio::time::{sleep, timeout};
 
 #[path = "databases/replies.rs"]
 mod replies;
+#[path = "databases/schema.rs"]
+mod schema;
 
 /// Long enough that a busy machine does not end a lease by accident.
 const LEASE: Duration = Duration::from_secs(3);
@@ -24,9 +26,11 @@ const SOON: Duration = Duration::from_secs(30);
 
 /// Every test once for each database: its kind, its strategies that bind a lock to a connection,
 /// statements that have the row of a key in their way for longer than a lock is waited for, and how a
-/// transaction is guarded, and kept open for longer than any call may take.
+/// transaction is guarded, and kept open for longer than any call may take; then tables of an earlier
+/// version, and what makes those that are there into tables of a later one.
 macro_rules! databases {
-    ($($module:ident: $server:ident, $bound:expr, $in_the_way:expr, $guard:expr, $linger:expr;)*) => {$(
+    ($($module:ident: $server:ident, $bound:expr, $in_the_way:expr, $guard:expr, $linger:expr,
+       $first:expr, $later:expr;)*) => {$(
         mod $module {
             use super::*;
 
@@ -100,6 +104,16 @@ macro_rules! databases {
             }
 
             #[tokio::test]
+            async fn tables_of_an_earlier_version_are_refused_and_can_be_brought_up_to_date() {
+                schema::an_earlier_version(server(), $first).await;
+            }
+
+            #[tokio::test]
+            async fn tables_of_a_later_version_are_refused_and_left_as_they_are() {
+                schema::a_later_version(server(), $later).await;
+            }
+
+            #[tokio::test]
             async fn a_release_on_a_connection_that_the_server_ended_is_confirmed() {
                 release_after_silence(server()).await;
             }
@@ -116,10 +130,12 @@ macro_rules! databases {
 databases! {
     postgres: Postgres, ["advisory", "row"],
         "BEGIN; SELECT FROM lockkeeper_lock FOR UPDATE; SELECT pg_sleep(6); COMMIT",
-        "SELECT lockkeeper_guard", "SELECT pg_sleep(13)";
+        "SELECT lockkeeper_guard", "SELECT pg_sleep(13)",
+        schema::FIRST_OF_POSTGRES, schema::LATER_OF_POSTGRES;
     mariadb: Mariadb, ["named", "row"],
         "START TRANSACTION; SELECT fence FROM lockkeeper_lock FOR UPDATE; DO SLEEP(6); COMMIT",
-        "CALL lockkeeper_guard", "DO SLEEP(13)";
+        "CALL lockkeeper_guard", "DO SLEEP(13)",
+        schema::FIRST_OF_MARIADB, schema::LATER_OF_MARIADB;
 }
 
 fn strategy(url: &str, way: &str) -> String {
