@@ -1,8 +1,8 @@
 //! Tables that another version of lockkeeper made.
 
-use lockkeeper::backend::Severity;
-use lockkeeper::url::Endpoint;
-use lockkeeper::{Client, backends};
+use lockkeeper::engine::Severity;
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::{Client, engines};
 use lockkeeper_testkit::database::{Kind, Server};
 
 use super::database;
@@ -73,7 +73,7 @@ pub(super) async fn an_earlier_version<K: Kind>(server: &Server<K>, first: &str)
     let told = refusal(&url).await;
     let said = ["version 1", "lockkeeper explain --schema", "stop the clients"];
     assert!(said.iter().all(|words| told.contains(words)), "{told}");
-    let schema = backends::schema(&Endpoint::parse(&url).unwrap()).unwrap();
+    let schema = engines::schema(&Endpoint::parse(&url).unwrap()).unwrap();
     // Twice: the second time changes nothing.
     for _ in 0..2 {
         server.sql(database(&url), schema);
@@ -106,7 +106,7 @@ pub(super) async fn a_later_version<K: Kind>(server: &Server<K>, later: &str) {
     let problem = findings.iter().find(|finding| finding.what.contains("version 99"));
     assert_eq!(problem.map(|finding| finding.severity), Some(Severity::Problem), "{findings:?}");
     // It is not taken back by accident.
-    let schema = backends::schema(&Endpoint::parse(&url).unwrap()).unwrap();
+    let schema = engines::schema(&Endpoint::parse(&url).unwrap()).unwrap();
     let run = K::client(server.address().port(), database(&url), schema).output().unwrap();
     let said = String::from_utf8_lossy(&run.stderr);
     assert!(!run.status.success() && said.contains("version"), "{said}");
