@@ -14,13 +14,23 @@ use super::backoff::RETRIES;
 use super::clock::usable;
 use super::hold::Hold;
 use crate::client::{Inner, Pending};
-use crate::engine::{Claim, Released};
+use crate::engine::{Claim, Death, Released};
 use crate::error::{Error, Result};
 use crate::guard::Release;
 use crate::layers::Call;
 
-/// How long a release without a lease to bound it is repeated.
+/// How long a release is repeated at least.
 const RELEASE_FOR: Duration = Duration::from_secs(30);
+
+/// How long a release is repeated: no longer than the lock can last without it.
+///
+/// What a session holds lasts as long as the session, which this client keeps alive.
+fn repeated_for(inner: &Inner, ttl: Duration) -> Duration {
+    match inner.guarantees.death {
+        Death::Session => Duration::MAX,
+        Death::Lease | Death::AtOnce => ttl.max(RELEASE_FOR),
+    }
+}
 
 /// Work that outlives the call that began it.
 pub(crate) enum BackgroundWork {
@@ -111,7 +121,7 @@ impl Drop for Departure {
         let Some(work) = self.work.take() else { return };
         let hold = self.hold.clone();
         self.hold.inner().in_background(BackgroundWork::Finish(Box::pin(async move {
-            let answered = timeout(RELEASE_FOR.max(hold.ttl()), work).await;
+            let answered = timeout(repeated_for(hold.inner(), hold.ttl()), work).await;
             hold.inner().local.leave(&hold);
             if let Ok((claim, Err(error))) = answered
                 && error.is_retryable()
@@ -140,14 +150,14 @@ pub(crate) async fn begin_release(hold: &Arc<Hold>) {
     }
 }
 
-/// Repeats a release until the engine confirms it, or the lease must have run out by itself.
+/// Repeats a release until the engine confirms it, or the lease or session must have run out by itself.
 pub(super) async fn release_until_confirmed(
     inner: Arc<Inner>,
     mut claim: Box<dyn Claim>,
     ttl: Duration,
 ) -> Result<Released> {
     let started = Instant::now();
-    let limit = ttl.max(RELEASE_FOR);
+    let limit = repeated_for(&inner, ttl);
     let mut tries = 0;
     loop {
         let answer = inner.meters.call(Call::Release, claim.release());
