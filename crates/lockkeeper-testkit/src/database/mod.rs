@@ -162,7 +162,9 @@ impl<K: Kind> Server<K> {
 
     /// Stops every process of the server where it is.
     pub fn freeze(&self) {
-        self.process().signal(Signal::SIGSTOP);
+        for pid in self.process().halt() {
+            let _ = kill(pid, Signal::SIGSTOP);
+        }
     }
 
     /// Lets a frozen server go on.
@@ -242,6 +244,18 @@ impl Process {
         ids.split_whitespace().filter_map(|id| id.parse().ok().map(Pid::from_raw)).collect()
     }
 
+    /// Stops the server itself, so that it starts nothing more, and says what it has started.
+    fn halt(&self) -> Vec<Pid> {
+        let server = pid(&self.child);
+        let _ = kill(server, Signal::SIGSTOP);
+        let started = Instant::now();
+        while !matches!(state(server), None | Some('T' | 'Z')) {
+            assert!(started.elapsed() < PATIENCE, "the server does not stop");
+            sleep(Duration::from_millis(1));
+        }
+        self.children()
+    }
+
     /// Sends a signal to the server and everything that it started.
     fn signal(&self, signal: Signal) {
         let children = self.children();
@@ -253,7 +267,8 @@ impl Process {
 
     /// Ends it as a power failure would, with everything that it started.
     fn kill(&mut self) {
-        let children = self.children();
+        // One that it starts after we looked would keep its memory, and the next server from starting.
+        let children = self.halt();
         // The shell must not kill whoever gets this number next.
         let _ = self.shell.kill();
         let _ = self.shell.wait();
@@ -269,8 +284,13 @@ impl Process {
 
 /// Whether a process has not ended. One that nobody has asked how it ended has.
 fn is_running(pid: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-    stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')))
+    state(pid).is_some_and(|state| state != 'Z')
+}
+
+/// What the kernel says that a process does, if there is one.
+fn state(pid: Pid) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
 }
 
 fn pid(child: &Child) -> Pid {
