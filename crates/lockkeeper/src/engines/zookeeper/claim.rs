@@ -1,6 +1,7 @@
 //! A claim on a mutex or a read-write lock: a node in the lock's own line.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use zookeeper_client as zk;
@@ -29,6 +30,18 @@ pub(super) struct QueueClaim {
     bell: YieldSignal,
 }
 
+/// Someone who takes the lock for something else.
+enum Stranger {
+    /// The lock is this.
+    Is(String),
+    /// It has a place before a semaphore of which nobody has a permit: in a moment it has one, or found out
+    /// that it is the wrong one, and left.
+    Before(String),
+}
+
+/// How long such a moment may last.
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// Whom we wait for.
 struct Waiting {
     path: String,
@@ -54,17 +67,17 @@ impl QueueClaim {
     ///
     /// Whoever finds out that it asked for the wrong kind leaves again. So nobody minds a stranger that is
     /// not the oldest: it is on its way out.
-    async fn stranger(&self, session: &Session, children: &[String]) -> Result<Option<String>> {
+    async fn stranger(&self, session: &Session, children: &[String]) -> Result<Option<Stranger>> {
         let (key, dir) = (&self.request.key, self.place.dir());
         if let Some(permit) = kazoo_permit(children) {
             session.refuse_data(key, &format!("{dir}/{permit}")).await?;
-            return Ok(Some("a semaphore of kazoo's".to_owned()));
+            return Ok(Some(Stranger::Is("a semaphore of kazoo's".to_owned())));
         }
         let line = line(children);
         let oldest = line.first();
         if let Some(oldest) = oldest.filter(|node| !node.kind.mixes(Kind::of(self.request.mode))) {
             session.refuse_data(key, &format!("{dir}/{}", oldest.name)).await?;
-            return Ok(Some(oldest.kind.name().to_owned()));
+            return Ok(Some(Stranger::Is(oldest.kind.name().to_owned())));
         }
         // A semaphore leaves its directories behind for a while.
         let semaphore = |name: &str| children.iter().any(|child| child == name);
@@ -87,24 +100,35 @@ impl QueueClaim {
         // overlooked.
         if let Some(lease) = session.line(&format!("{dir}/{LEASES}")).await?.first() {
             session.refuse_data(key, &format!("{dir}/{LEASES}/{}", lease.name)).await?;
-            return Ok(Some(match lease.permit() {
+            return Ok(Some(Stranger::Is(match lease.permit() {
                 Some((_, limit)) => format!("a semaphore of {limit}"),
                 None => "a semaphore".to_owned(),
-            }));
+            })));
         }
         let older = match ages {
             (Some(gate), Some(oldest)) => gate < oldest,
             (gate, _) => gate.is_some(),
         };
-        if let Some(gate) = gates.first().filter(|_| older) {
-            session.refuse_data(key, &format!("{dir}/{LOCKS}/{}", gate.name)).await?;
-        }
-        Ok(older.then(|| "a semaphore".to_owned()))
+        let Some(gate) = gates.first().filter(|_| older) else { return Ok(None) };
+        let path = format!("{dir}/{LOCKS}/{}", gate.name);
+        session.refuse_data(key, &path).await?;
+        Ok(Some(Stranger::Before(path)))
     }
 
     /// As [`stranger`](QueueClaim::stranger), without a place in line.
     async fn used_otherwise(&self, session: &Session) -> Result<Option<String>> {
-        self.stranger(session, &self.place.others(session).await?).await
+        let mut waits = 0..TRIES;
+        loop {
+            match self.stranger(session, &self.place.others(session).await?).await? {
+                None => return Ok(None),
+                Some(Stranger::Is(found)) => return Ok(Some(found)),
+                Some(Stranger::Before(path)) => {
+                    if waits.next().is_none() || !session.ends_within(&path, MOMENT).await? {
+                        return Ok(Some("a semaphore".to_owned()));
+                    }
+                }
+            }
+        }
     }
 
     fn conflict(&self, found: &str) -> Error {
@@ -284,8 +308,6 @@ pub(super) fn turn(line: &[Node], name: &str) -> Turn {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lockkeeper_testkit::server::zookeeper::Ensemble;
     use tokio::task::spawn_blocking;
 

@@ -163,13 +163,14 @@ impl SemaphoreClaim {
         let base = line(&around.base);
         let Some(node) = base.first() else { return Ok(Stranger::None) };
         let path = format!("{}/{}", self.base, node.name);
-        session.refuse_data(key, &path).await?;
+        let data = session.refuse_data(key, &path);
         let age = |dir: &str, nodes: &[Node]| {
             nodes.first().map(|node| session.created(&format!("{dir}/{}", node.name)))
         };
         let made = session.created(&path);
         let gate = age(self.gate.dir(), &around.gates);
         let lease = age(&self.leases, &around.leases);
+        data.await?;
         // One that is gone may have hidden others: whoever listens for it looks again at once.
         let Some(made) = made.await? else { return Ok(Stranger::Leaves { path, made: 0 }) };
         for ours in [gate, lease].into_iter().flatten() {
