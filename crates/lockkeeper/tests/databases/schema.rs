@@ -1,7 +1,7 @@
 //! Tables that another version of lockkeeper made.
 
-use lockkeeper::engine::Severity;
 use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::Severity;
 use lockkeeper::{Client, engines};
 use lockkeeper_testkit::database::{Kind, Server};
 

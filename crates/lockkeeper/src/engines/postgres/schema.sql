@@ -9,6 +9,9 @@
 --
 -- Only who gives a lock to somebody takes the latch FOR UPDATE: lockkeeper_guard keeps off just those.
 
+-- All of it or nothing, also if a client goes on after an error.
+BEGIN;
+
 DO $$
 DECLARE
   present integer;
@@ -498,3 +501,5 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 2';
+
+COMMIT;
