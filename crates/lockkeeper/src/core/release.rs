@@ -15,14 +15,24 @@ use super::clock::usable;
 use super::hold::Hold;
 use super::local_queue::Ticket;
 use crate::client::{Inner, Pending};
-use crate::engine::{Claim, Released};
+use crate::engine::{Claim, Death, Released};
 use crate::error::{Error, Result};
 use crate::guard::Release;
 use crate::key::Key;
 use crate::layers::Call;
 
-/// How long a release without a lease to bound it is repeated.
+/// How long a release is repeated at least.
 const RELEASE_FOR: Duration = Duration::from_secs(30);
+
+/// How long a release is repeated: no longer than the lock can last without it.
+///
+/// What a session holds lasts as long as the session, which this client keeps alive.
+fn repeated_for(inner: &Inner, ttl: Duration) -> Duration {
+    match inner.guarantees.death {
+        Death::Session => Duration::MAX,
+        Death::Lease | Death::AtOnce => ttl.max(RELEASE_FOR),
+    }
+}
 
 /// Work that outlives the call that began it.
 pub(crate) enum BackgroundWork {
@@ -135,7 +145,7 @@ impl Releasing {
         barrier: Option<Barrier>,
         ttl: Duration,
     ) -> Self {
-        let (step, limit) = (Step::Idle(claim), ttl.max(RELEASE_FOR));
+        let (step, limit) = (Step::Idle(claim), repeated_for(&inner, ttl));
         Self { inner, key, barrier, step, limit, started: Instant::now(), in_task: false }
     }
 
@@ -152,7 +162,7 @@ impl Releasing {
         }
     }
 
-    /// Repeats the request until the engine confirms it, or the lease must have run out by itself.
+    /// Repeats the request until the engine confirms it, or the lock must have ended by itself.
     pub(super) async fn confirm(mut self) {
         let mut tries = 0;
         loop {

@@ -24,11 +24,16 @@ const VOUCHED: Duration = Duration::from_secs(6);
 struct Session {
     memory: Memory,
     silent: Arc<AtomicBool>,
+    /// Whether it does not answer releases.
+    keeps: Arc<AtomicBool>,
     renewals: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
-struct SessionClaim(Box<dyn Claim>);
+struct SessionClaim {
+    claim: Box<dyn Claim>,
+    keeps: Arc<AtomicBool>,
+}
 
 #[async_trait]
 impl Engine for Session {
@@ -38,7 +43,8 @@ impl Engine for Session {
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
         let request = Request { ttl: Duration::from_secs(365 * 24 * 3600), ..request };
-        Box::new(SessionClaim(self.memory.claim(request)))
+        let (claim, keeps) = (self.memory.claim(request), self.keeps.clone());
+        Box::new(SessionClaim { claim, keeps })
     }
 
     async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
@@ -65,16 +71,19 @@ impl Engine for Session {
 #[async_trait]
 impl Claim for SessionClaim {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
-        let grant = self.0.attempt(asked).await?;
+        let grant = self.claim.attempt(asked).await?;
         Ok(grant.map(|grant| Grant { ttl: VOUCHED, ..grant }))
     }
 
     async fn wait(&mut self) -> Result<()> {
-        self.0.wait().await
+        self.claim.wait().await
     }
 
     async fn release(&mut self) -> Result<Released> {
-        self.0.release().await
+        if self.keeps.load(Ordering::Relaxed) {
+            return Err(Error::unreachable("session", "release", "silence"));
+        }
+        self.claim.release().await
     }
 }
 
@@ -123,4 +132,37 @@ async fn a_lock_that_ran_out_by_the_clock_is_given_back_when_its_lease_is_over()
     assert!(taken >= VOUCHED && taken < VOUCHED + SECOND, "let in after {taken:?}");
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     next.check().unwrap();
+}
+
+/// A lease would have ended meanwhile; a session that outlives the silence of its servers has not.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_repeated_for_as_long_as_the_session_may_live() {
+    let store = Session::default();
+    let (client, other) = (Client::new(store.clone()), Client::new(store.clone()));
+    let (dropped, released) = (
+        client.mutex("dropped").acquire().await.unwrap(),
+        client.mutex("key").acquire().await.unwrap(),
+    );
+    let _held = other.mutex("wanted").acquire().await.unwrap();
+    let wanted = tokio::spawn(client.mutex("wanted").acquire());
+    while other
+        .inspect("wanted")
+        .await
+        .unwrap()
+        .is_none_or(|seen| seen.waiters.unwrap_or_default().is_empty())
+    {
+        sleep(SECOND).await;
+    }
+    store.keeps.store(true, Ordering::Relaxed);
+    drop(dropped);
+    wanted.abort();
+    assert_eq!(released.release().await.unwrap(), Release::Unconfirmed);
+    sleep(600 * SECOND).await;
+    store.keeps.store(false, Ordering::Relaxed);
+    for key in ["dropped", "key"] {
+        let freed = other.mutex(key).acquire_within(10 * SECOND).await;
+        assert!(freed.is_ok(), "{key} stays held for ever: {freed:?}");
+    }
+    let waiters = other.inspect("wanted").await.unwrap().unwrap().waiters.unwrap();
+    assert!(waiters.is_empty(), "{waiters:?}");
 }

@@ -13,7 +13,7 @@ use lockkeeper_testkit::server::{DatabaseServer, Dialect, Mariadb, Postgres};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::replies;
+use crate::{replies, schema};
 
 /// Long enough that a busy machine does not end a lease by accident.
 pub(super) const LEASE: Duration = Duration::from_secs(3);
@@ -23,9 +23,11 @@ pub(super) const SOON: Duration = Duration::from_secs(30);
 
 /// Every test once for each database: its kind, its strategies that bind a lock to a connection,
 /// statements that have the row of a key in their way for longer than a lock is waited for, and how a
-/// transaction is guarded, and kept open for longer than any call may take.
+/// transaction is guarded, and kept open for longer than any call may take; then tables of an earlier
+/// version, and what makes those that are there into tables of a later one.
 macro_rules! databases {
-    ($($module:ident: $server:ident, $bound:expr, $in_the_way:expr, $guard:expr, $linger:expr;)*) => {$(
+    ($($module:ident: $server:ident, $bound:expr, $in_the_way:expr, $guard:expr, $linger:expr,
+       $first:expr, $later:expr;)*) => {$(
         mod $module {
             use super::*;
 
@@ -99,6 +101,16 @@ macro_rules! databases {
             }
 
             #[tokio::test]
+            async fn tables_of_an_earlier_version_are_refused_and_can_be_brought_up_to_date() {
+                schema::an_earlier_version(server(), $first).await;
+            }
+
+            #[tokio::test]
+            async fn tables_of_a_later_version_are_refused_and_left_as_they_are() {
+                schema::a_later_version(server(), $later).await;
+            }
+
+            #[tokio::test]
             async fn a_release_on_a_connection_that_the_server_ended_is_confirmed() {
                 release_after_silence(server()).await;
             }
@@ -115,17 +127,19 @@ macro_rules! databases {
 databases! {
     postgres: Postgres, ["advisory", "row"],
         "BEGIN; SELECT FROM lockkeeper_lock FOR UPDATE; SELECT pg_sleep(6); COMMIT",
-        "SELECT lockkeeper_guard", "SELECT pg_sleep(13)";
+        "SELECT lockkeeper_guard", "SELECT pg_sleep(13)",
+        schema::FIRST_OF_POSTGRES, schema::LATER_OF_POSTGRES;
     mariadb: Mariadb, ["named", "row"],
         "START TRANSACTION; SELECT fence FROM lockkeeper_lock FOR UPDATE; DO SLEEP(6); COMMIT",
-        "CALL lockkeeper_guard", "DO SLEEP(13)";
+        "CALL lockkeeper_guard", "DO SLEEP(13)",
+        schema::FIRST_OF_MARIADB, schema::LATER_OF_MARIADB;
 }
 
 pub(super) fn strategy(url: &str, way: &str) -> String {
     format!("{url}?strategy={way}")
 }
 
-fn database(url: &str) -> &str {
+pub(super) fn database(url: &str) -> &str {
     url.rsplit('/').next().expect("it names one")
 }
 

@@ -2,4 +2,5 @@
 
 mod faults;
 mod replies;
+mod schema;
 mod storm;

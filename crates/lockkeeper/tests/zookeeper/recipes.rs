@@ -433,6 +433,19 @@ async fn a_node_that_does_not_end_with_a_session_is_no_lock() {
     assert!(client.inspect("orders").await.unwrap().is_none());
     assert!(client.list("").await.unwrap().is_empty());
     assert!(client.break_lock("orders").await.unwrap().is_empty());
+    let refused =
+        timeout(PATIENCE, client.mutex("orders").acquire()).await.expect("it is not waited for");
+    let Err(Error::Conflict { found, .. }) = refused else { panic!("{refused:?}") };
+    assert!(found.contains("/locks/orders/lock-0000000007"), "{found}");
+    // Nor is one that was put between a holder and those who come.
+    let holder = Client::connect(servers.url("locks", SESSION)).await.unwrap();
+    let guard = holder.mutex("key").acquire().await.unwrap();
+    application.create("/locks/key/lock-0000000050", b"", &persistent).await.unwrap();
+    let refused =
+        timeout(PATIENCE, client.mutex("key").acquire()).await.expect("it is not waited for");
+    assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+    guard.check().unwrap();
+    guard.release().await.unwrap();
     let (data, _) = application.get_data("/locks/orders/lock-0000000007").await.unwrap();
     assert_eq!(data, b"value");
 }

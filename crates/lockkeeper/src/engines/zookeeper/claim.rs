@@ -1,6 +1,7 @@
 //! A claim on a mutex or a read-write lock: a node in the lock's own line.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use zookeeper_client as zk;
@@ -31,6 +32,18 @@ pub(super) struct QueueClaim {
     in_use: Option<Arc<()>>,
 }
 
+/// Someone who takes the lock for something else.
+enum Stranger {
+    /// The lock is this.
+    Is(String),
+    /// It has a place before a semaphore of which nobody has a permit: in a moment it has one, or found out
+    /// that it is the wrong one, and left.
+    Before(String),
+}
+
+/// How long such a moment may last.
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// Whom we wait for.
 struct Waiting {
     path: String,
@@ -56,21 +69,23 @@ impl QueueClaim {
     ///
     /// Whoever finds out that it asked for the wrong kind leaves again. So nobody minds a stranger that is
     /// not the oldest: it is on its way out.
-    async fn stranger(&self, session: &Session, children: &[String]) -> Result<Option<String>> {
-        if kazoo_permit(children) {
-            return Ok(Some("a semaphore of kazoo's".to_owned()));
+    async fn stranger(&self, session: &Session, children: &[String]) -> Result<Option<Stranger>> {
+        let (key, dir) = (&self.request.key, self.place.dir());
+        if let Some(permit) = kazoo_permit(children) {
+            session.refuse_data(key, &format!("{dir}/{permit}")).await?;
+            return Ok(Some(Stranger::Is("a semaphore of kazoo's".to_owned())));
         }
         let line = line(children);
         let oldest = line.first();
         if let Some(oldest) = oldest.filter(|node| !node.kind.mixes(Kind::of(self.request.mode))) {
-            return Ok(Some(oldest.kind.name().to_owned()));
+            session.refuse_data(key, &format!("{dir}/{}", oldest.name)).await?;
+            return Ok(Some(Stranger::Is(oldest.kind.name().to_owned())));
         }
         // A semaphore leaves its directories behind for a while.
         let semaphore = |name: &str| children.iter().any(|child| child == name);
         if !semaphore(LOCKS) && !semaphore(LEASES) {
             return Ok(None);
         }
-        let dir = self.place.dir();
         let gates = session.line(&format!("{dir}/{LOCKS}")).await?;
         let ages = match gates.first() {
             Some(gate) => {
@@ -86,21 +101,36 @@ impl QueueClaim {
         // Its places move from the first directory to the second at once: in this order none is
         // overlooked.
         if let Some(lease) = session.line(&format!("{dir}/{LEASES}")).await?.first() {
-            return Ok(Some(match lease.permit() {
+            session.refuse_data(key, &format!("{dir}/{LEASES}/{}", lease.name)).await?;
+            return Ok(Some(Stranger::Is(match lease.permit() {
                 Some((_, limit)) => format!("a semaphore of {limit}"),
                 None => "a semaphore".to_owned(),
-            }));
+            })));
         }
         let older = match ages {
             (Some(gate), Some(oldest)) => gate < oldest,
             (gate, _) => gate.is_some(),
         };
-        Ok(older.then(|| "a semaphore".to_owned()))
+        let Some(gate) = gates.first().filter(|_| older) else { return Ok(None) };
+        let path = format!("{dir}/{LOCKS}/{}", gate.name);
+        session.refuse_data(key, &path).await?;
+        Ok(Some(Stranger::Before(path)))
     }
 
     /// As [`stranger`](QueueClaim::stranger), without a place in line.
     async fn used_otherwise(&self, session: &Session) -> Result<Option<String>> {
-        self.stranger(session, &self.place.others(session).await?).await
+        let mut waits = 0..TRIES;
+        loop {
+            match self.stranger(session, &self.place.others(session).await?).await? {
+                None => return Ok(None),
+                Some(Stranger::Is(found)) => return Ok(Some(found)),
+                Some(Stranger::Before(path)) => {
+                    if waits.next().is_none() || !session.ends_within(&path, MOMENT).await? {
+                        return Ok(Some("a semaphore".to_owned()));
+                    }
+                }
+            }
+        }
     }
 
     fn conflict(&self, found: &str) -> Error {
@@ -162,11 +192,14 @@ impl QueueClaim {
             {
                 return Err(self.conflict(&found));
             }
-            let busy = |node: &Node| admission::conflict(self.request.mode, node.kind.mode());
-            if line(&children).iter().any(busy) {
+            let busy = |node: &&Node| admission::conflict(self.request.mode, node.kind.mode());
+            if let Some(node) = line(&children).iter().find(busy) {
+                let path = format!("{}/{}", self.place.dir(), node.name);
+                session.refuse_data(&self.request.key, &path).await?;
                 return Ok(Some(None));
             }
         }
+        let came_just_now = self.place.standing().is_none();
         let record = record::write(&self.request, None);
         let (standing, children) = self.place.stand(session, &record).await?;
         if self.stranger(session, &children).await?.is_some() {
@@ -178,6 +211,9 @@ impl QueueClaim {
             };
         }
         let line = line(&children);
+        if came_just_now {
+            session.refuse_data_behind(&self.request.key, &standing, &line).await?;
+        }
         match turn(&line, &standing.name) {
             Turn::In => {}
             Turn::Behind(_) | Turn::Full if !self.request.queue => {
@@ -186,24 +222,17 @@ impl QueueClaim {
             }
             Turn::Behind(ahead) => {
                 let path = format!("{}/{}", self.place.dir(), line[ahead].name);
+                // It would never go.
+                session.refuse_data(&self.request.key, &path).await?;
                 self.waiting = Some(Waiting { path, alarm: None });
                 self.waited = true;
                 return Ok(Some(None));
             }
             Turn::Full => unreachable!("only a semaphore is full"),
         }
-        let fence = match self.fence(&standing).await {
-            Ok(Some(fence)) => fence,
-            Ok(None) => {
-                self.place.start_again();
-                return Ok(None);
-            }
-            Err(error @ Error::Conflict { .. }) => {
-                // Whoever is refused stands in nobody's way, not even for a moment.
-                self.place.leave().await?;
-                return Err(error);
-            }
-            Err(error) => return Err(error),
+        let Some(fence) = self.fence(&standing).await? else {
+            self.place.start_again();
+            return Ok(None);
         };
         let paths = vec![standing.path.clone()];
         let news = self.waited.then(|| record::write_later(&self.request));
@@ -222,10 +251,16 @@ impl Claim for QueueClaim {
         self.waiting = None;
         let session = self.shared.sessions.get().await?;
         for _ in 0..TRIES {
-            match self.go(&session).await? {
-                None => {}
-                Some(None) => return Ok(None),
-                Some(Some(entered)) => {
+            match self.go(&session).await {
+                Ok(None) => {}
+                Ok(Some(None)) => return Ok(None),
+                Err(error @ Error::Conflict { .. }) => {
+                    // Whoever is refused stands in nobody's way, not even for a moment.
+                    self.place.leave().await?;
+                    return Err(error);
+                }
+                Err(error) => return Err(error),
+                Ok(Some(Some(entered))) => {
                     let grant = self.shared.grant(&self.request, entered, &self.bell, &asked)?;
                     self.in_use = Some(self.shared.in_use.clone());
                     return Ok(Some(grant));
@@ -271,8 +306,6 @@ pub(super) fn turn(line: &[Node], name: &str) -> Turn {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lockkeeper_testkit::server::zookeeper::Ensemble;
     use tokio::task::spawn_blocking;
 

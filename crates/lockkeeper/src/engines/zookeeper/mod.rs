@@ -8,6 +8,7 @@
 //! renewed is therefore always confirmed by a write, which a majority has to agree to.
 
 mod claim;
+mod data;
 mod doctor;
 mod error;
 mod inspect;

@@ -35,6 +35,8 @@ pub(super) struct SemaphoreClaim {
     /// The path that the wait is for, and the alarm once we listen.
     waiting: Option<(Behind, Option<Alarm>)>,
     bell: YieldSignal,
+    /// Whether it found everything taken before, by locks.
+    full_before: bool,
     /// Whether deletions were asked for and not all answered.
     leaving: bool,
     /// Set while it holds.
@@ -99,6 +101,7 @@ impl SemaphoreClaim {
             step: Step::Outside,
             waiting: None,
             bell,
+            full_before: false,
             leaving: false,
             in_use: None,
         }
@@ -151,21 +154,26 @@ impl SemaphoreClaim {
     /// Whether this is another lock than was asked for. The oldest node decides, and whoever finds out
     /// that it asked for the wrong kind leaves again; see `QueueClaim`.
     async fn stranger(&self, session: &Session, around: &Around) -> Result<Stranger> {
-        if kazoo_permit(&around.base) {
+        let key = &self.request.key;
+        if let Some(permit) = kazoo_permit(&around.base) {
+            session.refuse_data(key, &format!("{}/{permit}", self.base)).await?;
             return Ok(Stranger::Is("a semaphore of kazoo's".to_owned()));
         }
-        if let Some(limit) = self.other_limit(&around.leases) {
+        if let Some((lease, limit)) = self.other_limit(&around.leases) {
+            session.refuse_data(key, &format!("{}/{}", self.leases, lease.name)).await?;
             return Ok(Stranger::Is(format!("a semaphore of {limit}")));
         }
         let base = line(&around.base);
         let Some(node) = base.first() else { return Ok(Stranger::None) };
         let path = format!("{}/{}", self.base, node.name);
+        let data = session.refuse_data(key, &path);
         let age = |dir: &str, nodes: &[Node]| {
             nodes.first().map(|node| session.created(&format!("{dir}/{}", node.name)))
         };
         let made = session.created(&path);
         let gate = age(self.gate.dir(), &around.gates);
         let lease = age(&self.leases, &around.leases);
+        data.await?;
         // One that is gone may have hidden others: whoever listens for it looks again at once.
         let Some(made) = made.await? else { return Ok(Stranger::Leaves { path, made: 0 }) };
         for ours in [gate, lease].into_iter().flatten() {
@@ -197,10 +205,29 @@ impl SemaphoreClaim {
         leases.len() + self.take as usize > self.limit as usize
     }
 
-    /// The limit of someone who counts otherwise.
-    fn other_limit(&self, leases: &[Node]) -> Option<u32> {
-        let mut limits = leases.iter().filter_map(Node::permit).map(|(_, limit)| limit);
-        limits.find(|limit| *limit != self.limit)
+    /// Someone who counts otherwise, and its limit.
+    fn other_limit<'a>(&self, leases: &'a [Node]) -> Option<(&'a Node, u32)> {
+        let mut limits = leases.iter().filter_map(|node| Some((node, node.permit()?.1)));
+        limits.find(|(_, limit)| *limit != self.limit)
+    }
+
+    /// Refuses what only looks as if it were in the way: a place in line, or permits that are taken.
+    async fn refuse_data(
+        &mut self,
+        session: &Session,
+        around: &Around,
+        behind: &Behind,
+    ) -> Result<()> {
+        match behind {
+            Behind::Node(path) => session.refuse_data(&self.request.key, path).await,
+            // A request for each permit is a lot for one who looks again at every change.
+            Behind::Full if self.full_before => Ok(()),
+            Behind::Full => {
+                session.refuse_data_in(&self.request.key, &self.leases, &around.leases).await?;
+                self.full_before = true;
+                Ok(())
+            }
+        }
     }
 
     /// The transaction: one lease per permit, and out of the line.
@@ -295,11 +322,8 @@ impl SemaphoreClaim {
             Err(error) => Err(failed(self.doing())(error)),
         }
     }
-}
 
-#[async_trait]
-impl Claim for SemaphoreClaim {
-    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+    async fn ask(&mut self, asked: Moment) -> Result<Option<Grant>> {
         if let Some((Behind::Node(path), Some(_))) = &self.waiting
             && self.gate.still_behind(path).await
         {
@@ -340,13 +364,18 @@ impl Claim for SemaphoreClaim {
             {
                 return Err(self.conflict(&found));
             }
-            let busy = !around.gates.is_empty() || self.is_full(&around.leases);
-            if busy && !self.request.queue {
+            let busy = match around.gates.first() {
+                Some(gate) => Some(Behind::Node(format!("{}/{}", self.gate.dir(), gate.name))),
+                None => self.is_full(&around.leases).then_some(Behind::Full),
+            };
+            if let Some(busy) = busy.filter(|_| !self.request.queue) {
+                self.refuse_data(&session, &around, &busy).await?;
                 return Ok(None);
             }
         }
         let record = record::write(&self.request, None);
         for _ in 0..TRIES {
+            let came_just_now = self.gate.standing().is_none();
             let (gate, _) = self.gate.stand(&session, &record).await?;
             let around = self.look(&session).await?;
             let stranger = self.stranger(&session, &around).await?;
@@ -364,6 +393,9 @@ impl Claim for SemaphoreClaim {
                 self.gate.start_again();
                 continue;
             }
+            if came_just_now {
+                session.refuse_data_behind(&self.request.key, &gate, line).await?;
+            }
             let behind = match turn(line, &gate.name) {
                 Turn::Behind(ahead) => {
                     Behind::Node(format!("{}/{}", self.gate.dir(), line[ahead].name))
@@ -380,6 +412,7 @@ impl Claim for SemaphoreClaim {
                 },
             };
             if self.request.queue {
+                self.refuse_data(&session, &around, &behind).await?;
                 self.waiting = Some((behind, None));
             } else {
                 self.gate.leave().await?;
@@ -391,6 +424,18 @@ impl Claim for SemaphoreClaim {
             self.doing(),
             "its place is taken away as soon as it is there",
         ))
+    }
+}
+
+#[async_trait]
+impl Claim for SemaphoreClaim {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        let answer = self.ask(asked).await;
+        if let Err(Error::Conflict { .. }) = &answer {
+            // Whoever is refused stands in nobody's way, not even for a moment.
+            self.gate.leave().await?;
+        }
+        answer
     }
 
     async fn wait(&mut self) -> Result<()> {

@@ -2,12 +2,15 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
+use tokio::time::timeout;
 use zookeeper_client as zk;
 
 use super::error::{ends_session, failed, refused};
 use super::queue_node::Standing;
 use super::record::REVOKE;
+use super::session::Session;
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::{Loss, Result};
 
@@ -35,6 +38,15 @@ pub(super) async fn end_of(other: &str, own: &Standing) -> Result<Option<Alarm>>
             _ = ours.changed() => {}
         }
     })))
+}
+
+impl Session {
+    /// Whether a node is gone, or goes within this time.
+    pub(super) async fn ends_within(&self, path: &str, limit: Duration) -> Result<bool> {
+        let looked = self.zk.check_and_watch_stat(path).await;
+        let (stat, watcher) = looked.map_err(failed(format!("wait for {path:?}")))?;
+        Ok(stat.is_none() || timeout(limit, watcher.changed()).await.is_ok())
+    }
 }
 
 /// Listens for any change among the children of a directory, and for the end of our own node.
