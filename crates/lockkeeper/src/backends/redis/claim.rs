@@ -184,7 +184,7 @@ impl Ticket {
             (Mode::Permits { .. }, false) => &script::PERMITS_RELEASE,
         };
         let replicas = if take { self.store.settings.replicas } else { 0 };
-        let call = Call { script, keys: &keys, args: &args, hinted: false, replicas };
+        let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
         self.store.servers.call(self.names.slot(), call).await
     }
 
