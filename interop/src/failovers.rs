@@ -154,7 +154,12 @@ fn who_holds(servers: &Sentinels, arbiter: &Arbiter, since: Instant) -> String {
             _ => "theirs",
         };
         let left = master.ask(&["PTTL", NAME]);
-        let _ = write!(text, "held by {side} ({fields:?}, {left} ms left, ours last {noted:?}); ");
+        let channel = format!("redisson_lock__channel:{{{NAME}}}");
+        let listening = master.ask(&["PUBSUB", "NUMSUB", &channel]).replace('\n', " ");
+        let _ = write!(
+            text,
+            "held by {side} ({fields:?}, {left} ms left, ours last {noted:?}, {listening} listen); "
+        );
     }
     for trouble in arbiter.tally(NAME).troubles.iter().filter(|trouble| trouble.at > since) {
         let after = trouble.at - since;
