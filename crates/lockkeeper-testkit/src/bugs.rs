@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper::backend::{
-    Backend, Claim, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal, Request,
+use lockkeeper::clock::Clock;
+use lockkeeper::engine::{
+    Claim, Engine, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal, Request,
     Snapshot,
 };
-use lockkeeper::clock::Clock;
 use lockkeeper::{Fence, Key, Result, Token};
 use tokio::time::Instant;
 
@@ -56,7 +56,7 @@ pub enum Bug {
 /// An engine with a bug.
 #[derive(Debug, Clone)]
 pub struct Buggy {
-    backend: Arc<dyn Backend>,
+    engine: Arc<dyn Engine>,
     bug: Bug,
     /// The leases that were really given, where the client was told something else.
     real: Arc<Mutex<HashMap<Token, Duration>>>,
@@ -65,8 +65,8 @@ pub struct Buggy {
 
 impl Buggy {
     /// Puts a bug into an engine.
-    pub fn new(backend: Arc<dyn Backend>, bug: Bug) -> Self {
-        Self { backend, bug, real: Arc::default(), fences: Arc::default() }
+    pub fn new(engine: Arc<dyn Engine>, bug: Bug) -> Self {
+        Self { engine, bug, real: Arc::default(), fences: Arc::default() }
     }
 
     /// Tells the client that its lease is longer than it is.
@@ -81,7 +81,7 @@ impl Buggy {
     }
 
     async fn somebody_holds(&self, key: &Key) -> bool {
-        let snapshots = self.backend.inspect(&Query::Key(key.clone())).await;
+        let snapshots = self.engine.inspect(&Query::Key(key.clone())).await;
         snapshots.is_ok_and(|found| found.iter().any(|snapshot| !snapshot.holders.is_empty()))
     }
 
@@ -97,13 +97,13 @@ impl Buggy {
             queue: false,
             note: None,
         };
-        matches!(self.backend.claim(request).attempt().await, Ok(Some(_)))
+        matches!(self.engine.claim(request).attempt().await, Ok(Some(_)))
     }
 
     /// A grant that no store gave.
     async fn imagine(&self, request: &Request) -> Result<Option<Grant>> {
         let query = Query::Key(request.key.clone());
-        let snapshots = self.backend.inspect(&query).await?;
+        let snapshots = self.engine.inspect(&query).await?;
         let last = snapshots.first().and_then(|snapshot| snapshot.fence).unwrap_or_default();
         Ok(Some(Grant {
             fence: Fence::new(last.get() + 1),
@@ -116,22 +116,22 @@ impl Buggy {
 }
 
 #[async_trait]
-impl Backend for Buggy {
+impl Engine for Buggy {
     fn guarantees(&self) -> Guarantees {
-        self.backend.guarantees()
+        self.engine.guarantees()
     }
 
     fn claim(&self, mut request: Request) -> Box<dyn Claim> {
         if self.bug == Bug::WriterAsReader && request.mode == Mode::Write {
             request.mode = Mode::Read;
         }
-        let claim = self.backend.claim(request.clone());
+        let claim = self.engine.claim(request.clone());
         Box::new(BuggyClaim { claim, request, engine: self.clone(), failed: false, woken: false })
     }
 
     async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
         let leases: Vec<_> = leases.iter().map(|lease| self.real(lease)).collect();
-        let mut renewals = match self.backend.renew(&leases).await {
+        let mut renewals = match self.engine.renew(&leases).await {
             Err(_) if self.bug == Bug::UnknownIsYes => vec![Renewal::Renewed; leases.len()],
             renewals => renewals?,
         };
@@ -150,15 +150,15 @@ impl Backend for Buggy {
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
-        self.backend.inspect(query).await
+        self.engine.inspect(query).await
     }
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.backend.break_lock(key).await
+        self.engine.break_lock(key).await
     }
 
     fn clock(&self) -> Clock {
-        self.backend.clock()
+        self.engine.clock()
     }
 }
 
@@ -179,7 +179,7 @@ impl Claim for BuggyClaim {
         let engine = &self.engine;
         if engine.bug == Bug::NewTokenOnRetry && self.failed {
             self.request.token = Token::fresh();
-            self.claim = engine.backend.claim(self.request.clone());
+            self.claim = engine.engine.claim(self.request.clone());
         }
         let asked = Instant::now();
         let answer = self.claim.attempt().await;
@@ -217,7 +217,7 @@ impl Claim for BuggyClaim {
         }
         let released = self.claim.release().await?;
         if self.engine.bug == Bug::ReleaseWithoutOwnerCheck && released == Released::AlreadyGone {
-            self.engine.backend.break_lock(&self.request.key).await?;
+            self.engine.engine.break_lock(&self.request.key).await?;
         }
         Ok(released)
     }

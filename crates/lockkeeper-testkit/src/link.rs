@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use lockkeeper::backend::Backend;
+use lockkeeper::engine::Engine;
 pub use lockkeeper::layers::Call;
 use lockkeeper::layers::Layer;
 use lockkeeper::{Error, Result};
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 /// An engine as one client reaches it. Clones share the switches.
 #[derive(Debug, Clone)]
 pub struct Link {
-    backend: Arc<dyn Backend>,
+    engine: Arc<dyn Engine>,
     lines: Arc<[Line; 3]>,
 }
 
@@ -34,8 +34,8 @@ struct Line {
 
 impl Link {
     /// A link that works.
-    pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, lines: Arc::default() }
+    pub fn new(engine: Arc<dyn Engine>) -> Self {
+        Self { engine, lines: Arc::default() }
     }
 
     /// Cuts one sort of call, or joins it again.
@@ -75,8 +75,8 @@ impl Link {
 }
 
 impl Layer for Link {
-    fn inner(&self) -> &Arc<dyn Backend> {
-        &self.backend
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.engine
     }
 
     async fn pass<T: Send>(

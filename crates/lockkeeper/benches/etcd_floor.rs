@@ -13,8 +13,8 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use etcd_client::{Compare, CompareOp, LockOptions, PutOptions, Txn, TxnOp};
-use lockkeeper::backend::{Mode, Request};
-use lockkeeper::url::Endpoint;
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::{Mode, Request};
 use lockkeeper::{Client, Key, Token};
 use lockkeeper_testkit::server::etcd::Servers;
 
@@ -101,7 +101,7 @@ async fn hand_off(
     waiting: usize,
 ) -> Result<usize, Box<dyn std::error::Error + Send + Sync>> {
     let endpoint = Endpoint::parse(&servers.url("?prefix=floor/"))?;
-    let engine = lockkeeper::backends::open(endpoint).await?;
+    let engine = lockkeeper::engines::open(endpoint).await?;
     let claim = || {
         engine.claim(Request {
             key: Key::new(format!("line-{waiting}")).expect("it is a name"),

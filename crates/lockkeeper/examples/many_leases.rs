@@ -7,10 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::backend::{
-    Backend, Claim, Entry, Guarantees, Lease, Query, Renewal, Request, Snapshot,
+use lockkeeper::engine::{
+    Claim, Engine, Entry, Guarantees, Lease, Query, Renewal, Request, Snapshot,
 };
-use lockkeeper::backends::memory::Memory;
+use lockkeeper::engines::memory::Memory;
 use lockkeeper::{Client, Guard, Key, Result};
 
 #[tokio::main]
@@ -74,7 +74,7 @@ async fn fill(store: &Memory, n: u64) -> Result<()> {
         key: Key::new(format!("lease/{n}"))?,
         token: lockkeeper::Token::fresh(),
         owner: None,
-        mode: lockkeeper::backend::Mode::Mutex,
+        mode: lockkeeper::engine::Mode::Mutex,
         ttl: Duration::from_secs(30),
         fixed: false,
         fair: false,
@@ -106,7 +106,7 @@ struct Blind {
 }
 
 #[async_trait::async_trait]
-impl Backend for Blind {
+impl Engine for Blind {
     fn guarantees(&self) -> Guarantees {
         self.store.guarantees()
     }

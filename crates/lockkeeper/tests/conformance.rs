@@ -1,6 +1,6 @@
 //! Every case of the test kit against every engine: one line each.
 
-use lockkeeper::backends::memory::Memory;
+use lockkeeper::engines::memory::Memory;
 use lockkeeper_testkit::conformance;
 use lockkeeper_testkit::conformance::Store;
 

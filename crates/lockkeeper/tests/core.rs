@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper::backend::{
-    Backend, Claim, Entry, Grant, Guarantees, Lease, Query, Released, Renewal, Request, Snapshot,
-};
-use lockkeeper::backends::memory::Memory;
 use lockkeeper::clock::Clock;
+use lockkeeper::engine::{
+    Claim, Engine, Entry, Grant, Guarantees, Lease, Query, Released, Renewal, Request, Snapshot,
+};
+use lockkeeper::engines::memory::Memory;
 use lockkeeper::{Client, Error, Guard, Key, Lock, Loss, Multi, Owner, Release, Result};
 use lockkeeper_testkit::link::{Call, Link};
 use tokio::sync::Notify;
@@ -312,7 +312,7 @@ struct WatchedClaim {
 }
 
 #[async_trait]
-impl Backend for Watched {
+impl Engine for Watched {
     fn guarantees(&self) -> Guarantees {
         self.memory.guarantees()
     }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use lockkeeper::backend::Severity;
-use lockkeeper::backends::file::Files;
+use lockkeeper::engine::Severity;
+use lockkeeper::engines::file::Files;
 use lockkeeper::{Client, Error, Loss, Owner};
 use lockkeeper_testkit::holder::{Holder, Program};
 use lockkeeper_testkit::storm::{Fault, Kind, Plan, Storm};
@@ -100,7 +100,7 @@ async fn a_link_is_not_followed() {
     let elsewhere = place.directory.path().join("elsewhere");
     fs::write(&elsewhere, "").unwrap();
     symlink(&elsewhere, place.file()).unwrap();
-    assert!(matches!(place.client().mutex("key").acquire().await, Err(Error::Backend { .. })));
+    assert!(matches!(place.client().mutex("key").acquire().await, Err(Error::Engine { .. })));
     assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "");
 }
 

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use lockkeeper::backend::Severity;
+use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Release};
 
 use lockkeeper_testkit::certificates;

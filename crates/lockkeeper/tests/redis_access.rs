@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use lockkeeper::backend::Severity;
+use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Error, Owner};
 use lockkeeper_testkit::ports::free_port;
 use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, VOLATILE};

@@ -171,7 +171,7 @@ async fn a_frozen_server_is_a_loss_before_the_lease_ends() {
     assert!(frozen.elapsed() < ttl, "{:?}", frozen.elapsed());
     let error = client.mutex("other").acquire_within(Duration::from_secs(30)).await.unwrap_err();
     assert!(
-        matches!(error, Error::Backend { .. }),
+        matches!(error, Error::Engine { .. }),
         "an unreachable store is not a busy lock: {error}"
     );
     server.thaw();

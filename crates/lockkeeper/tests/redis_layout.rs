@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use lockkeeper::backend::Mode;
+use lockkeeper::engine::Mode;
 use lockkeeper::{Client, Error, Owner, Release};
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::redis::{Cluster, Server, eventually};
@@ -356,7 +356,7 @@ async fn a_string_is_broken_only_where_locks_are_strings_and_only_if_it_expires(
     let server = Server::start();
     let (hash, string) =
         (connect(server.url()).await, connect(server.url() + "?layout=string").await);
-    let refused = |result: lockkeeper::Result<Vec<lockkeeper::backend::Entry>>| match result {
+    let refused = |result: lockkeeper::Result<Vec<lockkeeper::engine::Entry>>| match result {
         Err(Error::Conflict { found, .. }) => found,
         other => panic!("it should be refused: {other:?}"),
     };

@@ -159,7 +159,7 @@ async fn black_holes(net: Net) {
         }
         assert!(cut.elapsed() < ttl, "told after {:?}", cut.elapsed());
         let error = wanted.await.unwrap().unwrap_err();
-        assert!(matches!(error, Error::Backend { .. }), "neither free nor busy: {error}");
+        assert!(matches!(error, Error::Engine { .. }), "neither free nor busy: {error}");
         drop(held);
         net.proxy().heal().await;
         // Far sooner than their leases would end.

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use lockkeeper::backend::{Backend, Claim, Fence, Grant, Mode, Released, Renewal, Request};
-use lockkeeper::backends::redis::Redis;
-use lockkeeper::queue::{self, Place, Turn};
-use lockkeeper::url::Endpoint;
+use lockkeeper::admission::{self, Queued, Turn};
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::{Claim, Engine, Fence, Grant, Mode, Released, Renewal, Request};
+use lockkeeper::engines::redis::Redis;
 use lockkeeper::{Client, Guard, Key, Owner, Token};
 use lockkeeper_testkit::server::redis::{Cluster, Server, eventually};
 use tokio::task::JoinSet;
@@ -25,7 +25,7 @@ struct Game {
     redis: Redis,
     key: Key,
     claims: Vec<Box<dyn Claim>>,
-    line: Vec<Place<usize>>,
+    line: Vec<Queued<usize>>,
     last: Fence,
 }
 
@@ -34,7 +34,7 @@ impl Game {
     async fn join(&mut self, owner: usize, mode: Mode) {
         let named = (owner < 3).then(|| Owner::named(format!("owner:{owner}")).unwrap());
         self.claims.push(self.redis.claim(request(self.key.clone(), named, mode)));
-        self.line.push(Place { owner, mode, granted: false });
+        self.line.push(Queued { owner, mode, granted: false });
         self.settle().await;
     }
 
@@ -54,7 +54,7 @@ impl Game {
                 if self.line[at].granted {
                     continue;
                 }
-                let expected = queue::turn(&self.line, at) == Turn::In;
+                let expected = admission::turn(&self.line, at) == Turn::In;
                 let grant = self.claims[at].attempt().await.unwrap();
                 assert_eq!(grant.is_some(), expected, "place {at} of {:?}", self.line);
                 if let Some(grant) = grant {
@@ -68,7 +68,7 @@ impl Game {
 
     /// Fences rise, but for readers and for owners that enter again, who share one.
     fn judge(&mut self, at: usize, grant: &Grant) {
-        let Place { owner, mode, .. } = self.line[at];
+        let Queued { owner, mode, .. } = self.line[at];
         let again = self.line.iter().any(|other| other.granted && other.owner == owner);
         let shares = match mode {
             Mode::Read => true,
@@ -95,8 +95,8 @@ impl Game {
             _ => return (next, Mode::Permits { take: random.u32(1..=LIMIT), limit: LIMIT }),
         };
         let owner = random.usize(..5);
-        let waits = |place: &Place<usize>| place.owner == owner && !place.granted;
-        let upgrades = |place: &Place<usize>| {
+        let waits = |place: &Queued<usize>| place.owner == owner && !place.granted;
+        let upgrades = |place: &Queued<usize>| {
             place.owner == owner && place.mode == Mode::Read && mode == Mode::Write
         };
         match owner < 3 && !self.line.iter().any(|place| waits(place) || upgrades(place)) {

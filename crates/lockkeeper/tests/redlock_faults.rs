@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use clock::Clocked;
 use load::{Load, TTL, Unfenced};
-use lockkeeper::backend::Severity;
+use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Error, Guard, Release};
 use lockkeeper_testkit::history::Resource;
 use lockkeeper_testkit::proxy::{Proxy, Way};
@@ -100,7 +100,7 @@ async fn with_strict_a_server_that_forgets_lets_nobody_in_before_the_lease_is_ov
     let (one, other) = (connect(&url).await, connect(&url).await);
     let stricter = connect(&(servers.url() + "?strict=1h")).await;
     let young = stricter.mutex("another").try_acquire().await;
-    assert!(matches!(&young, Err(Error::Backend { retryable: true, .. })), "{young:?}");
+    assert!(matches!(&young, Err(Error::Engine { retryable: true, .. })), "{young:?}");
     assert!(young.unwrap_err().to_string().contains("votes after 1h"));
     let first = take(&one, lease).await;
     for at in [1, 2] {
@@ -164,7 +164,7 @@ async fn without_a_majority_nothing_is_free_and_nothing_is_busy() {
     servers[1].kill();
     let refused = client.mutex("key").try_acquire().await.unwrap_err();
     let text = refused.to_string();
-    assert!(matches!(refused, Error::Backend { retryable: true, .. }), "{text}");
+    assert!(matches!(refused, Error::Engine { retryable: true, .. }), "{text}");
     assert!(text.contains("only 1 of 3 servers took part"), "{text}");
     assert!(text.contains(&address(servers[0].port()).to_string()), "{text}");
     eventually("the one that is left keeps nothing", || {
@@ -308,7 +308,7 @@ async fn the_doctor_sees_every_server_and_who_is_the_same() {
         let name = address(server.port()).to_string();
         for what in ["run ", "its clock", "maxmemory-policy", "append-only"] {
             let is_it =
-                |f: &&lockkeeper::backend::Finding| f.what.contains(&name) && f.what.contains(what);
+                |f: &&lockkeeper::engine::Finding| f.what.contains(&name) && f.what.contains(what);
             assert!(findings.iter().any(|f| is_it(&f)), "{name} {what}: {findings:#?}");
         }
     }

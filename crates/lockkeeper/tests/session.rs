@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper::backend::{
-    Backend, Claim, Death, Entry, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
+use lockkeeper::clock::Clock;
+use lockkeeper::engine::{
+    Claim, Death, Engine, Entry, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
     Snapshot,
 };
-use lockkeeper::backends::memory::Memory;
-use lockkeeper::clock::Clock;
+use lockkeeper::engines::memory::Memory;
 use lockkeeper::{Client, Error, Key, Loss, Release, Result};
 use tokio::time::{Instant, sleep};
 
@@ -31,7 +31,7 @@ struct Session {
 struct SessionClaim(Box<dyn Claim>);
 
 #[async_trait]
-impl Backend for Session {
+impl Engine for Session {
     fn guarantees(&self) -> Guarantees {
         Guarantees { death: Death::Session, ..self.memory.guarantees() }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper::Client;
-use lockkeeper::backends::memory::Memory;
+use lockkeeper::engines::memory::Memory;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 
 #[test]

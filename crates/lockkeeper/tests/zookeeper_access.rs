@@ -1,6 +1,6 @@
 //! Users that the servers know, and TLS.
 
-use lockkeeper::backend::Severity;
+use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Error};
 use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::server::zookeeper::Ensemble;
@@ -32,7 +32,7 @@ async fn tls_is_checked_on_both_sides_and_users_are_proved_by_sasl() {
     assert!(same.mutex("key").try_acquire().await.unwrap().is_none());
     let other = Client::connect(format!("zookeeper://{}/locks", servers.hosts())).await.unwrap();
     let refused = other.mutex("key").try_acquire().await;
-    assert!(matches!(refused, Err(Error::Backend { retryable: false, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Engine { retryable: false, .. })), "{refused:?}");
     guard.release().await.unwrap();
 
     for refused in [
@@ -45,7 +45,7 @@ async fn tls_is_checked_on_both_sides_and_users_are_proved_by_sasl() {
     ] {
         let connected = Client::connect(&refused).await;
         let shown = format!("{connected:?}");
-        assert!(matches!(connected, Err(Error::Backend { .. })), "{refused}: {shown}");
+        assert!(matches!(connected, Err(Error::Engine { .. })), "{refused}: {shown}");
         assert!(!shown.contains("canary"), "{shown}");
     }
     for (bad, hint) in [

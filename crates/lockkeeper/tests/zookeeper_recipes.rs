@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::backend::{Backend, Claim, Mode, Released, Request};
-use lockkeeper::url::Endpoint;
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::{Claim, Engine, Mode, Released, Request};
 use lockkeeper::{Client, Error, Key, Token};
 use lockkeeper_testkit::server::zookeeper::Ensemble;
 use tokio::task::{JoinSet, spawn_blocking};
@@ -28,13 +28,13 @@ async fn stranger(servers: &Ensemble) -> zk::Client {
     zk::Client::connect(&servers.hosts()).await.unwrap()
 }
 
-async fn open(servers: &Ensemble, root: &str) -> Arc<dyn Backend> {
+async fn open(servers: &Ensemble, root: &str) -> Arc<dyn Engine> {
     let endpoint = Endpoint::parse(&servers.url(root, SESSION)).unwrap();
-    lockkeeper::backends::open(endpoint).await.unwrap()
+    lockkeeper::engines::open(endpoint).await.unwrap()
 }
 
-fn claim(backend: &Arc<dyn Backend>, key: &str) -> Box<dyn Claim> {
-    backend.claim(Request {
+fn claim(engine: &Arc<dyn Engine>, key: &str) -> Box<dyn Claim> {
+    engine.claim(Request {
         key: Key::new(key).unwrap(),
         token: Token::fresh(),
         owner: None,
@@ -133,7 +133,7 @@ async fn nodes_of_a_user_are_closed_to_others_and_a_wrong_password_is_no_secret(
     let guard = client.mutex("key").acquire().await.unwrap();
     let other = Client::connect(url("other:guess")).await.unwrap();
     let error = other.mutex("key").acquire().await.unwrap_err();
-    assert!(matches!(&error, Error::Backend { retryable: false, .. }), "{error:?}");
+    assert!(matches!(&error, Error::Engine { retryable: false, .. }), "{error:?}");
     assert!(error.to_string().contains("not authorized"), "{error}");
     assert!(!format!("{error} {error:?} {client:?}").contains("canary"));
     guard.release().await.unwrap();
@@ -323,10 +323,10 @@ async fn what_kazoo_holds_as_another_kind_is_refused() {
 }
 
 /// Lines claims up behind each other, all of one session.
-async fn line_up(backend: &Arc<dyn Backend>, key: &str, many: usize) -> Vec<Box<dyn Claim>> {
+async fn line_up(engine: &Arc<dyn Engine>, key: &str, many: usize) -> Vec<Box<dyn Claim>> {
     let mut claims = Vec::new();
     for _ in 0..many {
-        let mut claim = claim(backend, key);
+        let mut claim = claim(engine, key);
         assert!(claim.attempt().await.unwrap().is_none());
         claims.push(claim);
     }
@@ -336,15 +336,15 @@ async fn line_up(backend: &Arc<dyn Backend>, key: &str, many: usize) -> Vec<Box<
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_waiters_of_whom_some_give_up_are_served_in_order_and_leave_nothing() {
     let servers = single().await;
-    let backend = open(&servers, "line").await;
-    let mut holder = claim(&backend, "key");
+    let engine = open(&servers, "line").await;
+    let mut holder = claim(&engine, "key");
     let first = holder.attempt().await.unwrap().expect("it is free").fence.get();
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let served = Arc::new(Mutex::new(vec![(0, first)]));
     let mut tasks = JoinSet::new();
-    for (n, mut claim) in line_up(&backend, "key", 1_000).await.into_iter().enumerate() {
+    for (n, mut claim) in line_up(&engine, "key", 1_000).await.into_iter().enumerate() {
         let patience = (random.f64() < 0.3).then(|| Duration::from_millis(random.u64(0..1_500)));
         let served = served.clone();
         tasks.spawn(async move {
@@ -382,15 +382,15 @@ async fn a_thousand_waiters_of_whom_some_give_up_are_served_in_order_and_leave_n
 async fn a_hand_off_costs_as_many_requests_with_500_waiters_as_with_5() {
     const ROUNDS: u64 = 5;
     let servers = single().await;
-    let backend = open(&servers, "cost").await;
+    let engine = open(&servers, "cost").await;
     let mut costs = Vec::new();
     for many in [5, 500] {
         let key = format!("key {many}");
-        let mut holder = claim(&backend, &key);
+        let mut holder = claim(&engine, &key);
         holder.attempt().await.unwrap().expect("it is free");
         // Everyone listens; so many tasks wait that the next one hears of it first.
         let mut waiters = std::collections::VecDeque::new();
-        for mut claim in line_up(&backend, &key, many).await {
+        for mut claim in line_up(&engine, &key, many).await {
             waiters.push_back(tokio::spawn(async move {
                 claim.wait().await.unwrap();
                 claim

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::backend::Support;
+use lockkeeper::engine::Support;
 use lockkeeper::{Error, Release};
 
 use super::Store;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::backend::{Mode, Order};
+use lockkeeper::engine::{Mode, Order};
 use lockkeeper::{Client, Error, Owner, whoami};
 use tokio::time::{Instant, sleep};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::backend::Death;
+use lockkeeper::engine::Death;
 use lockkeeper::{Error, Loss, Release};
 use tokio::time::{Instant, sleep, timeout};
 

@@ -1,7 +1,7 @@
 //! What every engine must do, as one list of cases, each a test of its own for every engine.
 //!
 //! ```
-//! use lockkeeper::backends::memory::Memory;
+//! use lockkeeper::engines::memory::Memory;
 //! use lockkeeper_testkit::conformance::Store;
 //!
 //! lockkeeper_testkit::conformance!(memory, Store::of(Memory::new()));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::backend::{Death, Mode};
+use lockkeeper::engine::{Death, Mode};
 use lockkeeper::{Client, Error, Fence};
 use tokio::task::JoinSet;
 use tokio::time::sleep;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::backend::Reentrance;
+use lockkeeper::engine::Reentrance;
 use lockkeeper::{Client, Error, Owner};
 use tokio::time::sleep;
 

@@ -7,9 +7,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::backend::{Backend, Support};
 use lockkeeper::clock::Clock;
-use lockkeeper::url::Endpoint;
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::{Engine, Support};
 use lockkeeper::{Client, Error, Guarantees, Lock, Result};
 
 use crate::holder::{Holder, Program};
@@ -38,7 +38,7 @@ pub(super) struct Data {
 }
 
 type Step<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send>>;
+type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Engine>>> + Send>>;
 
 impl Store {
     /// A store that every process reaches by this URL.
@@ -47,17 +47,17 @@ impl Store {
         let place = url.clone();
         let open = move || -> Opening {
             let endpoint = Endpoint::parse(&place);
-            Box::pin(async move { lockkeeper::backends::open(endpoint?).await })
+            Box::pin(async move { lockkeeper::engines::open(endpoint?).await })
         };
         Self::new(Box::new(open), false).url(url)
     }
 
     /// An engine whose clones share a store.
-    pub fn of<B: Backend + Clone>(backend: B) -> Self {
-        let paused = backend.clock() == Clock::Runtime;
+    pub fn of<B: Engine + Clone>(engine: B) -> Self {
+        let paused = engine.clock() == Clock::Runtime;
         let open = move || -> Opening {
-            let backend: Arc<dyn Backend> = Arc::new(backend.clone());
-            Box::pin(std::future::ready(Ok(backend)))
+            let engine: Arc<dyn Engine> = Arc::new(engine.clone());
+            Box::pin(std::future::ready(Ok(engine)))
         };
         Self::new(Box::new(open), paused)
     }

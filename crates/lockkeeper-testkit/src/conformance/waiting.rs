@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::backend::{Order, Scope, Support, Wakeup};
+use lockkeeper::engine::{Order, Scope, Support, Wakeup};
 use lockkeeper::{Backoff, Client, Error, Guard, Lock, Release, Result};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;

@@ -12,7 +12,7 @@ mod worker;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::backend::Backend;
+use lockkeeper::engine::Engine;
 use lockkeeper::layers::faults::{Faults, Plan};
 use lockkeeper::{Client, Owner};
 use tokio::task::JoinSet;
@@ -145,7 +145,7 @@ impl Simulation {
     fn way(self, store: &Store, random: &mut fastrand::Rng) -> Way {
         let faults = Faults::new(store.clone(), random.u64(..));
         let link = Link::new(Arc::new(faults.clone()));
-        let engine: Arc<dyn Backend> = match self.bug {
+        let engine: Arc<dyn Engine> = match self.bug {
             Some(bug) => Arc::new(Buggy::new(Arc::new(link.clone()), bug)),
             None => Arc::new(link.clone()),
         };

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper::backend::{
-    Backend, Claim, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal, Request,
+use lockkeeper::clock::Clock;
+use lockkeeper::engine::{
+    Claim, Engine, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal, Request,
     Snapshot,
 };
-use lockkeeper::backends::memory::Memory;
-use lockkeeper::clock::Clock;
+use lockkeeper::engines::memory::Memory;
 use lockkeeper::{Guard, Key, Result};
 
 use crate::history::Recorder;
@@ -66,7 +66,7 @@ impl Store {
 }
 
 #[async_trait]
-impl Backend for Store {
+impl Engine for Store {
     fn guarantees(&self) -> Guarantees {
         self.memory.guarantees()
     }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::backend::{
-    Asked, Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal,
+use crate::core::clock::Clock;
+use crate::engine::{
+    Asked, Claim, Engine, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal,
     Request, Snapshot,
 };
-use crate::clock::Clock;
 use crate::error::Result;
 use crate::key::Key;
 
@@ -22,7 +22,7 @@ pub mod faults;
 pub enum Call {
     /// [`Claim::attempt`].
     Attempt,
-    /// [`Backend::renew`].
+    /// [`Engine::renew`].
     Renew,
     /// [`Claim::release`].
     Release,
@@ -32,7 +32,7 @@ pub enum Call {
 /// everything else goes straight to the engine inside.
 pub trait Layer: Debug + Clone + Send + Sync + 'static {
     /// The engine inside.
-    fn inner(&self) -> &Arc<dyn Backend>;
+    fn inner(&self) -> &Arc<dyn Engine>;
 
     /// Makes a call, or not, and gives its answer, or another.
     fn pass<T: Send>(
@@ -43,7 +43,7 @@ pub trait Layer: Debug + Clone + Send + Sync + 'static {
 }
 
 #[async_trait]
-impl<L: Layer> Backend for L {
+impl<L: Layer> Engine for L {
     fn guarantees(&self) -> Guarantees {
         self.inner().guarantees()
     }

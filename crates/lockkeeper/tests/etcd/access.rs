@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::backend::Severity;
+use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Error, Release};
 use lockkeeper_testkit::certificates;
 
@@ -72,13 +72,13 @@ async fn missing_rights_and_wrong_passwords_are_told_at_once_and_without_the_pas
     let servers = guarded(&[]);
     let elsewhere = Client::connect(url(&servers, "elsewhere/")).await.unwrap();
     let refused = elsewhere.mutex("key").acquire().await;
-    assert!(matches!(refused, Err(Error::Backend { retryable: false, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Engine { retryable: false, .. })), "{refused:?}");
     let findings = elsewhere.doctor().await.unwrap();
     assert!(findings.iter().any(|finding| finding.severity == Severity::Problem), "{findings:#?}");
     let wrong = format!("etcd://keeper:canary@{}", servers.address(0));
     let refused = Client::connect(wrong).await;
     let shown = format!("{refused:?}");
-    assert!(matches!(refused, Err(Error::Backend { .. })) && !shown.contains("canary"), "{shown}");
+    assert!(matches!(refused, Err(Error::Engine { .. })) && !shown.contains("canary"), "{shown}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -144,6 +144,6 @@ async fn tls_is_checked_on_both_sides() {
         format!("etcd://{host}"),
     ] {
         let connected = Client::connect(&refused).await;
-        assert!(matches!(connected, Err(Error::Backend { .. })), "{refused}: {connected:?}");
+        assert!(matches!(connected, Err(Error::Engine { .. })), "{refused}: {connected:?}");
     }
 }

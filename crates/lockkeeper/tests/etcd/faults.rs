@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::backend::{Claim, Mode, Request};
-use lockkeeper::url::Endpoint;
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::{Claim, Mode, Request};
 use lockkeeper::{Client, Key, Loss, Release, Token};
 use lockkeeper_testkit::load::Load;
 use lockkeeper_testkit::proxy::{Proxy, Way};
@@ -223,7 +223,7 @@ async fn a_lock_that_was_waited_for_is_watched_over_as_well() {
 /// A claim by itself: nobody looks again for it.
 async fn claim(servers: &Servers) -> Box<dyn Claim> {
     let endpoint = Endpoint::parse(&servers.url("")).unwrap();
-    let engine = lockkeeper::backends::open(endpoint).await.unwrap();
+    let engine = lockkeeper::engines::open(endpoint).await.unwrap();
     engine.claim(Request {
         key: Key::new("key").unwrap(),
         token: Token::fresh(),
@@ -347,7 +347,7 @@ async fn an_acquire_given_up_on_without_a_reply_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_runs_out_of_space_keeps_no_place_that_its_client_does_not_know_of() {
-    let servers = Servers::with(1, &["--quota-backend-bytes", "1048576"]);
+    let servers = Servers::with(1, &["--quota-engine-bytes", "1048576"]);
     let client = connect(servers.url("")).await;
     // A lease that is used again.
     client.mutex("key").ttl(LONG).acquire().await.unwrap().release().await.unwrap();

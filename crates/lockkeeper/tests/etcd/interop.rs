@@ -5,7 +5,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use etcd_client::{LockOptions, PutOptions};
-use lockkeeper::backend::{Mode, Severity};
+use lockkeeper::engine::{Mode, Severity};
 use lockkeeper::{Backoff, Client, Error};
 use tokio::time::Instant;
 

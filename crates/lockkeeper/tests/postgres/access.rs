@@ -1,6 +1,6 @@
 //! Who may use the database, how it is reached, and what is refused.
 
-use lockkeeper::backend::Severity;
+use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Loss};
 use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::database::{Pgbouncer, Postgres};

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use lockkeeper::backend::Mode;
-use lockkeeper::queue::{self, Place, Turn};
+use lockkeeper::admission::{self, Queued, Turn};
+use lockkeeper::engine::Mode;
 use lockkeeper::{Client, Release};
 use sqlx::Connection;
 use tokio::task::JoinSet;
@@ -384,7 +384,7 @@ async fn the_rule_in_the_database_is_the_rule_of_the_library() {
     for n in 0..300 {
         let semaphore = random.bool();
         let line: Vec<_> = (0..random.usize(1..8))
-            .map(|_| Place {
+            .map(|_| Queued {
                 owner: random.u32(0..4),
                 mode: match (semaphore, random.u8(0..3)) {
                     (true, take) => Mode::Permits { take: u32::from(take) + 1, limit: 4 },
@@ -408,7 +408,7 @@ async fn the_rule_in_the_database_is_the_rule_of_the_library() {
             )
             .unwrap();
             if !place.granted {
-                expected.push((queue::turn(&line, i) == Turn::In).to_string());
+                expected.push((admission::turn(&line, i) == Turn::In).to_string());
             }
         }
     }

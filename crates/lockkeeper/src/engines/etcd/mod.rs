@@ -1,0 +1,277 @@
+//! `etcd:`: locks kept by a cluster that agrees on every step, in the layout of etcd's own clients.
+//!
+//! A place in line is a key that lives as long as a lease; the lowest create revision is in, and is the
+//! fence. Those behind watch the one ahead of them. `etcdctl lock` and services that use etcd's own
+//! `concurrency` package stand in the same lines.
+//!
+//! - `names`, `record` and `line` are the layout; `look` and `claim` are the way in and out of a line.
+//! - `cluster` asks the members; `leases` lends leases, `pulse` keeps them alive, `watch` waits, `vigil`
+//!   watches over what is held.
+
+mod claim;
+mod cluster;
+mod departures;
+mod doctor;
+mod held_watch;
+mod inspect;
+mod keepalive;
+mod layout;
+mod leases;
+mod look;
+mod queue;
+mod record;
+mod settings;
+mod watch;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use etcd_client::{GetOptions, GetResponse, Txn, TxnOp, TxnOpResponse, TxnResponse};
+
+use self::claim::EtcdClaim;
+use self::cluster::{Cluster, NAME, PATIENCE, is_denied};
+use self::departures::Departures;
+use self::keepalive::{KeepAlive, KeepAliveOutcome};
+use self::layout::KeyNames;
+use self::leases::Leases;
+use self::settings::Settings;
+use self::watch::Watches;
+use super::Registration;
+use crate::engine::{
+    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query, Reentrance,
+    Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+};
+use crate::engines::endpoint::Endpoint;
+use crate::error::Result;
+use crate::key::Key;
+use crate::owner::Token;
+
+pub(crate) const ENGINE: Registration = Registration {
+    open: |endpoint| Box::pin(open(endpoint)),
+    guarantees: |endpoint| Settings::read(endpoint).map(|_| GUARANTEES),
+    ways: &["etcd://h1,h2,h3"],
+};
+
+/// What this engine promises.
+const GUARANTEES: Guarantees = Guarantees {
+    engine: NAME,
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    // With the longest name, about as many as a request may carry.
+    most_permits: 800,
+    order: Order::Fifo,
+    fence: FenceSource::Revision,
+    death: Death::Lease,
+    wakeup: Wakeup::Push,
+    scope: Scope::Network,
+    survives: Survives::Minority,
+    reentrance: Reentrance::Client,
+};
+
+/// How many operations go into one transaction; servers refuse more than 128.
+const OPERATIONS: usize = 100;
+
+/// The longest answer in bytes: a line of a hundred thousand, or as many permits.
+const LONGEST: usize = 64 << 20;
+
+/// Locks in an etcd cluster.
+#[derive(Debug, Clone)]
+pub struct Etcd {
+    shared: Arc<Shared>,
+}
+
+/// What all claims of a client share.
+#[derive(Debug)]
+struct Shared {
+    cluster: Arc<Cluster>,
+    names: KeyNames,
+    leases: Leases,
+    pulse: KeepAlive,
+    watches: Watches,
+    departures: Departures,
+    held: Mutex<HashMap<Token, Held>>,
+    bare_password: bool,
+}
+
+/// A place in line that was let in.
+#[derive(Debug, Clone)]
+struct Held {
+    lease: i64,
+    seat: Vec<u8>,
+    /// The create revision of the seat.
+    number: i64,
+}
+
+/// Opens `etcd://h1,h2,h3` or, with TLS, `etcds://`, and makes sure that a member answers.
+async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
+    let settings = Settings::read(&endpoint)?;
+    let cluster = Arc::new(Cluster::new(settings.addresses, settings.connect));
+    let names = KeyNames::new(settings.prefix);
+    greet(&cluster, &names).await?;
+    let shared = Shared {
+        watches: Watches::new(cluster.clone()),
+        cluster,
+        names,
+        leases: Leases::default(),
+        pulse: KeepAlive::default(),
+        departures: Departures::default(),
+        held: Mutex::default(),
+        bare_password: settings.bare_password,
+    };
+    Ok(Arc::new(Etcd { shared: Arc::new(shared) }))
+}
+
+/// Reads a key of ours, which the least of our users may do; the status of a member is for root.
+///
+/// A member that refuses even this one key is there. What a user may do is said when it does it.
+async fn greet(cluster: &Cluster, names: &KeyNames) -> Result<()> {
+    let hello = cluster.ask("connect", PATIENCE, |client| {
+        let mut client = client.kv_client();
+        let any = GetOptions::new().with_serializable().with_count_only();
+        let key = names.greeting();
+        async move { client.get(key, Some(any)).await }
+    });
+    match hello.await {
+        Err(error) if !is_denied(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[async_trait]
+impl Engine for Etcd {
+    fn guarantees(&self) -> Guarantees {
+        GUARANTEES
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        Box::new(EtcdClaim::new(self.shared.clone(), request))
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        Ok(self.shared.renew(leases).await)
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        inspect::inspect(&self.shared, query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::break_lock(&self.shared, key).await
+    }
+
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.shared, key).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        doctor::examine(&self.shared).await
+    }
+
+    async fn close(&self) {
+        for id in self.shared.leases.drain() {
+            // One that cannot be revoked ends by itself.
+            let _ = leases::revoke(&self.shared.cluster, id, &mut false).await;
+        }
+    }
+}
+
+impl Shared {
+    /// A lease that lives vouches for its key, unless somebody took the key itself away: both are asked.
+    async fn renew(&self, leases: &[Lease]) -> Vec<Renewal> {
+        let held: Vec<_> = {
+            let held = self.held();
+            leases.iter().map(|lease| held.get(&lease.token).cloned()).collect()
+        };
+        let ours: Vec<_> = held.iter().flatten().cloned().collect();
+        let ids: Vec<_> = ours.iter().map(|held| held.lease).collect();
+        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
+        let patience = patience(shortest);
+        let (beats, there) = tokio::join!(
+            self.pulse.keep(&self.cluster, &ids, patience),
+            self.are_there(&ours, patience)
+        );
+        let mut answers = beats.into_iter().zip(there).map(|answer| match answer {
+            (KeepAliveOutcome::Gone, _) | (_, Some(false)) => Renewal::Gone,
+            (KeepAliveOutcome::Alive, Some(true)) => Renewal::Renewed,
+            _ => Renewal::Unknown,
+        });
+        let answer = |held: Option<Held>| match held {
+            Some(_) => answers.next().unwrap_or(Renewal::Unknown),
+            None => Renewal::Gone,
+        };
+        held.into_iter().map(answer).collect()
+    }
+
+    /// Whether places are still there; `None` where nobody could be asked.
+    async fn are_there(&self, seats: &[Held], patience: Duration) -> Vec<Option<bool>> {
+        let mut there = Vec::with_capacity(seats.len());
+        for seats in seats.chunks(OPERATIONS) {
+            let look = |seat: &Held| {
+                TxnOp::get(seat.seat.clone(), Some(GetOptions::new().with_keys_only()))
+            };
+            let txn = Txn::new().and_then(seats.iter().map(look).collect::<Vec<_>>());
+            let found = self.cluster.ask("look at places", patience, |client| {
+                let (mut client, txn) = (client.kv_client(), txn.clone());
+                async move { client.txn(txn).await }
+            });
+            let Ok(found) = found.await else {
+                there.extend(seats.iter().map(|_| None));
+                continue;
+            };
+            there.extend(found.op_responses().iter().zip(seats).map(|(found, seat)| {
+                let TxnOpResponse::Get(found) = found else { return None };
+                Some(found.kvs().iter().any(|kv| kv.create_revision() == seat.number))
+            }));
+        }
+        there
+    }
+
+    async fn txn(&self, doing: &str, txn: Txn, doubt: &mut bool) -> Result<TxnResponse> {
+        let answer = self.cluster.change(doing, PATIENCE, doubt, |client| {
+            let mut client = client.kv_client().max_decoding_message_size(LONGEST);
+            let txn = txn.clone();
+            async move { client.txn(txn).await }
+        });
+        answer.await
+    }
+
+    async fn get(&self, doing: &str, key: Vec<u8>, options: GetOptions) -> Result<GetResponse> {
+        let answer = self.cluster.ask(doing, PATIENCE, |client| {
+            let mut client = client.kv_client().max_decoding_message_size(LONGEST);
+            let (key, options) = (key.clone(), options.clone());
+            async move { client.get(key, Some(options)).await }
+        });
+        answer.await
+    }
+
+    fn hold(&self, token: Token, held: Held) {
+        self.held().insert(token, held);
+    }
+
+    fn let_go(&self, token: Token) {
+        self.held().remove(&token);
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<Token, Held>> {
+        self.held.lock().expect("nothing panics under this lock")
+    }
+}
+
+/// Operations for one transaction, however many: most of them as transactions inside of it.
+///
+/// The first one is its first. What servers count is the operations side by side and those around them.
+fn nested(mut operations: Vec<TxnOp>) -> Vec<TxnOp> {
+    if operations.len() > OPERATIONS {
+        let more = operations.split_off(1);
+        let part = |part: &[TxnOp]| TxnOp::txn(Txn::new().and_then(part));
+        operations.extend(more.chunks(OPERATIONS / 2).map(part));
+    }
+    operations
+}
+
+/// How long a member may take to answer about a lease, so that another can be asked before it ends.
+fn patience(ttl: Duration) -> Duration {
+    (ttl / 6).clamp(Duration::from_millis(500), PATIENCE)
+}
