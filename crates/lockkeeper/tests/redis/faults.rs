@@ -20,9 +20,13 @@ async fn connect(url: &str) -> Client {
 
 /// Acquires through whatever trouble there still is.
 async fn acquire(client: &Client, key: &str) -> Guard {
+    through_trouble(client.mutex(key).ttl(Duration::from_secs(2))).await
+}
+
+async fn through_trouble(lock: Lock) -> Guard {
     let started = Instant::now();
     loop {
-        match client.mutex(key).ttl(Duration::from_secs(2)).acquire_within(SOON).await {
+        match lock.clone().acquire_within(SOON).await {
             Ok(guard) => return guard,
             Err(error) => assert!(started.elapsed() < SOON, "{error}"),
         }
@@ -397,6 +401,92 @@ async fn planned_failovers_under_load_make_no_two_holders() {
         load.cycles(100, SOON).await;
     }
     assert_eq!(load.judge().await, 0);
+}
+
+/// From now on the replicas hear nothing more of their master, and what it accepts is lost with it.
+fn cut_off(sentinels: &Sentinels) -> &Server {
+    let master = sentinels.master();
+    let replicas = sentinels.servers.iter().filter(|server| server.port() != master.port());
+    replicas.for_each(|server| server.pause());
+    master.ask(&["CLIENT", "KILL", "TYPE", "replica"]);
+    master
+}
+
+/// Kills a master whose replicas were cut off; returns when one of them is the master.
+fn crash(sentinels: &Sentinels, master: &Server) {
+    master.kill();
+    sentinels.servers.iter().for_each(|server| server.resume());
+    eventually("another server is the master", || {
+        let now = sentinels.master().port();
+        (now != master.port()).then_some(()).ok_or(format!("still {now}"))
+    });
+}
+
+/// Readers carry the fence of the last writer. Where a failover lost that writer they get a later one.
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_are_not_behind_a_writer_that_a_failover_lost() {
+    let sentinels = Sentinels::start();
+    let (client, other) = (connect(&sentinels.url()).await, connect(&sentinels.url()).await);
+    for key in ["free", "read"] {
+        client.write(key).acquire().await.unwrap().release().await.unwrap();
+    }
+    // The replicas do not hear that it leaves.
+    let reader = client.read("read").acquire().await.unwrap();
+    eventually("the replicas have it", || {
+        let behind = sentinels.master().ask(&["WAIT", "2", "100"]);
+        (behind == "2").then_some(()).ok_or(behind)
+    });
+    let master = cut_off(&sentinels);
+    reader.release().await.unwrap();
+    let mut lost = Vec::new();
+    for key in ["free", "read"] {
+        let writer = client.write(key).acquire().await.unwrap();
+        lost.push((key, writer.fence()));
+        writer.release().await.unwrap();
+    }
+    crash(&sentinels, master);
+    for (key, fence) in lost {
+        let first = through_trouble(client.read(key)).await;
+        let second = through_trouble(other.read(key)).await;
+        assert!(first.fence() > fence, "{key}: {} after {fence}", first.fence());
+        assert_eq!(first.fence(), second.fence(), "{key}: they read together");
+    }
+}
+
+/// A release that dies with the master leaves the lock to its lease, and to nothing longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_a_crash_swallowed_costs_no_more_than_the_lease() {
+    let sentinels = Sentinels::start();
+    let (client, other) = (connect(&sentinels.url()).await, connect(&sentinels.url()).await);
+    let ttl = Duration::from_secs(12);
+    let mut guards = vec![
+        ("mutex", client.mutex("mutex").ttl(ttl).acquire().await.unwrap()),
+        ("fair", client.mutex("fair").fair().ttl(ttl).acquire().await.unwrap()),
+        ("write", client.write("write").ttl(ttl).acquire().await.unwrap()),
+        ("permits", client.semaphore("permits", 1).ttl(ttl).acquire().await.unwrap()),
+    ];
+    eventually("the replicas have them", || {
+        let behind = sentinels.master().ask(&["WAIT", "2", "100"]);
+        (behind == "2").then_some(()).ok_or(behind)
+    });
+    let master = cut_off(&sentinels);
+    let released = Instant::now();
+    for (key, guard) in guards.drain(..) {
+        assert_eq!(guard.release().await.unwrap(), Release::Released, "{key}");
+    }
+    crash(&sentinels, master);
+    let held = other.mutex("mutex").try_acquire().await.unwrap();
+    assert!(held.is_none(), "the new master does not know that it was given back");
+    let limit = ttl + Duration::from_secs(5);
+    for lock in [
+        other.mutex("mutex"),
+        other.mutex("fair").fair(),
+        other.write("write"),
+        other.semaphore("permits", 1),
+    ] {
+        let left = limit.saturating_sub(released.elapsed());
+        lock.acquire_within(left).await.unwrap().release().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,12 +2,15 @@
 
 use std::any::Any;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Client, Error, Guard, Lock, Loss, Owner, Release};
 use lockkeeper_testkit::proxy::{Proxy, Way};
 use lockkeeper_testkit::server::eventually;
 use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, VOLATILE};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// How long something may take that takes a moment, on a busy machine.
@@ -385,4 +388,37 @@ async fn locks_of_every_kind_survive_a_slot_that_moves() {
             a_slot_moves(&cluster, options, half).await;
         }
     }
+}
+
+/// A plain mutex is for whoever comes first, and the next task of the same client always is, unless that
+/// client pauses for those who are further away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_never_idle_lets_a_distant_one_in() {
+    let server = Server::start();
+    let proxy = Proxy::start(address(&server)).await;
+    let (busy, far) = (connect(&server.url()).await, format!("redis://{}", proxy.address()));
+    let far = connect(&far).await;
+    proxy.latency(Duration::from_millis(8));
+    let entered = Arc::new(AtomicUsize::new(0));
+    let mut crowd = JoinSet::new();
+    for _ in 0..8 {
+        let (lock, entered) = (busy.mutex("key"), entered.clone());
+        crowd.spawn(async move {
+            loop {
+                let guard = lock.clone().acquire().await.unwrap();
+                entered.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    let mut passed = Vec::new();
+    for _ in 0..10 {
+        let before = entered.load(Ordering::Relaxed);
+        let guard = far.mutex("key").acquire_within(SOON).await;
+        passed.push(entered.load(Ordering::Relaxed) - before);
+        guard.unwrap_or_else(|error| panic!("{error}: {passed:?}")).release().await.unwrap();
+    }
+    crowd.shutdown().await;
+    assert!(passed.iter().all(|passed| *passed < 200), "so many went first: {passed:?}");
 }

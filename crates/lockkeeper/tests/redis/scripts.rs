@@ -6,7 +6,7 @@ use fastrand::Rng;
 use lockkeeper::admission::{self, Queued, Turn};
 use lockkeeper::clock::Clock;
 use lockkeeper::endpoint::Endpoint;
-use lockkeeper::engine::{Claim, Engine, Fence, Grant, Mode, Released, Renewal, Request};
+use lockkeeper::engine::{Claim, Engine, Fence, Grant, Lease, Mode, Released, Renewal, Request};
 use lockkeeper::engines::redis::Redis;
 use lockkeeper::{Client, Guard, Key, Owner, Token};
 use lockkeeper_testkit::server::eventually;
@@ -214,9 +214,10 @@ async fn one_renewal_reaches_every_kind_and_every_slot() {
             };
             let owner = (n % 3 == 0).then(Owner::new);
             let key = Key::new(n.to_string()).unwrap();
-            let mut claim = redis.claim(request(key, owner, mode));
-            leases
-                .push(claim.attempt(Clock::System.now()).await.unwrap().expect("it is free").lease);
+            let request = request(key, owner, mode);
+            leases.push(Lease::of(&request));
+            let mut claim = redis.claim(request);
+            claim.attempt(Clock::System.now()).await.unwrap().expect("it is free");
             claims.push(claim);
         }
         let renewals = redis.renew(&leases, Clock::System.now()).await.unwrap();

@@ -182,7 +182,7 @@ impl RedisClaim {
             (Mode::Permits { .. }, false) => &script::PERMITS_RELEASE,
         };
         let replicas = if take { self.store.settings.replicas } else { 0 };
-        let call = Call { script, keys: &keys, args: &args, hinted: false, replicas };
+        let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
         self.store.servers.call(self.names.slot(), call).await
     }
 

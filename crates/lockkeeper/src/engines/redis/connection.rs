@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, RedisResult, Value};
+use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, RedisError, RedisResult, Value};
 use tokio::time::Instant;
 
 use super::batch::{Batcher, silent};
@@ -31,7 +31,7 @@ pub(in crate::engines) struct Call<'a> {
     pub(in crate::engines) script: &'static Script,
     pub(in crate::engines) keys: &'a [String],
     pub(in crate::engines) args: &'a [&'a str],
-    /// Whether the first argument is to be the hint by which a script trusts its fence counter.
+    /// Whether the first argument is to be the [hint](Session::hint) by which a script trusts its fence counter.
     pub(in crate::engines) hinted: bool,
     /// How many replicas are to have the effect.
     pub(in crate::engines) replicas: u32,
@@ -78,6 +78,8 @@ pub(in crate::engines) struct Session {
     /// lock at the same time, as around a failover, only the clock orders their fences, and there is
     /// no stamp.
     stamp: Option<OnceLock<(u64, Instant)>>,
+    /// Which server of several this is, and under which configuration of theirs.
+    origin: String,
     /// The bits of the scripts that the server has seen.
     known: AtomicU32,
 }
@@ -167,8 +169,13 @@ impl Connection {
             pipe: Batcher::new(connection, timeout),
             generation,
             stamp: self.alone.then(OnceLock::new),
+            origin: self.dial.origin(),
             known: AtomicU32::new(0),
         });
+        if !self.dial.is_current(generation) {
+            // Its origin may be that of its successor.
+            return Err(replaced());
+        }
         *self.lock() = Some(line.clone());
         Ok(line)
     }
@@ -183,10 +190,7 @@ impl Connection {
         }
         match outdated {
             false => answer,
-            true => {
-                let replaced = "the server that answered may not be the master any more";
-                Err(std::io::Error::new(std::io::ErrorKind::ConnectionAborted, replaced).into())
-            }
+            true => Err(replaced()),
         }
     }
 
@@ -284,15 +288,24 @@ impl Session {
         command
     }
 
-    /// A fence counter below this is not to be trusted.
-    fn hint(&self) -> u64 {
-        match self.stamp.as_ref().and_then(OnceLock::get) {
+    /// A number: a fence counter below it is not to be trusted. Where several servers may have the
+    /// lock, a name, which is no number: no counter is to be trusted, and one that was moved under
+    /// another name may be behind what was given since.
+    fn hint(&self) -> String {
+        let Some(stamp) = &self.stamp else { return self.origin.clone() };
+        let trusted = match stamp.get() {
             // Nothing is known: more than any counter, and a number that Lua holds exactly.
             None => 1 << 53,
             Some((fence, at)) => {
                 let since = at.elapsed().saturating_sub(SLACK).as_micros();
                 fence.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
             }
-        }
+        };
+        trusted.to_string()
     }
+}
+
+fn replaced() -> RedisError {
+    let why = "the server that answered may not be the master any more";
+    std::io::Error::new(std::io::ErrorKind::ConnectionAborted, why).into()
 }

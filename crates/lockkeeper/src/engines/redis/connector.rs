@@ -97,6 +97,15 @@ impl Connector {
         }
     }
 
+    /// Which server this is now, and under which configuration; a server that others take over from is
+    /// another one when it comes back.
+    pub(super) fn origin(&self) -> String {
+        match &*self.target {
+            Target::Address { address, .. } => address.to_string(),
+            Target::Sentinels { sentinels, .. } => sentinels.origin(),
+        }
+    }
+
     /// Until connections of this generation do not count any more.
     pub(in crate::engines) async fn outdated(&self, generation: u64) {
         match &*self.target {

@@ -1,7 +1,8 @@
 //! Sentinels: all of them are watched at once, so that the master of the moment is always known.
 //!
 //! One task per sentinel keeps a subscription, asks after every event of a failover and once a second.
-//! Of the answers, the one with the highest configuration epoch counts.
+//! Of the answers, the one with the highest configuration epoch counts, also while the sentinel that gave
+//! it does not answer any more: the others learn of a failover from the one that leads it.
 //!
 //! Easy to get wrong: the old master of a planned failover goes on accepting writes for ten seconds or
 //! more after another one was promoted, and nothing that it accepts survives. So from the moment at
@@ -31,6 +32,10 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// Without a word for so long, a process was stopped.
 const BEHIND: Duration = Duration::from_secs(2);
+
+/// How long the newest configuration counts without a sentinel that still knows it. They tell each other
+/// every two seconds, so one that nobody took over by then is none.
+const KEPT: Duration = Duration::from_secs(10);
 
 /// From now on the old master is of no more use.
 const BEGIN: &str = "+failover-state-select-slave";
@@ -67,8 +72,11 @@ pub(super) struct Sentinels {
 #[derive(Debug)]
 struct State {
     opinions: Vec<Opinion>,
-    /// The master; `None` before the first answer and while another one is promoted.
-    master: Option<Address>,
+    /// The master and the configuration that names it; `None` before the first answer and while another
+    /// one is promoted.
+    master: Option<View>,
+    /// The newest configuration, and when a sentinel last spoke of it.
+    newest: Option<(View, Instant)>,
     tasks: Vec<AbortHandle>,
 }
 
@@ -93,7 +101,7 @@ struct View {
 impl Sentinels {
     pub(super) fn new(dials: Vec<Connector>, master: String, timeout: Duration) -> Self {
         let opinions = vec![Opinion::Unknown; dials.len()];
-        let state = State { opinions, master: None, tasks: Vec::new() };
+        let state = State { opinions, master: None, newest: None, tasks: Vec::new() };
         let (heard, generation) = (watch::Sender::new(Instant::now()), AtomicU64::new(0));
         Self { dials, master, timeout, state: Mutex::new(state), generation, heard }
     }
@@ -116,6 +124,14 @@ impl Sentinels {
     /// Whether the master of this generation still is the master.
     pub(super) fn is_current(&self, generation: u64) -> bool {
         self.generation() == generation && !self.is_behind()
+    }
+
+    /// Which master it is, under which configuration.
+    pub(super) fn origin(&self) -> String {
+        let master = self.lock().master.clone();
+        master.map_or_else(String::new, |View { address: (host, port), epoch, .. }| {
+            format!("{host}:{port} {epoch}")
+        })
     }
 
     fn generation(&self) -> u64 {
@@ -165,8 +181,8 @@ impl Sentinels {
             return None;
         }
         if said > 0 {
-            let master = state.master.clone()?;
-            return Some(Ok((master, self.generation())));
+            let master = state.master.as_ref()?;
+            return Some(Ok((master.address.clone(), self.generation())));
         }
         // Those who were reached have the better reason.
         let ignorant = state.opinions.iter().any(|o| matches!(o, Opinion::Ignorant));
@@ -212,8 +228,16 @@ impl Sentinels {
     fn update(&self, change: impl FnOnce(&mut [Opinion])) {
         let mut state = self.lock();
         change(&mut state.opinions);
+        let heard = said(&state.opinions).max_by_key(|view| view.epoch).cloned();
+        let kept = state.newest.take_if(|(_, at)| at.elapsed() < KEPT);
+        state.newest = match (heard, kept) {
+            (Some(heard), Some(kept)) if heard.epoch < kept.0.epoch => Some(kept),
+            (Some(heard), _) => Some((heard, Instant::now())),
+            (None, kept) => kept,
+        };
+        let newest = state.newest.as_ref().map(|(view, _)| view);
         // If no sentinel is left, the last word counts.
-        if let Some(master) = decide(&state.opinions)
+        if let Some(master) = decide(&state.opinions, newest)
             && master != state.master
         {
             tracing::debug!(?master, "the sentinels name another master");
@@ -249,11 +273,12 @@ fn said(opinions: &[Opinion]) -> impl Iterator<Item = &View> {
 }
 
 /// The master, if any sentinel has a word to say; `Some(None)` while another one is promoted.
-fn decide(opinions: &[Opinion]) -> Option<Option<Address>> {
-    let best = said(opinions).max_by_key(|view| view.epoch)?;
+fn decide(opinions: &[Opinion], newest: Option<&View>) -> Option<Option<View>> {
+    let said_best = said(opinions).max_by_key(|view| view.epoch)?;
+    let best = newest.filter(|newest| newest.epoch > said_best.epoch).unwrap_or(said_best);
     // One that leads a failover has the epoch of the old configuration until it is through.
     let promoting = said(opinions).any(|view| view.promoting && view.epoch >= best.epoch);
-    Some((!promoting).then(|| best.address.clone()))
+    Some((!promoting).then(|| View { promoting: false, ..best.clone() }))
 }
 
 /// Watches one sentinel, for as long as anybody wants to know.
@@ -339,23 +364,45 @@ mod tests {
         Opinion::Silent(silent())
     }
 
+    /// The port of the master.
+    fn decided(opinions: &[Opinion]) -> Option<Option<u16>> {
+        decide(opinions, None).map(|master| master.map(|view| view.address.1))
+    }
+
     #[test]
     fn the_newest_configuration_counts() {
         let opinions = [says(3, 1, false), says(4, 2, false), says(3, 1, false)];
-        assert_eq!(decide(&opinions), Some(Some(("h".to_owned(), 2))));
+        assert_eq!(decided(&opinions), Some(Some(2)));
     }
 
     #[test]
     fn there_is_no_master_while_one_is_promoted() {
         let opinions = [says(3, 1, false), says(3, 1, true), silence()];
-        assert_eq!(decide(&opinions), Some(None));
+        assert_eq!(decided(&opinions), Some(None));
         // One that was left behind in a failover that another one finished.
         let opinions = [says(4, 2, false), says(3, 1, true), silence()];
-        assert_eq!(decide(&opinions), Some(Some(("h".to_owned(), 2))));
+        assert_eq!(decided(&opinions), Some(Some(2)));
     }
 
     #[test]
     fn who_says_nothing_changes_nothing() {
-        assert_eq!(decide(&[silence(), Opinion::Unknown, Opinion::Ignorant]), None);
+        assert_eq!(decided(&[silence(), Opinion::Unknown, Opinion::Ignorant]), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_goes_back_when_the_only_sentinel_that_knows_more_falls_silent() {
+        let sentinels = Sentinels::new(Vec::new(), "main".to_owned(), PERIOD);
+        sentinels.lock().opinions = vec![Opinion::Unknown; 2];
+        let master = || sentinels.lock().master.as_ref().map(|view| view.address.1);
+        sentinels.heard_from(0, says(3, 1, false));
+        sentinels.heard_from(1, says(3, 1, false));
+        sentinels.heard_from(0, says(4, 2, false));
+        sentinels.heard_from(0, silence());
+        sentinels.heard_from(1, says(3, 1, false));
+        assert_eq!(master(), Some(2));
+        // The others never took it over: it is gone with the one that led it.
+        tokio::time::advance(KEPT).await;
+        sentinels.heard_from(1, says(3, 1, false));
+        assert_eq!(master(), Some(1));
     }
 }

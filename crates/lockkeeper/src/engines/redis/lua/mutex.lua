@@ -3,7 +3,8 @@
 -- ARGV: hint, life, ttl, field, record
 -- Answers the new fence, or {1, fence} if it was ours already, or {0, milliseconds left},
 -- or {-1, what is there instead}.
--- Numbers go to the server as text: Lua would write them out each time.
+-- A hint that is no number trusts no counter. Numbers go to the server as text: Lua would write them
+-- out each time.
 
 local call, lock, state, field = redis.call, KEYS[1], KEYS[2], ARGV[4]
 local free = call('exists', lock) == 0
@@ -33,7 +34,7 @@ if KEYS[3] then
   return free and fence or {1, fence}
 end
 local fence = call('hincrby', state, 'fence', '1')
-if fence < tonumber(ARGV[1]) then
+if fence < (tonumber(ARGV[1]) or math.huge) then
   -- New, forgotten, or carried over by a failover that may have lost some: the clock goes on.
   local clock = call('time')
   fence = math.max(fence, clock[1] * 1000000 + clock[2])

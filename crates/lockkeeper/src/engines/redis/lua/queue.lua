@@ -4,6 +4,10 @@
 -- waiter is given up, `beats` is ours: a waiter of ours that is not heard of for its short lease is
 -- dropped by whoever comes next, by the server's clock. A waiter is woken on a channel of its own.
 
+-- Where several servers may have the lock, which one this is, under which configuration of theirs.
+local hint = table.remove(ARGV, 1)
+local origin = not tonumber(hint) and hint
+
 local lock, state, queue, timeouts, beats, claims, who, permits, slots = unpack(KEYS)
 local ttl, entry, claim, record = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local ordered, join = ARGV[5] == '1', ARGV[6] == '1'
@@ -22,13 +26,25 @@ end
 local function mint()
   local fence = math.max(redis.call('hincrby', state, 'fence', 1), micros)
   redis.call('hset', state, 'fence', text(fence))
+  if origin then
+    redis.call('hset', state, 'origin', origin)
+  end
   redis.call('pexpire', state, life)
   return fence
 end
 
--- The last fence that was given, for those who share it.
+-- The last fence that was given.
 local function last_fence()
   return tonumber(redis.call('hget', state, 'fence') or mint())
+end
+
+-- The last fence that was given, for those who share it. If another server gave it, or this one before
+-- others took over from it, later ones may have been lost on the way: the clock is beyond all of them.
+local function shared_fence()
+  if origin and redis.call('hget', state, 'origin') ~= origin then
+    return mint()
+  end
+  return last_fence()
 end
 
 local function extend(key, time)

@@ -5,7 +5,7 @@
 
 local function mint()
   local fence = redis.call('hincrby', KEYS[2], 'fence', 1)
-  if fence < tonumber(ARGV[1]) then
+  if fence < (tonumber(ARGV[1]) or math.huge) then
     local clock = redis.call('time')
     fence = math.max(fence, clock[1] * 1000000 + clock[2])
     redis.call('hset', KEYS[2], 'fence', string.format('%.0f', fence))
