@@ -12,7 +12,8 @@ use std::fmt::Write;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::server::redis::{Sentinels, Server, eventually};
+use lockkeeper_testkit::server::eventually;
+use lockkeeper_testkit::server::redis::{Sentinels, Server};
 
 use crate::arbiter::{Arbiter, Side, Tally};
 use crate::driver::{Driver, Outcome, Program};
@@ -129,11 +130,43 @@ fn until_all_entered(
             return Err(format!("a driver gave up: {answer}"));
         }
         if started.elapsed() > PATIENCE {
-            let held = servers.master().ask(&["HGETALL", NAME]);
-            return Err(format!("only {active:?} of {wanted:?} entered anew; {held:?} is held"));
+            return Err(format!(
+                "only {active:?} of {wanted:?} entered anew; {}",
+                who_holds(servers, arbiter, started)
+            ));
         }
         sleep(Duration::from_millis(20));
     }
+}
+
+/// Who keeps the others out, twice, to tell a lock that is renewed from one that nobody cares for.
+fn who_holds(servers: &Sentinels, arbiter: &Arbiter, since: Instant) -> String {
+    let mut text = String::new();
+    for pause in [Duration::ZERO, LEASE / 2] {
+        sleep(pause);
+        let master = servers.master();
+        let fields = master.ask(&["HGETALL", NAME]);
+        let field = fields.lines().next().unwrap_or_default();
+        // Ours note beside the lock who holds it.
+        let noted = master.ask(&["HGET", &format!("lockkeeper:{{{NAME}}}"), "held"]);
+        let side = match noted.split('\t').nth(2) {
+            _ if field.is_empty() => "nobody",
+            Some(ours) if ours == field => "ours",
+            _ => "theirs",
+        };
+        let left = master.ask(&["PTTL", NAME]);
+        let channel = format!("redisson_lock__channel:{{{NAME}}}");
+        let listening = master.ask(&["PUBSUB", "NUMSUB", &channel]).replace('\n', " ");
+        let _ = write!(
+            text,
+            "held by {side} ({fields:?}, {left} ms left, ours last {noted:?}, {listening} listen); "
+        );
+    }
+    for trouble in arbiter.tally(NAME).troubles.iter().filter(|trouble| trouble.at > since) {
+        let after = trouble.at - since;
+        let _ = write!(text, "{after:.1?}: {:?} {} {}; ", trouble.side, trouble.what, trouble.text);
+    }
+    text
 }
 
 fn judge(tally: &Tally, seen: &[Failover]) -> Outcome<String> {

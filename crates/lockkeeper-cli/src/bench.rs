@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lockkeeper::Client;
-use lockkeeper::backend::Scope;
+use lockkeeper::engine::Scope;
 use serde::Serialize;
 use tokio::sync::Mutex;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use std::{env, fs};
 
 use clap::ValueEnum;
-use lockkeeper::url::{Endpoint, parse_duration};
+use lockkeeper::endpoint::{Endpoint, parse_duration};
 use lockkeeper::{Client, DEFAULT_TTL};
 use serde::Deserialize;
 

@@ -1,6 +1,6 @@
 //! `doctor`: what would hurt in a real deployment.
 
-use lockkeeper::backend::{Finding, Severity};
+use lockkeeper::engine::{Finding, Severity};
 use serde_json::{Value, json};
 
 use crate::args::{Doctor, Where};

@@ -65,7 +65,7 @@ impl From<Error> for Failure {
             Error::Timeout { .. } => BUSY,
             Error::Lost { .. } => LOST,
             Error::Unsupported { .. } | Error::Config(_) | Error::Conflict { .. } => USAGE,
-            Error::Backend { .. } => UNAVAILABLE,
+            Error::Engine { .. } => UNAVAILABLE,
             _ => OWN,
         };
         Self { retryable: error.is_retryable(), ..Self::new(code, error.to_string()) }

@@ -2,11 +2,11 @@
 //!
 //! Every sentence comes from one field of [`Guarantees`], so none can be forgotten when one is added.
 
-use lockkeeper::backend::{
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::{
     Death, FenceSource, Guarantees, Order, Reentrance, Scope, Support, Survives, Wakeup,
 };
-use lockkeeper::backends;
-use lockkeeper::url::Endpoint;
+use lockkeeper::engines;
 
 use crate::args::{Explain, Where};
 use crate::config::Config;
@@ -20,9 +20,9 @@ pub(crate) fn explain(args: Explain) -> exit::Outcome {
     let endpoint: Endpoint =
         Config::load()?.endpoint(&Where { url: args.url, ..Where::default() })?;
     if args.schema {
-        return print(backends::schema(&endpoint)?).map(|()| 0);
+        return print(engines::schema(&endpoint)?).map(|()| 0);
     }
-    let guarantees = backends::guarantees(&endpoint)?;
+    let guarantees = engines::guarantees(&endpoint)?;
     let mut text = format!("{endpoint} is the engine {}.\n", guarantees.engine);
     for sentence in sentences(&guarantees) {
         text += &format!("- {sentence}\n");
@@ -166,7 +166,7 @@ fn table() -> String {
 |---|---|---|---|---|---|---|---|---|---|---|
 "
     .to_owned();
-    for (url, g) in backends::ways() {
+    for (url, g) in engines::ways() {
         let yes = |support| if support == Support::Yes { "yes" } else { "refused" };
         let cells = [
             g.engine,
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn every_engine_is_explained_with_promises_and_limits() {
-        for (url, guarantees) in backends::ways() {
+        for (url, guarantees) in engines::ways() {
             let text = sentences(&guarantees).join("\n");
             assert!(text.contains("does not"), "{url}: {text}");
             assert_eq!(sentences(&guarantees).len(), 10);
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn the_table_has_a_row_per_engine() {
-        assert_eq!(table().lines().count(), 2 + backends::ways().count());
+        assert_eq!(table().lines().count(), 2 + engines::ways().count());
         let columns = |line: &str| line.matches('|').count();
         let counts: Vec<_> = table().lines().map(columns).collect();
         assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");

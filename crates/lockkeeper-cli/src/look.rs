@@ -6,7 +6,7 @@
 use std::io::{self, BufRead, IsTerminal};
 use std::time::SystemTime;
 
-use lockkeeper::backend::{Entry, Snapshot};
+use lockkeeper::engine::{Entry, Snapshot};
 use serde_json::{Value, json};
 
 use crate::args::{Break, Ls, Show, Watch, Yield};

@@ -9,7 +9,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use lockkeeper::backend::Death;
+use lockkeeper::engine::Death;
 use lockkeeper::{Client, Guard, Owner};
 
 use crate::args::{Release, Terms};

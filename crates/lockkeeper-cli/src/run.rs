@@ -4,8 +4,8 @@ use std::env;
 use std::ffi::OsString;
 use std::time::Duration;
 
-use lockkeeper::backend::Scope;
-use lockkeeper::url::Endpoint;
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::Scope;
 use lockkeeper::{Client, Error, Guard, Lock, Owner, Release};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;

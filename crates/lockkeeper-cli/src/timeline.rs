@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::backend::Death;
+use lockkeeper::engine::Death;
 use lockkeeper::{Client, Guard, Lock};
 
 use crate::args::OnLost;

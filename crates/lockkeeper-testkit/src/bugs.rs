@@ -9,13 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper::backend::{
-    Backend, Claim, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal, Request,
+use lockkeeper::clock::{Clock, Moment};
+use lockkeeper::engine::{
+    Claim, Engine, Entry, Grant, Guarantees, Held, Lease, Mode, Query, Released, Renewal, Request,
     Snapshot,
 };
-use lockkeeper::clock::Clock;
 use lockkeeper::{Fence, Key, Result, Token};
-use tokio::time::Instant;
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +55,7 @@ pub enum Bug {
 /// An engine with a bug.
 #[derive(Debug, Clone)]
 pub struct Buggy {
-    backend: Arc<dyn Backend>,
+    engine: Arc<dyn Engine>,
     bug: Bug,
     /// The leases that were really given, where the client was told something else.
     real: Arc<Mutex<HashMap<Token, Duration>>>,
@@ -65,14 +64,14 @@ pub struct Buggy {
 
 impl Buggy {
     /// Puts a bug into an engine.
-    pub fn new(backend: Arc<dyn Backend>, bug: Bug) -> Self {
-        Self { backend, bug, real: Arc::default(), fences: Arc::default() }
+    pub fn new(engine: Arc<dyn Engine>, bug: Bug) -> Self {
+        Self { engine, bug, real: Arc::default(), fences: Arc::default() }
     }
 
     /// Tells the client that its lease is longer than it is.
-    fn exaggerate(&self, lease: &mut Lease, ttl: Duration) {
-        let real = std::mem::replace(&mut lease.ttl, ttl);
-        self.real.lock().expect("nothing panics under this lock").insert(lease.token, real);
+    fn exaggerate(&self, grant: &mut Grant, token: Token, ttl: Duration) {
+        let real = std::mem::replace(&mut grant.ttl, ttl);
+        self.real.lock().expect("nothing panics under this lock").insert(token, real);
     }
 
     fn real(&self, lease: &Lease) -> Lease {
@@ -81,11 +80,11 @@ impl Buggy {
     }
 
     async fn somebody_holds(&self, key: &Key) -> bool {
-        let snapshots = self.backend.inspect(&Query::Key(key.clone())).await;
+        let snapshots = self.engine.inspect(&Query::Key(key.clone())).await;
         snapshots.is_ok_and(|found| found.iter().any(|snapshot| !snapshot.holders.is_empty()))
     }
 
-    async fn take_anew(&self, lease: &Lease) -> bool {
+    async fn take_anew(&self, lease: &Lease, asked: Moment) -> bool {
         let request = Request {
             key: lease.key.clone(),
             token: lease.token,
@@ -97,41 +96,41 @@ impl Buggy {
             queue: false,
             note: None,
         };
-        matches!(self.backend.claim(request).attempt().await, Ok(Some(_)))
+        matches!(self.engine.claim(request).attempt(asked).await, Ok(Some(_)))
     }
 
     /// A grant that no store gave.
-    async fn imagine(&self, request: &Request) -> Result<Option<Grant>> {
+    async fn imagine(&self, request: &Request, asked: Moment) -> Result<Option<Grant>> {
         let query = Query::Key(request.key.clone());
-        let snapshots = self.backend.inspect(&query).await?;
+        let snapshots = self.engine.inspect(&query).await?;
         let last = snapshots.first().and_then(|snapshot| snapshot.fence).unwrap_or_default();
         Ok(Some(Grant {
             fence: Fence::new(last.get() + 1),
             slots: Vec::new(),
-            lease: Lease::of(request),
-            bound: false,
-            gone: None,
+            ttl: request.ttl,
+            since: asked,
+            held: Arc::new(()),
         }))
     }
 }
 
 #[async_trait]
-impl Backend for Buggy {
+impl Engine for Buggy {
     fn guarantees(&self) -> Guarantees {
-        self.backend.guarantees()
+        self.engine.guarantees()
     }
 
     fn claim(&self, mut request: Request) -> Box<dyn Claim> {
         if self.bug == Bug::WriterAsReader && request.mode == Mode::Write {
             request.mode = Mode::Read;
         }
-        let claim = self.backend.claim(request.clone());
+        let claim = self.engine.claim(request.clone());
         Box::new(BuggyClaim { claim, request, engine: self.clone(), failed: false, woken: false })
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
         let leases: Vec<_> = leases.iter().map(|lease| self.real(lease)).collect();
-        let mut renewals = match self.backend.renew(&leases).await {
+        let mut renewals = match self.engine.renew(&leases, asked).await {
             Err(_) if self.bug == Bug::UnknownIsYes => vec![Renewal::Renewed; leases.len()],
             renewals => renewals?,
         };
@@ -139,7 +138,7 @@ impl Backend for Buggy {
             let yes = *renewal == Renewal::Gone
                 && match self.bug {
                     Bug::RenewWithoutOwnerCheck => self.somebody_holds(&lease.key).await,
-                    Bug::RenewRecreates => self.take_anew(lease).await,
+                    Bug::RenewRecreates => self.take_anew(lease, asked).await,
                     _ => false,
                 };
             if yes {
@@ -150,15 +149,25 @@ impl Backend for Buggy {
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
-        self.backend.inspect(query).await
+        self.engine.inspect(query).await
     }
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.backend.break_lock(key).await
+        self.engine.break_lock(key).await
     }
 
     fn clock(&self) -> Clock {
-        self.backend.clock()
+        self.engine.clock()
+    }
+}
+
+/// What only a message ends, and not the clock.
+#[derive(Debug)]
+struct Endless;
+
+impl Held for Endless {
+    fn expires(&self) -> bool {
+        false
     }
 }
 
@@ -175,26 +184,28 @@ struct BuggyClaim {
 
 #[async_trait]
 impl Claim for BuggyClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         let engine = &self.engine;
         if engine.bug == Bug::NewTokenOnRetry && self.failed {
             self.request.token = Token::fresh();
-            self.claim = engine.backend.claim(self.request.clone());
+            self.claim = engine.engine.claim(self.request.clone());
         }
-        let asked = Instant::now();
-        let answer = self.claim.attempt().await;
+        let answer = self.claim.attempt(asked).await;
         self.failed = answer.is_err();
         let Some(mut grant) = answer? else {
             let believes = engine.bug == Bug::NoRecheckAfterWait && self.woken;
-            return if believes { engine.imagine(&self.request).await } else { Ok(None) };
+            return if believes { engine.imagine(&self.request, asked).await } else { Ok(None) };
         };
-        let ttl = grant.lease.ttl;
         match engine.bug {
-            Bug::ValidityFromReply => engine.exaggerate(&mut grant.lease, ttl + asked.elapsed()),
-            Bug::NoDriftAllowance => {
-                engine.exaggerate(&mut grant.lease, (ttl + Duration::from_millis(2)) * 100 / 99);
+            Bug::ValidityFromReply => {
+                let ttl = grant.ttl + engine.clock().since(&asked);
+                engine.exaggerate(&mut grant, self.request.token, ttl);
             }
-            Bug::LostByFlag => grant.bound = true,
+            Bug::NoDriftAllowance => {
+                let ttl = (grant.ttl + Duration::from_millis(2)) * 100 / 99;
+                engine.exaggerate(&mut grant, self.request.token, ttl);
+            }
+            Bug::LostByFlag => grant.held = Arc::new(Endless),
             Bug::FenceNotRaised => grant.fence = Fence::new(grant.fence.get() & !1),
             Bug::FencePerClient => {
                 grant.fence = Fence::new(engine.fences.fetch_add(1, Ordering::Relaxed) + 1);
@@ -217,7 +228,7 @@ impl Claim for BuggyClaim {
         }
         let released = self.claim.release().await?;
         if self.engine.bug == Bug::ReleaseWithoutOwnerCheck && released == Released::AlreadyGone {
-            self.engine.backend.break_lock(&self.request.key).await?;
+            self.engine.engine.break_lock(&self.request.key).await?;
         }
         Ok(released)
     }

@@ -114,7 +114,7 @@ impl Shared {
             let key = format!("load {}", fastrand::usize(..self.keys));
             match self.cycle(&client, &key, &name).await {
                 Ok(()) => _ = self.cycles.fetch_add(1, Ordering::Relaxed),
-                Err(error @ (Error::Timeout { .. } | Error::Backend { .. })) => {
+                Err(error @ (Error::Timeout { .. } | Error::Engine { .. })) => {
                     let told = format!("{name}: {error}");
                     self.errors.lock().expect("nothing panics here").push(told);
                 }

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::backends::memory::Memory;
+use lockkeeper::engines::memory::Memory;
 use lockkeeper::{Client, Fenced};
 
 #[tokio::main(flavor = "current_thread")]

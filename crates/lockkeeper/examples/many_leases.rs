@@ -7,10 +7,11 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::backend::{
-    Backend, Claim, Entry, Guarantees, Lease, Query, Renewal, Request, Snapshot,
+use lockkeeper::clock::{Clock, Moment};
+use lockkeeper::engine::{
+    Claim, Engine, Entry, Guarantees, Lease, Query, Renewal, Request, Snapshot,
 };
-use lockkeeper::backends::memory::Memory;
+use lockkeeper::engines::memory::Memory;
 use lockkeeper::{Client, Guard, Key, Result};
 
 #[tokio::main]
@@ -74,14 +75,14 @@ async fn fill(store: &Memory, n: u64) -> Result<()> {
         key: Key::new(format!("lease/{n}"))?,
         token: lockkeeper::Token::fresh(),
         owner: None,
-        mode: lockkeeper::backend::Mode::Mutex,
+        mode: lockkeeper::engine::Mode::Mutex,
         ttl: Duration::from_secs(30),
         fixed: false,
         fair: false,
         queue: true,
         note: None,
     };
-    store.claim(request).attempt().await?;
+    store.claim(request).attempt(Clock::System.now()).await?;
     Ok(())
 }
 
@@ -106,7 +107,7 @@ struct Blind {
 }
 
 #[async_trait::async_trait]
-impl Backend for Blind {
+impl Engine for Blind {
     fn guarantees(&self) -> Guarantees {
         self.store.guarantees()
     }
@@ -115,11 +116,11 @@ impl Backend for Blind {
         self.store.claim(request)
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
         if self.blind {
             return Ok(vec![Renewal::Renewed; leases.len()]);
         }
-        self.store.renew(leases).await
+        self.store.renew(leases, asked).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {

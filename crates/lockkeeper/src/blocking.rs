@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::backend::{Entry, Guarantees, Snapshot};
 use crate::client::LINGER;
-use crate::engine::Backoff;
+use crate::core::Backoff;
+use crate::engine::{Entry, Guarantees, Snapshot};
 use crate::error::{Error, Loss, Result};
 use crate::guard::Release;
 use crate::owner::Owner;

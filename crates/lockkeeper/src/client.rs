@@ -8,19 +8,20 @@ use std::time::Duration;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Notify, mpsc};
 
-use crate::backend::{Backend, Entry, Finding, Guarantees, Mode, Query, Snapshot};
-use crate::backends;
-use crate::clock::Clock;
+use crate::core::acquire::CALL_LIMIT;
+use crate::core::clock::Clock;
+use crate::core::local_queue::LocalQueues;
+use crate::core::release::{self, BackgroundWork};
+use crate::core::renewal::Renewals;
+use crate::core::telemetry::Meters;
 use crate::election::Election;
-use crate::engine::{self, CALL_LIMIT, Chore};
+use crate::engine::{Engine, Entry, Finding, Guarantees, Mode, Query, Snapshot};
+use crate::engines;
+use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
-use crate::keeper::Keeper;
 use crate::key::Key;
-use crate::local::Local;
 use crate::lock::Lock;
 use crate::owner::{TokenSource, random};
-use crate::telemetry::Meters;
-use crate::url::Endpoint;
 
 /// How long the last handle waits for the releases that were begun.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
@@ -72,7 +73,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Config`] for a URL or option that is not understood, which names what is;
-    /// [`Error::Backend`] when the engine cannot be reached.
+    /// [`Error::Engine`] when the engine cannot be reached.
     ///
     /// # Cancel safety
     /// Nothing happened if it is dropped.
@@ -84,49 +85,49 @@ impl Client {
                 "a client needs a tokio runtime; without one, use lockkeeper::blocking".to_owned(),
             )
         })?;
-        let backend = backends::open(endpoint).await?;
-        Ok(Self::start(backend, place, runtime))
+        let engine = engines::open(endpoint).await?;
+        Ok(Self::start(engine, place, runtime))
     }
 
     /// A client of an engine of your own, or of one that you hold the knobs of.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub fn new(backend: impl Backend) -> Self {
-        Self::shared(Arc::new(backend))
+    pub fn new(engine: impl Engine) -> Self {
+        Self::shared(Arc::new(engine))
     }
 
     /// As [`new`](Client::new), for an engine that others share.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub fn shared(backend: Arc<dyn Backend>) -> Self {
-        let place = format!("{}:", backend.guarantees().engine);
-        Self::start(backend, place, Handle::current())
+    pub fn shared(engine: Arc<dyn Engine>) -> Self {
+        let place = format!("{}:", engine.guarantees().engine);
+        Self::start(engine, place, Handle::current())
     }
 
-    fn start(backend: Arc<dyn Backend>, place: String, runtime: Handle) -> Self {
-        let (chores, queue) = mpsc::unbounded_channel();
-        let keeper = Arc::new(Keeper::default());
-        let clock = backend.clock();
-        let meters = Arc::new(Meters::new(backend.guarantees().engine));
+    fn start(engine: Arc<dyn Engine>, place: String, runtime: Handle) -> Self {
+        let (background, queue) = mpsc::unbounded_channel();
+        let renewals = Arc::new(Renewals::default());
+        let clock = engine.clock();
+        let meters = Arc::new(Meters::new(engine.guarantees().engine));
         let process = std::process::id();
         reseed(process);
-        runtime.spawn(keeper.clone().run(backend.clone(), clock, meters.clone()));
-        runtime.spawn(engine::background(queue));
+        runtime.spawn(renewals.clone().run(engine.clone(), clock, meters.clone()));
+        runtime.spawn(release::background(queue));
         let inner = Inner {
-            guarantees: backend.guarantees(),
-            backend,
+            guarantees: engine.guarantees(),
+            engine,
             place,
             clock,
             runtime,
-            local: Local::default(),
-            keeper,
+            local: LocalQueues::default(),
+            renewals,
             meters,
             tokens: TokenSource::new(),
             process,
             handles: AtomicUsize::new(0),
-            chores,
+            background,
             pending: Arc::default(),
         };
         Self::of(&Arc::new(inner))
@@ -172,24 +173,24 @@ impl Client {
     /// Who holds a lock and who waits for it; `None` when nobody does.
     ///
     /// # Errors
-    /// [`Error::Config`] for a bad key, [`Error::Backend`] when the engine cannot tell.
+    /// [`Error::Config`] for a bad key, [`Error::Engine`] when the engine cannot tell.
     ///
     /// # Cancel safety
     /// Changes nothing, dropped or not.
     pub async fn inspect(&self, key: impl AsRef<str>) -> Result<Option<Snapshot>> {
         let query = Query::Key(Key::new(key)?);
-        Ok(self.inner.backend.inspect(&query).await?.into_iter().next())
+        Ok(self.inner.engine.inspect(&query).await?.into_iter().next())
     }
 
     /// All locks in use whose key starts with `prefix`, in order; the empty prefix means all.
     ///
     /// # Errors
-    /// [`Error::Backend`] when the engine cannot tell.
+    /// [`Error::Engine`] when the engine cannot tell.
     ///
     /// # Cancel safety
     /// Changes nothing, dropped or not.
     pub async fn list(&self, prefix: impl Into<String>) -> Result<Vec<Snapshot>> {
-        self.inner.backend.inspect(&Query::Prefix(prefix.into())).await
+        self.inner.engine.inspect(&Query::Prefix(prefix.into())).await
     }
 
     /// Takes a lock away from whoever holds it, and says who that was. For operators.
@@ -205,7 +206,7 @@ impl Client {
     pub async fn break_lock(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
         let key = Key::new(key)?;
         tracing::warn!(%key, "breaking a lock");
-        self.inner.backend.break_lock(&key).await
+        self.inner.engine.break_lock(&key).await
     }
 
     /// Asks whoever holds a lock to give way, and says who was asked.
@@ -219,15 +220,15 @@ impl Client {
     /// # Cancel safety
     /// If it is dropped, some holders may have been asked.
     pub async fn request_yield(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
-        self.inner.backend.request_yield(&Key::new(key)?).await
+        self.inner.engine.request_yield(&Key::new(key)?).await
     }
 
     /// Looks at the deployment for what would hurt.
     ///
     /// # Errors
-    /// [`Error::Backend`] when the engine cannot be asked at all.
+    /// [`Error::Engine`] when the engine cannot be asked at all.
     pub async fn doctor(&self) -> Result<Vec<Finding>> {
-        self.inner.backend.doctor().await
+        self.inner.engine.doctor().await
     }
 
     /// How long a lock that is asked for with this `ttl` really lasts without a renewal, as far as is known
@@ -235,7 +236,7 @@ impl Client {
     ///
     /// It is less than `ttl` where a session keeps the locks, and the servers keep it for a shorter time.
     pub fn lease_of(&self, ttl: Duration) -> Duration {
-        self.inner.backend.lease_of(ttl)
+        self.inner.engine.lease_of(ttl)
     }
 
     /// What this engine promises.
@@ -254,7 +255,7 @@ impl Client {
     /// An engine that does not answer is waited for ten seconds.
     pub async fn close(self) {
         self.flush().await;
-        self.inner.backend.close().await;
+        self.inner.engine.close().await;
     }
 
     /// Waits for the releases that were begun.
@@ -268,25 +269,25 @@ impl Client {
 
 /// What all locks, guards and background tasks of a client share.
 pub(crate) struct Inner {
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) engine: Arc<dyn Engine>,
     pub(crate) guarantees: Guarantees,
     pub(crate) place: String,
     pub(crate) clock: Clock,
     pub(crate) runtime: Handle,
-    pub(crate) local: Local,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) local: LocalQueues,
+    pub(crate) renewals: Arc<Renewals>,
     pub(crate) meters: Arc<Meters>,
     pub(crate) tokens: TokenSource,
     /// Who made it.
     process: u32,
     /// How many clients, locks and guards its users have.
     handles: AtomicUsize,
-    chores: mpsc::UnboundedSender<(Chore, Pending)>,
+    background: mpsc::UnboundedSender<(BackgroundWork, Pending)>,
     pending: Arc<Count>,
 }
 
 impl Inner {
-    pub(crate) fn engine(&self) -> &'static str {
+    pub(crate) fn engine_name(&self) -> &'static str {
         self.guarantees.engine
     }
 
@@ -334,9 +335,9 @@ impl Inner {
     }
 
     /// Leaves work to the background task.
-    pub(crate) fn chore(&self, chore: Chore) {
+    pub(crate) fn in_background(&self, work: BackgroundWork) {
         // It fails when the runtime is gone. Then the claim is dropped, and its lease ends by itself.
-        let _ = self.chores.send((chore, self.pending()));
+        let _ = self.background.send((work, self.pending()));
     }
 
     /// Runs work to its end in a task of its own, for those who may spawn one: it is the shorter way.
@@ -362,7 +363,7 @@ impl fmt::Debug for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.keeper.close();
+        self.renewals.close();
     }
 }
 
@@ -376,7 +377,7 @@ fn reseed(process: u32) {
     }
 }
 
-/// How many chores are not done yet.
+/// How many background are not done yet.
 #[derive(Debug, Default)]
 struct Count {
     open: AtomicUsize,
@@ -408,7 +409,7 @@ impl Count {
     }
 }
 
-/// The mark of a chore that is not done yet.
+/// The mark of a work that is not done yet.
 pub(crate) struct Pending(Arc<Count>);
 
 impl Drop for Pending {

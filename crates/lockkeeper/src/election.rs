@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::backend::Fence;
 use crate::client::Client;
+use crate::engine::Fence;
 use crate::error::{Error, Loss, Result};
 use crate::guard::{Guard, Release};
 use crate::lock::Lock;
@@ -176,7 +176,7 @@ impl Observer {
     /// The next change: at first who leads now, later who leads instead; `None` means nobody.
     ///
     /// # Errors
-    /// [`Error::Backend`] when the engine cannot tell; call it again to go on.
+    /// [`Error::Engine`] when the engine cannot tell; call it again to go on.
     ///
     /// # Cancel safety
     /// May be dropped at any time; no change that lasts is missed.

@@ -1,7 +1,7 @@
 //! The errors a caller branches on.
 //!
 //! "Busy" is not among them: `try_acquire` answers `Ok(None)`.
-//! "I do not know" is never reported as "no": an engine that cannot be asked is [`Error::Backend`].
+//! "I do not know" is never reported as "no": an engine that cannot be asked is [`Error::Engine`].
 
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub enum Error {
 
     /// The engine failed or could not be reached.
     #[error("{engine}: cannot {doing}: {source}")]
-    Backend {
+    Engine {
         /// The engine that failed.
         engine: &'static str,
         /// What was being done, and to which key.
@@ -76,7 +76,7 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Timeout { .. } => true,
-            Error::Backend { retryable, .. } => *retryable,
+            Error::Engine { retryable, .. } => *retryable,
             _ => false,
         }
     }
@@ -87,7 +87,7 @@ impl Error {
         doing: impl Into<String>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Error::Backend { engine, doing: doing.into(), retryable: true, source: source.into() }
+        Error::Engine { engine, doing: doing.into(), retryable: true, source: source.into() }
     }
 
     /// An engine's failure that trying again will not cure: permissions, a full disk, garbage.
@@ -96,7 +96,7 @@ impl Error {
         doing: impl Into<String>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Error::Backend { engine, doing: doing.into(), retryable: false, source: source.into() }
+        Error::Engine { engine, doing: doing.into(), retryable: false, source: source.into() }
     }
 }
 

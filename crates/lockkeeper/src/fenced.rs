@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use crate::backend::Fence;
+use crate::engine::Fence;
 
 /// Data that is reached with a fence, and never with an older one than it has seen.
 ///

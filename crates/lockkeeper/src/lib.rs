@@ -67,38 +67,33 @@
 //! - [`Guard`] is a lock that is held: its [`fence`](Guard::fence), whether it is
 //!   [still ours](Guard::check), and the [news of its loss](Guard::lost).
 //! - [`blocking`] has the same words for code without async.
-//! - [`backend`] is the contract for those who write an engine; [`queue`] is the rule by which
+//! - [`engine`] is the contract for those who write an engine; [`admission`] is the rule by which
 //!   engines admit; [`layers`] wraps engines.
 //!
 //! A lease lock alone never protects data: a holder can be paused for any length of time between
 //! looking at the clock and writing. The resource has to refuse fences lower than one it has seen,
 //! as [`Fenced`] does for data in memory.
 
-pub mod backend;
-pub mod backends;
 pub mod blocking;
 mod client;
-pub mod clock;
+mod core;
 mod election;
-mod engine;
+pub mod engine;
+pub mod engines;
 mod error;
 mod fenced;
 mod guard;
-mod keeper;
 mod key;
 pub mod layers;
-mod local;
 mod lock;
 mod multi;
 mod owner;
-pub mod queue;
-mod telemetry;
-pub mod url;
 
-pub use backend::{Fence, Guarantees};
+pub use crate::core::{Backoff, admission, clock};
 pub use client::Client;
 pub use election::{Election, Leader, Observer, Term};
-pub use engine::Backoff;
+pub use engine::{Fence, Guarantees};
+pub use engines::endpoint;
 pub use error::{Error, Loss, Result};
 pub use fenced::{Fenced, Stale};
 pub use guard::{Guard, Release, Trouble};

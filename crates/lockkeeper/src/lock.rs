@@ -6,16 +6,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::backend::{Mode, Order, Request, Support};
 use crate::client::{Client, Inner};
-use crate::clock::usable;
-use crate::engine::{self, Backoff};
+use crate::core::clock::usable;
+use crate::core::local_queue::{Enter, Wake};
+use crate::core::telemetry::Outcome;
+use crate::core::{Backoff, acquire, release};
+use crate::engine::{Mode, Order, Request, Support};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::key::Key;
-use crate::local::{Enter, Wake};
 use crate::owner::{Owner, Token};
-use crate::telemetry::Outcome;
 
 /// How long a lock lasts after its holder died, unless set: the lease that the watchdog renews.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -137,15 +137,15 @@ impl Lock {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the engine does not do this kind; [`Error::Conflict`] if the key is
-    /// in use as another kind; [`Error::Config`] for a bad key or setting; [`Error::Backend`] if the
+    /// in use as another kind; [`Error::Config`] for a bad key or setting; [`Error::Engine`] if the
     /// engine fails for longer than a few seconds.
     ///
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
     pub async fn acquire(self) -> Result<Guard> {
-        match self.pursue(false, None).await? {
+        match self.acquire_or_busy(false, None).await? {
             Some(guard) => Ok(guard),
-            None => unreachable!("without a limit, a pursuit ends with a guard or an error"),
+            None => unreachable!("without a limit, an acquisition ends with a guard or an error"),
         }
     }
 
@@ -157,7 +157,7 @@ impl Lock {
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
     pub async fn try_acquire(self) -> Result<Option<Guard>> {
-        self.pursue(true, None).await
+        self.acquire_or_busy(true, None).await
     }
 
     /// Waits until the lock is ours, at most so long.
@@ -169,7 +169,7 @@ impl Lock {
     /// May be dropped at any time; nothing is left behind.
     pub async fn acquire_within(self, limit: Duration) -> Result<Guard> {
         let key = self.key()?;
-        match self.pursue(false, Some(limit)).await? {
+        match self.acquire_or_busy(false, Some(limit)).await? {
             Some(guard) => Ok(guard),
             None => Err(Error::Timeout { key, waited: limit }),
         }
@@ -218,16 +218,16 @@ impl Lock {
         self.client.inner()
     }
 
-    async fn pursue(self, once: bool, limit: Option<Duration>) -> Result<Option<Guard>> {
+    async fn acquire_or_busy(self, once: bool, limit: Option<Duration>) -> Result<Option<Guard>> {
         let terms = self.terms()?;
         let inner = self.inner();
         let mut watch = Watch::new(inner, terms.mode);
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let span = tracing::debug_span!("acquire", key = %terms.key, mode = %terms.mode, engine = inner.engine());
-        let pursuit = line_up(inner, &terms, once).instrument(span);
+        let span = tracing::debug_span!("acquire", key = %terms.key, mode = %terms.mode, engine = inner.engine_name());
+        let acquisition = acquire_in_turn(inner, &terms, once).instrument(span);
         let result = match deadline {
-            None => pursuit.await,
-            Some(at) => match tokio::time::timeout_at(at, pursuit).await {
+            None => acquisition.await,
+            Some(at) => match tokio::time::timeout_at(at, acquisition).await {
                 Ok(result) => result,
                 Err(_) => Ok(None),
             },
@@ -279,7 +279,7 @@ impl Lock {
                 TTL_RANGE.start()
             )));
         }
-        let lease = if self.fixed { self.ttl } else { self.inner().backend.lease_of(self.ttl) };
+        let lease = if self.fixed { self.ttl } else { self.inner().engine.lease_of(self.ttl) };
         if self.margin.is_some_and(|margin| margin >= lease) {
             return Err(Error::Config(format!(
                 "a margin of {:?} leaves nothing of a lease of {lease:?}; it must be shorter",
@@ -350,21 +350,21 @@ impl Terms {
 }
 
 /// Waits for the turn to ask in this process, then asks the engine.
-async fn line_up(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option<Guard>> {
-    let place = loop {
+async fn acquire_in_turn(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option<Guard>> {
+    let ticket = loop {
         match inner.local.enter(inner, &terms.key, terms.mode, terms.owner.as_ref(), once) {
-            Enter::Place(place) => break place,
-            Enter::Queue(place, woken) => match woken.await {
-                Ok(Wake::Gate) => break place,
+            Enter::Gate(ticket) => break ticket,
+            Enter::Wait(ticket, woken) => match woken.await {
+                Ok(Wake::Gate) => break ticket,
                 Ok(Wake::Again(guard)) => return Ok(Some(guard)),
-                Err(_) => unreachable!("a place in line is kept as long as its owner waits"),
+                Err(_) => unreachable!("a ticket is kept as long as its owner waits"),
             },
             Enter::Again(guard) => return Ok(Some(guard)),
-            Enter::Leaving(hold) => engine::begin_release(&hold).await,
+            Enter::Leaving(hold) => release::begin_release(&hold).await,
             Enter::Busy => return Ok(None),
             Enter::Upgrade => {
                 return Err(Error::Unsupported {
-                    engine: inner.engine(),
+                    engine: inner.engine_name(),
                     what: format!(
                         "turn the read lock {:?} into a write lock: two owners who both try would wait \
                          for each other for ever; release it first, or take the write lock from the start",
@@ -374,7 +374,7 @@ async fn line_up(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option
             }
         }
     };
-    engine::pursue(inner, terms, place, once).await
+    acquire::acquire(inner, terms, ticket, once).await
 }
 
 /// Reports how an acquire went, also when it is dropped before its end.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::engine::Backoff;
+use crate::core::Backoff;
 use crate::error::{Error, Loss, Result};
 use crate::guard::{Guard, Release};
 use crate::key::Key;
@@ -227,7 +227,7 @@ impl MultiGuard {
     /// The worst outcome is reported: unconfirmed before lost before released.
     ///
     /// # Errors
-    /// The first [`Error::Backend`], after all were tried.
+    /// The first [`Error::Engine`], after all were tried.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the rest to the background.

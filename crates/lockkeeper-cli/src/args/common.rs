@@ -156,5 +156,5 @@ pub(super) fn some_time(text: &str) -> Result<Duration, String> {
 
 /// A duration, as in a URL or a file.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    lockkeeper::url::parse_duration(text).map_err(|error| error.to_string())
+    lockkeeper::endpoint::parse_duration(text).map_err(|error| error.to_string())
 }

@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::backends::redis::Redis;
-use lockkeeper::url::Endpoint;
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engines::redis::Redis;
 use lockkeeper::{Client, Guard};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};

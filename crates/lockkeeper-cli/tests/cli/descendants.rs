@@ -271,7 +271,7 @@ fn nothing_outlives_its_lock_on_redis() {
 fn nothing_outlives_its_lock_on_zookeeper() {
     let servers = Ensemble::single();
     let url = servers.url("descendants", Duration::from_secs(6));
-    every_fate(Some(&url), || servers.servers()[0].process().kill());
+    every_fate(Some(&url), || servers[0].kill());
 }
 
 /// A command that starts others in sessions of their own, faster than they can be looked for one by one.

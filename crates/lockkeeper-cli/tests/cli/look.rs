@@ -115,9 +115,9 @@ fn explain_says_what_is_not_promised() {
 fn explain_prints_what_an_administrator_has_to_run() {
     let place = Place::new();
     let postgres = place.run("explain --schema postgres:").exits(0).stdout;
-    assert_eq!(postgres, lockkeeper::backends::postgres::SCHEMA);
+    assert_eq!(postgres, lockkeeper::engines::postgres::SCHEMA);
     let mysql = place.run("explain --schema mysql://me:canary@host/db").exits(0).stdout;
-    assert_eq!(mysql, lockkeeper::backends::mysql::SCHEMA);
+    assert_eq!(mysql, lockkeeper::engines::mysql::SCHEMA);
     place.run("explain --schema").exits(64).says("file: needs no tables").says("mysql:, postgres:");
 }
 

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::database::{Mariadb, Postgres};
 use lockkeeper_testkit::server::redis::Server;
 use lockkeeper_testkit::server::zookeeper::Ensemble;
+use lockkeeper_testkit::server::{Mariadb, Postgres};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
@@ -211,24 +211,24 @@ fn a_dead_redis_server_is_told() {
 fn a_dead_zookeeper_server_is_told() {
     let servers = Ensemble::single();
     let url = servers.url("told", Duration::from_secs(12));
-    a_dead_server_is_told_and_does_not_keep_us(&url, || servers.servers()[0].process().kill());
+    a_dead_server_is_told_and_does_not_keep_us(&url, || servers[0].kill());
 }
 
 #[cfg(feature = "etcd")]
 #[test]
 fn a_dead_etcd_server_is_told() {
     let servers = lockkeeper_testkit::server::etcd::Servers::start(1);
-    a_dead_server_is_told_and_does_not_keep_us(&servers.url(""), || servers.kill(0));
+    a_dead_server_is_told_and_does_not_keep_us(&servers.url(""), || servers[0].kill());
 }
 
 #[test]
 fn a_dead_database_is_told() {
-    let mut server = Postgres::start();
+    let server = Postgres::start();
     let url = server.url();
-    a_dead_server_is_told_and_does_not_keep_us(&url, || server.crash());
-    let mut server = Mariadb::start();
+    a_dead_server_is_told_and_does_not_keep_us(&url, || server.kill());
+    let server = Mariadb::start();
     let url = server.url();
-    a_dead_server_is_told_and_does_not_keep_us(&url, || server.crash());
+    a_dead_server_is_told_and_does_not_keep_us(&url, || server.kill());
 }
 
 #[test]

@@ -103,7 +103,7 @@ impl Witness {
     fn watch(&self, server: &Ensemble) {
         while !self.over.load(Ordering::Relaxed) {
             let asked = Instant::now();
-            let answered = server.servers()[0].mode().is_some();
+            let answered = server[0].mode().is_some();
             std::thread::sleep(Duration::from_millis(20));
             if !answered || asked.elapsed() > STALL {
                 self.stalls.lock().unwrap().push(Instant::now());

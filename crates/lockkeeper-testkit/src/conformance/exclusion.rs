@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lockkeeper::backend::Scope;
+use lockkeeper::engine::Scope;
 use tokio::task::JoinSet;
 
 use super::Store;

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::backend::{Death, Mode};
+use lockkeeper::engine::{Death, Mode};
 use lockkeeper::{Client, Error, Fence};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::Store;
 use super::check::{busy, take};
-use crate::link::Call;
+use crate::fault_link::Call;
 
 pub(super) async fn permits_are_never_exceeded(store: Store) {
     const LIMIT: u32 = 4;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::backend::{Death, Scope};
+use lockkeeper::engine::{Death, Scope};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 

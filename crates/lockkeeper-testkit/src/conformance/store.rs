@@ -7,13 +7,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::backend::{Backend, Support};
 use lockkeeper::clock::Clock;
-use lockkeeper::url::Endpoint;
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::{Engine, Support};
 use lockkeeper::{Client, Error, Guarantees, Lock, Result};
 
+use crate::fault_link::{Call, FaultLink};
 use crate::holder::{Holder, Program};
-use crate::link::{Call, Link};
 
 /// A fresh store: it makes clients that know nothing of each other.
 pub struct Store {
@@ -38,7 +38,7 @@ pub(super) struct Data {
 }
 
 type Step<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send>>;
+type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Engine>>> + Send>>;
 
 impl Store {
     /// A store that every process reaches by this URL.
@@ -47,17 +47,17 @@ impl Store {
         let place = url.clone();
         let open = move || -> Opening {
             let endpoint = Endpoint::parse(&place);
-            Box::pin(async move { lockkeeper::backends::open(endpoint?).await })
+            Box::pin(async move { lockkeeper::engines::open(endpoint?).await })
         };
         Self::new(Box::new(open), false).url(url)
     }
 
     /// An engine whose clones share a store.
-    pub fn of<B: Backend + Clone>(backend: B) -> Self {
-        let paused = backend.clock() == Clock::Runtime;
+    pub fn of<B: Engine + Clone>(engine: B) -> Self {
+        let paused = engine.clock() == Clock::Runtime;
         let open = move || -> Opening {
-            let backend: Arc<dyn Backend> = Arc::new(backend.clone());
-            Box::pin(std::future::ready(Ok(backend)))
+            let engine: Arc<dyn Engine> = Arc::new(engine.clone());
+            Box::pin(std::future::ready(Ok(engine)))
         };
         Self::new(Box::new(open), paused)
     }
@@ -151,8 +151,8 @@ impl Store {
     }
 
     /// A client, and the switches of its way to the store.
-    pub(super) async fn linked(&self) -> (Client, Link) {
-        let link = Link::new((self.open)().await.expect("the engine can be opened"));
+    pub(super) async fn linked(&self) -> (Client, FaultLink) {
+        let link = FaultLink::new((self.open)().await.expect("the engine can be opened"));
         (Client::new(link.clone()), link)
     }
 

@@ -4,15 +4,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::backend::{Order, Scope, Support, Wakeup};
+use lockkeeper::engine::{Order, Scope, Support, Wakeup};
 use lockkeeper::{Backoff, Client, Error, Guard, Lock, Release, Result};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::Store;
 use super::check::{busy, eventually, queued, take};
+use crate::fault_link::Call;
 use crate::holder::Holder;
-use crate::link::Call;
 use crate::poll::poll_once;
 
 pub(super) async fn a_free_lock_is_taken_at_once_and_a_busy_one_is_an_answer(store: Store) {

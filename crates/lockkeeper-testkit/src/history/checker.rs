@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use lockkeeper::backend::Mode;
+use lockkeeper::engine::Mode;
 
 use super::{Access, Acquisition, Eviction, History, Object, Violation};
 

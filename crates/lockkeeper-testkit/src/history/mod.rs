@@ -11,7 +11,7 @@ mod violation;
 use std::ops::Range;
 use std::time::Duration;
 
-use lockkeeper::backend::Mode;
+use lockkeeper::engine::Mode;
 
 pub use checker::check;
 pub use recorder::{Mark, Recorder};

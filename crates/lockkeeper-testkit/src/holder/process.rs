@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lockkeeper::url::parse_duration;
+use lockkeeper::endpoint::parse_duration;
 use lockkeeper::{Client, Error, Guard, Lock, Loss, Owner, Result};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::backend::Mode;
+use lockkeeper::engine::Mode;
 use lockkeeper::{Backoff, Client, Error, Guard, Lock, Loss, Multi, Owner, Result};
 use tokio::time::sleep;
 
@@ -45,7 +45,7 @@ impl Worker {
                 false => self.take_one(n).await,
             };
             match outcome {
-                Ok(()) | Err(Error::Timeout { .. } | Error::Backend { .. }) => {}
+                Ok(()) | Err(Error::Timeout { .. } | Error::Engine { .. }) => {}
                 Err(error) => surprises.push(format!("{}: {error}", self.name)),
             }
         }

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::log;
-use crate::history::{History, Violation, check};
+use crate::history::{Acquisition, History, Violation, check};
 
 /// How many messages of a sort are shown.
 const SHOWN: usize = 5;
@@ -23,8 +25,10 @@ pub struct Judgement {
     pub releases: BTreeMap<String, usize>,
     /// What callers were told instead of being let in, where faults explain it.
     pub failures: BTreeMap<String, usize>,
-    /// Two at the same time in what one must hold alone: allowed only where the store forgets locks.
+    /// Two at the same time in what one must hold alone.
     pub overlaps: Vec<String>,
+    /// More than a lock lets in, around a fault by which the store forgets locks.
+    pub forgotten: Vec<String>,
     /// Everything else that must not be.
     pub violations: Vec<String>,
 }
@@ -34,6 +38,7 @@ impl Judgement {
         logs: &[PathBuf],
         left: Vec<String>,
         faults: BTreeMap<&'static str, usize>,
+        forgetful: &[Range<Duration>],
     ) -> Self {
         let mut history = History { left, ..History::default() };
         let mut surprises = Vec::new();
@@ -47,10 +52,14 @@ impl Judgement {
             count(&mut failures, said.failed);
             surprises.extend(said.surprises.into_iter().map(Violation::Surprise));
         }
-        let (overlaps, others): (Vec<_>, Vec<_>) = check(&history)
-            .into_iter()
-            .chain(surprises)
-            .partition(|violation| matches!(violation, Violation::Overlap(_)));
+        let explained = |violation: &Violation| {
+            let at = entrant(violation).map(|entrant| entrant.returned);
+            at.is_some_and(|at| forgetful.iter().any(|fault| fault.contains(&at)))
+        };
+        let all = check(&history).into_iter().chain(surprises);
+        let (forgotten, others): (Vec<_>, Vec<_>) = all.partition(explained);
+        let (overlaps, others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|violation| matches!(violation, Violation::Overlap(_)));
         let text = |all: Vec<Violation>| all.iter().map(Violation::to_string).collect();
         Self {
             grants: history.acquisitions.len(),
@@ -59,6 +68,7 @@ impl Judgement {
             releases,
             failures,
             overlaps: text(overlaps),
+            forgotten: text(forgotten),
             violations: text(others),
         }
     }
@@ -66,6 +76,15 @@ impl Judgement {
     /// Whether nothing happened that must not.
     pub fn is_clean(&self) -> bool {
         self.grants > 0 && self.overlaps.is_empty() && self.violations.is_empty()
+    }
+}
+
+/// Who came in beside others, if that is what is wrong.
+fn entrant(violation: &Violation) -> Option<&Acquisition> {
+    match violation {
+        Violation::Overlap(pair) | Violation::SharedSlot(pair) => Some(&pair[1]),
+        Violation::TooManyPermits { last, .. } => Some(last),
+        _ => None,
     }
 }
 
@@ -85,7 +104,11 @@ impl fmt::Display for Judgement {
         for (text, n) in self.failures.iter().take(SHOWN) {
             writeln!(f, "  {n} × {text}")?;
         }
-        for (name, all) in [("overlaps", &self.overlaps), ("violations", &self.violations)] {
+        for (name, all) in [
+            ("overlaps", &self.overlaps),
+            ("overlaps where the store forgets locks", &self.forgotten),
+            ("violations", &self.violations),
+        ] {
             writeln!(f, "{} {name}", all.len())?;
             for text in all.iter().take(SHOWN) {
                 writeln!(f, "  {text}")?;

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use lockkeeper::backend::Mode;
+use lockkeeper::engine::Mode;
 use lockkeeper::{Guard, Release};
 use nix::time::{ClockId, clock_gettime};
 

@@ -25,6 +25,7 @@ mod log;
 mod process;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
@@ -105,6 +106,7 @@ impl Kind {
 /// Something that goes wrong, and is over when its future is.
 pub struct Fault<'a> {
     name: &'static str,
+    forgets: bool,
     strike: Box<dyn FnMut() -> Pin<Box<dyn Future<Output = ()> + 'a>> + 'a>,
 }
 
@@ -114,7 +116,16 @@ impl<'a> Fault<'a> {
         name: &'static str,
         mut strike: impl FnMut() -> F + 'a,
     ) -> Self {
-        Self { name, strike: Box::new(move || Box::pin(strike())) }
+        Self { name, forgets: false, strike: Box::new(move || Box::pin(strike())) }
+    }
+
+    /// One by which the store may forget locks: while it lasts, and for a lease after it, two may be
+    /// inside.
+    pub fn forgetful<F: Future<Output = ()> + 'a>(
+        name: &'static str,
+        strike: impl FnMut() -> F + 'a,
+    ) -> Self {
+        Self { forgets: true, ..Self::new(name, strike) }
     }
 }
 
@@ -135,6 +146,8 @@ pub struct Storm {
     processes: Vec<Process>,
     logs: Vec<PathBuf>,
     faults: BTreeMap<&'static str, usize>,
+    /// When the store may have forgotten locks.
+    forgetful: Vec<Range<Duration>>,
     random: fastrand::Rng,
 }
 
@@ -161,6 +174,7 @@ impl Storm {
             processes: Vec::new(),
             logs: Vec::new(),
             faults: BTreeMap::new(),
+            forgetful: Vec::new(),
             random: fastrand::Rng::with_seed(seed),
             plan,
         };
@@ -194,7 +208,11 @@ impl Storm {
             if !own.is_empty() && self.random.bool() {
                 let fault = &mut own[self.random.usize(..own.len())];
                 self.count(fault.name);
+                let struck = log::now();
                 (fault.strike)().await;
+                if fault.forgets {
+                    self.forgetful.push(struck..log::now() + self.plan.ttl);
+                }
             } else if !proxies.is_empty() && self.random.bool() {
                 let n = self.random.usize(..proxies.len());
                 self.hurt_network(&proxies[n], &mut healed_at[n]);
@@ -220,7 +238,7 @@ impl Storm {
             }
         }
         left.extend(self.still_taken(url).await);
-        Judgement::of(&self.logs, left, std::mem::take(&mut self.faults))
+        Judgement::of(&self.logs, left, std::mem::take(&mut self.faults), &self.forgetful)
     }
 
     fn hurt_process(&mut self) {

@@ -75,7 +75,7 @@ async fn connect(url: &str, log: &Log, ended: &AtomicBool) -> Option<Client> {
             Ok(client) => return Some(client),
             Err(error) => {
                 match error {
-                    Error::Backend { .. } => log.failed(&format!("cannot connect: {error}")),
+                    Error::Engine { .. } => log.failed(&format!("cannot connect: {error}")),
                     _ => log.surprise(&format!("cannot connect: {error}")),
                 }
                 sleep(Duration::from_millis(50)).await;
@@ -106,7 +106,7 @@ impl Shared {
                 Ok(()) => {}
                 // It was free neither now nor for as long as it was waited for.
                 Err(Error::Timeout { .. }) => {}
-                Err(error @ Error::Backend { .. }) => {
+                Err(error @ Error::Engine { .. }) => {
                     self.log.failed(&error.to_string());
                     sleep(Duration::from_millis(fastrand::u64(1..50))).await;
                 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::{Call, Layer};
-use crate::backend::Backend;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 
 /// How often each fault happens, as a share of all calls from 0 to 1.
@@ -37,7 +37,7 @@ impl Plan {
 /// The engine that fails.
 #[derive(Clone)]
 pub struct Faults {
-    backend: Arc<dyn Backend>,
+    engine: Arc<dyn Engine>,
     dice: Arc<Mutex<Dice>>,
 }
 
@@ -56,9 +56,9 @@ enum Fault {
 
 impl Faults {
     /// Wraps an engine. Nothing fails before a plan is set.
-    pub fn new(backend: impl Backend, seed: u64) -> Self {
+    pub fn new(engine: impl Engine, seed: u64) -> Self {
         let dice = Dice { random: fastrand::Rng::with_seed(seed), plan: Plan::NONE };
-        Self { backend: Arc::new(backend), dice: Arc::new(Mutex::new(dice)) }
+        Self { engine: Arc::new(engine), dice: Arc::new(Mutex::new(dice)) }
     }
 
     /// Sets how often what fails, from now on.
@@ -87,8 +87,8 @@ impl Faults {
 }
 
 impl Layer for Faults {
-    fn inner(&self) -> &Arc<dyn Backend> {
-        &self.backend
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.engine
     }
 
     async fn pass<T: Send>(
@@ -126,6 +126,6 @@ impl Layer for Faults {
 
 impl fmt::Debug for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Faults").field(&self.backend).finish()
+        f.debug_tuple("Faults").field(&self.engine).finish()
     }
 }

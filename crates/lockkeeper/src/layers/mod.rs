@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::backend::{
-    Asked, Backend, Claim, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal,
-    Request, Snapshot,
+use crate::core::clock::{Clock, Moment};
+use crate::engine::{
+    Claim, Engine, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
+    Snapshot,
 };
-use crate::clock::Clock;
 use crate::error::Result;
 use crate::key::Key;
 
@@ -22,7 +22,7 @@ pub mod faults;
 pub enum Call {
     /// [`Claim::attempt`].
     Attempt,
-    /// [`Backend::renew`].
+    /// [`Engine::renew`].
     Renew,
     /// [`Claim::release`].
     Release,
@@ -32,7 +32,7 @@ pub enum Call {
 /// everything else goes straight to the engine inside.
 pub trait Layer: Debug + Clone + Send + Sync + 'static {
     /// The engine inside.
-    fn inner(&self) -> &Arc<dyn Backend>;
+    fn inner(&self) -> &Arc<dyn Engine>;
 
     /// Makes a call, or not, and gives its answer, or another.
     fn pass<T: Send>(
@@ -43,7 +43,7 @@ pub trait Layer: Debug + Clone + Send + Sync + 'static {
 }
 
 #[async_trait]
-impl<L: Layer> Backend for L {
+impl<L: Layer> Engine for L {
     fn guarantees(&self) -> Guarantees {
         self.inner().guarantees()
     }
@@ -56,8 +56,12 @@ impl<L: Layer> Backend for L {
         Box::new(Layered { claim: self.inner().claim(request), layer: self.clone() })
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        self.pass(Call::Renew, self.inner().renew(leases)).await
+    fn ordered(&self) -> bool {
+        self.inner().ordered()
+    }
+
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
+        self.pass(Call::Renew, self.inner().renew(leases, asked)).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
@@ -97,8 +101,8 @@ struct Layered<L> {
 
 #[async_trait]
 impl<L: Layer> Claim for Layered<L> {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
-        self.layer.pass(Call::Attempt, self.claim.attempt()).await
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        self.layer.pass(Call::Attempt, self.claim.attempt(asked)).await
     }
 
     async fn wait(&mut self) -> Result<()> {
@@ -107,18 +111,5 @@ impl<L: Layer> Claim for Layered<L> {
 
     async fn release(&mut self) -> Result<Released> {
         self.layer.pass(Call::Release, self.claim.release()).await
-    }
-
-    fn yield_requested(&self) -> Option<Asked> {
-        self.claim.yield_requested()
-    }
-
-    fn replicas(&self) -> Option<u32> {
-        self.claim.replicas()
-    }
-
-    #[cfg(unix)]
-    fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
-        self.claim.bequeath()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper::Client;
-use lockkeeper::backend::Mode;
+use lockkeeper::engine::Mode;
 use lockkeeper_testkit::history::{Acquisition, Recorder, Resource, Violation, check};
 use tokio::task::JoinSet;
 use tokio::time::timeout;

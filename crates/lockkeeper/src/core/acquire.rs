@@ -1,0 +1,222 @@
+//! The only wait loop: asks an engine until a claim is granted.
+//!
+//! A caller may drop its future at any await. What it leaves unfinished, an attempt on the wire or a
+//! claim in a queue, goes to the client's background task, which runs it to its end and undoes it.
+//! Dropping therefore never blocks, and nothing is left behind.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::backoff::RETRIES;
+use super::clock::Moment;
+use super::hold::Hold;
+use super::local_queue::Ticket;
+use super::release::{BackgroundWork, Releasing};
+use crate::client::Inner;
+use crate::engine::{Claim, Grant};
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::key::Key;
+use crate::layers::Call;
+use crate::lock::Terms;
+use crate::owner::Token;
+
+/// How long a single call to an engine may take before its caller is told that there is no answer.
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long an acquire goes on asking an engine that fails, with the same token.
+const RETRY_FOR: Duration = Duration::from_secs(3);
+
+/// The longest time that a waiter trusts the engine to wake it.
+const RECHECK: Duration = Duration::from_secs(5);
+
+/// Asks for a lock until it is granted, or once.
+///
+/// # Cancel safety
+/// May be dropped at any await.
+pub(crate) async fn acquire(
+    inner: &Arc<Inner>,
+    terms: &Terms,
+    ticket: Ticket,
+    once: bool,
+) -> Result<Option<Guard>> {
+    if !once && let Some(pause) = ticket.gives_way() {
+        sleep(pause).await;
+    }
+    let mut acquisition = Acquisition::new(inner, terms, ticket, once);
+    let mut trouble: Option<Instant> = None;
+    let mut tries = 0;
+    loop {
+        let error = match acquisition.attempt().await {
+            Ok(Some((grant, asked))) => {
+                let old = inner.clock.since(&grant.since);
+                if !grant.held.expires() || old < terms.signal_after(grant.ttl) {
+                    return Ok(Some(acquisition.admit(terms, grant, asked)));
+                }
+                // The holder would have to stop before it began. The next answer may be faster.
+                let late = "its answers take longer than the lease";
+                Error::unreachable(
+                    inner.engine_name(),
+                    format!("acquire the lock {:?}", terms.key),
+                    late,
+                )
+            }
+            Ok(None) if once => {
+                acquisition.give_up().await;
+                return Ok(None);
+            }
+            Ok(None) => {
+                trouble = None;
+                tracing::debug!("busy, waiting");
+                acquisition.wait(terms.spin.map(|backoff| backoff.delay(tries))).await;
+                tracing::debug!("woken");
+                tries = tries.saturating_add(1);
+                continue;
+            }
+            Err(error) => error,
+        };
+        let since = *trouble.get_or_insert_with(Instant::now);
+        if acquisition.is_unanswered() || !error.is_retryable() || since.elapsed() >= RETRY_FOR {
+            return Err(error);
+        }
+        tracing::debug!(%error, "asking again with the same token");
+        sleep(RETRIES.delay(tries)).await;
+        tries = tries.saturating_add(1);
+    }
+}
+
+/// A claim on its way to a grant. Dropped before that, it is undone in the background.
+struct Acquisition {
+    inner: Arc<Inner>,
+    step: Step,
+    /// Given up only after the undoing is on the wire.
+    ticket: Option<Ticket>,
+    key: Key,
+    token: Token,
+    ttl: Duration,
+}
+
+enum Step {
+    Idle(Box<dyn Claim>),
+    Asking(Asking),
+    Done,
+}
+
+/// A call under way, which gives the claim back with its answer.
+type Asking = Pin<Box<dyn Future<Output = (Box<dyn Claim>, Result<Option<Grant>>)> + Send>>;
+
+impl Acquisition {
+    fn new(inner: &Arc<Inner>, terms: &Terms, ticket: Ticket, once: bool) -> Self {
+        let token = inner.tokens.next();
+        let step = Step::Idle(inner.engine.claim(terms.request(token, !once)));
+        let (key, ttl) = (terms.key.clone(), terms.ttl);
+        Self { inner: inner.clone(), step, ticket: Some(ticket), key, token, ttl }
+    }
+
+    /// One attempt, and the moment before it left.
+    async fn attempt(&mut self) -> Result<Option<(Grant, Moment)>> {
+        let engine = self.inner.engine_name();
+        let asked = self.inner.clock.now();
+        if let Step::Idle(mut claim) = std::mem::replace(&mut self.step, Step::Done) {
+            // The claim moves into the future, so that the two can be left to the background as one.
+            self.step = Step::Asking(Box::pin(async move {
+                let answer = claim.attempt(asked).await;
+                (claim, answer)
+            }));
+        }
+        let Step::Asking(asking) = &mut self.step else {
+            unreachable!("an acquisition that is done is not asked again")
+        };
+        // Most answers of embedded engines are there at once, and need no timer.
+        let answered = match first_poll(asking).await {
+            Poll::Ready(answered) => Some(answered),
+            Poll::Pending => timeout(CALL_LIMIT, asking).await.ok(),
+        };
+        let Some((claim, answer)) = answered else {
+            let silence = format!("no answer within {}", humantime::format_duration(CALL_LIMIT));
+            return Err(Error::unreachable(engine, "acquire a lock", silence));
+        };
+        self.step = Step::Idle(claim);
+        let took = self.inner.clock.since(&asked);
+        self.inner.meters.called(Call::Attempt, took, answer.is_ok());
+        answer.map(|grant| grant.map(|grant| (grant, asked)))
+    }
+
+    /// Whether a call is still under way. It is undone when it ends, and only another claim can be tried.
+    fn is_unanswered(&self) -> bool {
+        matches!(self.step, Step::Asking(_))
+    }
+
+    /// Waits for a reason to ask again. A failure to wait is one as well: the next attempt tells.
+    async fn wait(&mut self, spin: Option<Duration>) {
+        if let Some(ticket) = &self.ticket {
+            ticket.waiting();
+        }
+        let Step::Idle(claim) = &mut self.step else { return };
+        match spin {
+            Some(delay) => sleep(delay).await,
+            None => {
+                if let Ok(Err(error)) = timeout(RECHECK, claim.wait()).await {
+                    tracing::debug!(%error, "cannot wait to be woken; asking again instead");
+                    sleep(RETRIES.delay(0)).await;
+                }
+            }
+        }
+    }
+
+    fn admit(mut self, terms: &Terms, grant: Grant, asked: Moment) -> Guard {
+        let Step::Idle(claim) = std::mem::replace(&mut self.step, Step::Done) else {
+            unreachable!("an attempt that answered left the claim here")
+        };
+        let (hold, guard) = Hold::new(&self.inner, terms, self.token, claim, grant, asked);
+        if let Some(ticket) = self.ticket.take() {
+            ticket.admit(&hold);
+        }
+        guard
+    }
+
+    /// Undoes the claim; mostly there is nothing to undo, and this is done at once.
+    async fn give_up(mut self) {
+        if let Step::Idle(claim) = std::mem::replace(&mut self.step, Step::Done) {
+            self.releasing(claim).begin().await;
+        }
+    }
+
+    /// The way out of a claim that nobody wants any more.
+    fn releasing(&mut self, claim: Box<dyn Claim>) -> Releasing {
+        let (inner, key) = (self.inner.clone(), self.key.clone());
+        Releasing::abandoned(inner, key, claim, self.ticket.take(), self.ttl)
+    }
+}
+
+impl Drop for Acquisition {
+    fn drop(&mut self) {
+        match std::mem::replace(&mut self.step, Step::Done) {
+            // Dropped here, it goes on in the background.
+            Step::Idle(claim) => drop(self.releasing(claim)),
+            Step::Asking(asking) => {
+                let (inner, key) = (self.inner.clone(), self.key.clone());
+                let (ticket, ttl) = (self.ticket.take(), self.ttl);
+                self.inner.in_background(BackgroundWork::Finish(Box::pin(async move {
+                    let (claim, _) = asking.await;
+                    Releasing::abandoned(inner, key, claim, ticket, ttl).confirm().await;
+                })));
+            }
+            Step::Done => {}
+        }
+    }
+}
+
+/// Polls a future once: its request leaves, or its answer is there at once.
+///
+/// The runtime's budget does not count: a task that has used it up would find every channel on the
+/// way to the wire closed for this poll.
+pub(crate) async fn first_poll<F: Future + Unpin>(work: &mut F) -> Poll<F::Output> {
+    let mut work = tokio::task::unconstrained(work);
+    poll_fn(|cx| Poll::Ready(Pin::new(&mut work).poll(cx))).await
+}

@@ -1,0 +1,262 @@
+//! The one admission rule, pure: given everyone in line, is entry *i* in, and if not, behind whom?
+//!
+//! The line is in order of arrival. An entry is let in when nobody ahead of it conflicts, and nobody
+//! who already holds does. So a waiting writer holds back readers that come after it: a stream of
+//! readers cannot starve a writer. The Lua and SQL versions of other engines are tested against this.
+
+use crate::engine::Mode;
+
+/// Someone in line. `O` is whatever the engine compares owners by.
+#[derive(Debug, Clone, Copy)]
+pub struct Queued<O> {
+    /// Who it is.
+    pub owner: O,
+    /// How it holds or wants to hold.
+    pub mode: Mode,
+    /// Whether it was let in already.
+    ///
+    /// Engines where being first *is* holding may leave it unset: order alone decides then.
+    pub granted: bool,
+}
+
+/// The answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It is let in.
+    In,
+    /// Nothing changes for it before this one is gone (or, for a semaphore, let in).
+    Behind(usize),
+    /// First in line for a semaphore whose permits are all taken: any holder's leaving may let it in.
+    Full,
+}
+
+/// Is entry `i` in, and if not, behind whom?
+///
+/// All entries must be of one [family](mixes); see there.
+pub fn turn<O: PartialEq>(line: &[Queued<O>], i: usize) -> Turn {
+    let me = &line[i];
+    if me.granted {
+        return Turn::In;
+    }
+    if let Mode::Permits { take, limit } = me.mode {
+        return permits_turn(line, i, take, limit);
+    }
+    // An owner that is in already is not made to queue behind those who wait for it.
+    let mine = |other: &Queued<O>| other.owner == me.owner;
+    let inside = line.iter().any(|other| other.granted && mine(other));
+    line.iter()
+        .enumerate()
+        .filter(|(j, other)| *j != i && (other.granted || (*j < i && !inside)))
+        .filter(|(_, other)| !mine(other) && conflict(me.mode, other.mode))
+        .map(|(j, _)| j)
+        // The nearest one ahead, so that each waiter watches another one; else someone who overtook.
+        .max_by_key(|j| (*j < i, *j))
+        .map_or(Turn::In, Turn::Behind)
+}
+
+fn permits_turn<O>(line: &[Queued<O>], i: usize, take: u32, limit: u32) -> Turn {
+    let takes = |place: &Queued<O>| match place.mode {
+        Mode::Permits { take, .. } => u64::from(take),
+        _ => u64::from(limit),
+    };
+    let limit = u64::from(limit);
+    // Holders that overtook count against everyone.
+    let mut taken: u64 = line[i..].iter().filter(|other| other.granted).map(takes).sum();
+    let mut waiter = None;
+    for (j, other) in line[..i].iter().enumerate() {
+        taken += takes(other);
+        if !other.granted && taken > limit {
+            waiter = Some(j);
+        }
+    }
+    match waiter {
+        _ if taken + u64::from(take) <= limit => Turn::In,
+        Some(j) => Turn::Behind(j),
+        None => Turn::Full,
+    }
+}
+
+/// Whether two different owners can not hold at the same time.
+pub fn conflict(a: Mode, b: Mode) -> bool {
+    !matches!((a, b), (Mode::Read, Mode::Read) | (Mode::Permits { .. }, Mode::Permits { .. }))
+}
+
+/// Whether two modes may be used on one key at the same time at all.
+///
+/// Mutex, read and write are one family; a semaphore is one with those that agree about its limit.
+/// An engine whose layout tells a mutex from a read-write lock refuses that mix as well.
+pub fn mixes(a: Mode, b: Mode) -> bool {
+    match (a, b) {
+        (Mode::Permits { limit: a, .. }, Mode::Permits { limit: b, .. }) => a == b,
+        (Mode::Permits { .. }, _) | (_, Mode::Permits { .. }) => false,
+        _ => true,
+    }
+}
+
+/// The lowest free slot numbers for a grant of `take` permits beside those already `taken`.
+pub fn free_slots(taken: impl IntoIterator<Item = u32>, take: u32) -> Vec<u32> {
+    let taken: std::collections::BTreeSet<u32> = taken.into_iter().collect();
+    (0..).filter(|slot| !taken.contains(slot)).take(take as usize).collect()
+}
+
+/// The slot numbers that a text of ranges, such as `0-3,7`, names; `None` if it is no such text.
+pub(crate) fn slots_in(ranges: &str) -> Option<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for part in ranges.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        numbers.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
+    }
+    Some(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn place(owner: u8, mode: Mode, granted: bool) -> Queued<u8> {
+        Queued { owner, mode, granted }
+    }
+
+    fn permits(take: u32) -> Mode {
+        Mode::Permits { take, limit: 3 }
+    }
+
+    #[test]
+    fn mutexes_wait_for_the_one_before() {
+        let line = [
+            place(1, Mode::Mutex, true),
+            place(2, Mode::Mutex, false),
+            place(3, Mode::Mutex, false),
+        ];
+        assert_eq!(turn(&line, 0), Turn::In);
+        assert_eq!(turn(&line, 1), Turn::Behind(0));
+        assert_eq!(turn(&line, 2), Turn::Behind(1));
+    }
+
+    #[test]
+    fn a_waiting_writer_holds_back_later_readers() {
+        let line =
+            [place(1, Mode::Read, true), place(2, Mode::Write, false), place(3, Mode::Read, false)];
+        assert_eq!(turn(&line, 1), Turn::Behind(0));
+        assert_eq!(turn(&line, 2), Turn::Behind(1));
+    }
+
+    #[test]
+    fn an_owner_inside_enters_again_past_a_waiting_writer() {
+        let line =
+            [place(1, Mode::Read, true), place(2, Mode::Write, false), place(1, Mode::Read, false)];
+        assert_eq!(turn(&line, 2), Turn::In);
+    }
+
+    #[test]
+    fn one_who_was_overtaken_waits_for_the_one_who_overtook() {
+        let line = [place(1, Mode::Mutex, false), place(2, Mode::Mutex, true)];
+        assert_eq!(turn(&line, 0), Turn::Behind(1));
+    }
+
+    #[test]
+    fn a_large_request_for_permits_is_not_starved_by_small_ones() {
+        let line =
+            [place(1, permits(2), true), place(2, permits(2), false), place(3, permits(1), false)];
+        assert_eq!(turn(&line, 1), Turn::Full);
+        assert_eq!(turn(&line, 2), Turn::Behind(1));
+    }
+
+    #[test]
+    fn slots_are_the_lowest_free_numbers() {
+        assert_eq!(free_slots([0, 2], 2), [1, 3]);
+        assert_eq!(free_slots([], 1), [0]);
+    }
+
+    fn family() -> impl Strategy<Value = Vec<Mode>> {
+        let locks = prop::collection::vec(
+            prop_oneof![Just(Mode::Mutex), Just(Mode::Write), Just(Mode::Read)],
+            1..12,
+        );
+        let permits = prop::collection::vec((1u32..=3).prop_map(permits), 1..12);
+        prop_oneof![locks, permits]
+    }
+
+    /// Plays arrivals, admissions and departures in a random order and checks every state on the way.
+    fn play(modes: Vec<Mode>, owners: Vec<u8>, moves: Vec<u16>) -> Result<(), TestCaseError> {
+        let mut line: Vec<Queued<u8>> = Vec::new();
+        let mut coming =
+            modes.into_iter().zip(owners).map(|(mode, owner)| place(owner, mode, false));
+        for step in moves {
+            let i = step as usize / 3 % line.len().max(1);
+            match step % 3 {
+                0 => line.extend(coming.next()),
+                1 if !line.is_empty() => line[i].granted |= turn(&line, i) == Turn::In,
+                2 if !line.is_empty() && line[i].granted => drop(line.remove(i)),
+                _ => {}
+            }
+            check_holders(&line)?;
+            check_progress(&line)?;
+        }
+        Ok(())
+    }
+
+    fn check_holders(line: &[Queued<u8>]) -> Result<(), TestCaseError> {
+        let holders: Vec<_> = line.iter().filter(|place| place.granted).collect();
+        let mut permits = 0;
+        for (n, a) in holders.iter().enumerate() {
+            if let Mode::Permits { take, .. } = a.mode {
+                permits += take;
+            }
+            for b in &holders[n + 1..] {
+                prop_assert!(a.owner == b.owner || !conflict(a.mode, b.mode), "{line:?}");
+            }
+        }
+        prop_assert!(permits <= 3, "{line:?}");
+        Ok(())
+    }
+
+    /// Someone is always in or can be let in, and whoever waits, waits for somebody who is there.
+    fn check_progress(line: &[Queued<u8>]) -> Result<(), TestCaseError> {
+        if line.is_empty() {
+            return Ok(());
+        }
+        prop_assert!((0..line.len()).any(|i| turn(line, i) == Turn::In), "nobody moves: {line:?}");
+        for i in 0..line.len() {
+            match turn(line, i) {
+                Turn::In => {}
+                Turn::Behind(j) => {
+                    prop_assert!(j != i);
+                    prop_assert!(j < i || line[j].granted, "waits for a later waiter: {line:?}");
+                }
+                Turn::Full => prop_assert!(line.len() > 1, "waits for nobody: {line:?}"),
+            }
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn holders_never_conflict_and_somebody_always_moves(
+            modes in family(),
+            owners in prop::collection::vec(0u8..4, 12),
+            moves in prop::collection::vec(any::<u16>(), 0..80),
+        ) {
+            play(modes, owners, moves)?;
+        }
+
+        #[test]
+        fn nobody_who_comes_later_delays_a_waiting_writer(
+            readers in 1usize..6,
+            later in 1usize..20,
+        ) {
+            let mut line: Vec<_> = (0..readers).map(|n| place(n as u8, Mode::Read, true)).collect();
+            line.push(place(100, Mode::Write, false));
+            line.extend((0..later).map(|n| place(150 + n as u8, Mode::Read, false)));
+            for i in readers + 1..line.len() {
+                prop_assert_ne!(turn(&line, i), Turn::In);
+            }
+            line.drain(..readers);
+            prop_assert_eq!(turn(&line, 0), Turn::In);
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The queue inside the process: a thousand tasks on one key are one waiter at the engine.
+//!
+//! Tasks of one client line up here in order of arrival. The first one stands *at the gate*: it alone
+//! asks the engine. A task that could not be let in beside this client's own holders does not ask at all.
+//! A holder that leaves stays listed until its release is on the wire, so that the next one does not
+//! overtake it and find its ghost.
+//!
+//! Easy to get wrong: a [`Guard`] takes this lock when it is dropped, so none may be dropped under it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::hold::Hold;
+use crate::client::Inner;
+use crate::core::admission;
+use crate::engine::{Claim, Mode};
+use crate::guard::Guard;
+use crate::key::Key;
+use crate::owner::Owner;
+
+/// How long a client may have a key without a break while others elsewhere want it.
+const TURN: Duration = Duration::from_millis(100);
+
+/// How long it then lets them come in, at first. Those who are far away need more: it doubles
+/// [a few times](DOUBLINGS), and begins again, since one that does not come must not cost much.
+const PAUSE: Duration = Duration::from_millis(5);
+const DOUBLINGS: u32 = 3;
+
+/// The lines of one client, by key.
+#[derive(Debug, Default)]
+pub(crate) struct LocalQueues {
+    queues: Mutex<HashMap<Key, KeyQueue>>,
+    next: AtomicUsize,
+}
+
+/// What happened to a task that wants a key.
+pub(crate) enum Enter {
+    /// It may ask the engine now.
+    Gate(Ticket),
+    /// It has to wait for its turn to ask.
+    Wait(Ticket, oneshot::Receiver<Wake>),
+    /// Its owner is inside already: here is another guard of the same hold.
+    Again(Guard),
+    /// Its owner is inside as a reader and wants to be alone: that could wait for itself for ever.
+    Upgrade,
+    /// This one is leaving; help its release onto the wire, then come again.
+    Leaving(Arc<Hold>),
+    /// It cannot be let in now, and did not want to wait.
+    Busy,
+}
+
+/// Why a queued task is woken.
+#[derive(Debug)]
+pub(crate) enum Wake {
+    /// It stands at the gate.
+    Gate,
+    /// Its owner got in meanwhile.
+    Again(Guard),
+}
+
+/// A ticket in line or at the gate; dropping it gives the ticket up.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    inner: Arc<Inner>,
+    key: Key,
+    /// `None` for a single try beside someone at the gate: it is not in line at all.
+    id: Option<usize>,
+}
+
+#[derive(Debug, Default)]
+struct KeyQueue {
+    holders: Vec<Arc<Hold>>,
+    gate: Option<Gate>,
+    waiters: VecDeque<Waiter>,
+    turn: Tenure,
+}
+
+/// How long this client has had the key from one task to the next.
+///
+/// Where the store keeps no order, the next task of the same client asks before anyone elsewhere has
+/// heard of the release, and would go first for ever.
+#[derive(Debug, Default)]
+struct Tenure {
+    /// Since it has the key, or gave others the chance to take it.
+    since: Option<Instant>,
+    /// Whether others wait, by the word of the engine.
+    wanted: bool,
+    /// How often others had the chance.
+    chances: u32,
+}
+
+#[derive(Debug)]
+struct Gate {
+    id: usize,
+    /// Whether the engine said no and is being waited for.
+    waiting: bool,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    id: usize,
+    mode: Mode,
+    owner: Option<Owner>,
+    wake: oneshot::Sender<Wake>,
+}
+
+impl LocalQueues {
+    /// Lines up for a key. `once` means that the caller does not want to wait.
+    pub(crate) fn enter(
+        &self,
+        inner: &Arc<Inner>,
+        key: &Key,
+        mode: Mode,
+        owner: Option<&Owner>,
+        once: bool,
+    ) -> Enter {
+        let mut queues = self.lock();
+        let queue = queues.entry(key.clone()).or_default();
+        if let Some(hold) = queue.held_by(owner, mode) {
+            return match hold.mode() == Mode::Read && mode.is_exclusive() {
+                true => Enter::Upgrade,
+                false => Enter::Again(Guard::another(hold)),
+            };
+        }
+        if let Some(hold) = queue.holders.iter().find(|hold| hold.is_leaving()) {
+            return Enter::Leaving(hold.clone());
+        }
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let ticket = |id| Ticket { inner: inner.clone(), key: key.clone(), id };
+        if once {
+            let waited_for = queue.gate.as_ref().is_some_and(|gate| gate.waiting);
+            if waited_for || !queue.waiters.is_empty() || !queue.admits(mode, Hold::is_wanted) {
+                return Enter::Busy;
+            }
+            if queue.gate.is_some() {
+                return Enter::Gate(ticket(None));
+            }
+        }
+        if queue.gate.is_none() && queue.waiters.is_empty() && queue.admits(mode, |_| true) {
+            queue.gate = Some(Gate { id, waiting: false });
+            return Enter::Gate(ticket(Some(id)));
+        }
+        let (wake, woken) = oneshot::channel();
+        queue.waiters.push_back(Waiter { id, mode, owner: owner.cloned(), wake });
+        Enter::Wait(ticket(Some(id)), woken)
+    }
+
+    /// Gives up one guard's share of a hold. True when it was the last, and the hold is to be released.
+    pub(crate) fn drop_guard(&self, hold: &Arc<Hold>) -> bool {
+        // Without an owner nobody can have entered again: this guard is the only one.
+        let _slots = hold.owner().map(|_| self.lock());
+        hold.remove_guard() == 0
+    }
+
+    /// As `drop_guard`, for one who releases the hold at once and wants to know how that goes: if it
+    /// was the last guard, gives the claim that nobody else may take in between, to help it on.
+    /// There is none if the hold is being released already, because its time was up.
+    pub(crate) fn take_last_guard(&self, hold: &Arc<Hold>) -> Option<Option<Box<dyn Claim>>> {
+        let _slots = hold.owner().map(|_| self.lock());
+        let claim = hold.has_one_guard().then(|| hold.take_claim());
+        hold.remove_guard();
+        claim
+    }
+
+    /// Somebody elsewhere waits for a key, as the engine said when it was released.
+    pub(crate) fn wanted(&self, key: &Key) {
+        if let Some(queue) = self.lock().get_mut(key) {
+            queue.turn.wanted = true;
+        }
+    }
+
+    /// Takes a hold out of the list: it is released or lost. Does nothing the second time.
+    pub(crate) fn leave(&self, hold: &Arc<Hold>) {
+        self.change(hold.key(), |queue| queue.holders.retain(|other| !Arc::ptr_eq(other, hold)));
+    }
+
+    fn change(&self, key: &Key, change: impl FnOnce(&mut KeyQueue)) {
+        let mut queues = self.lock();
+        let Some(queue) = queues.get_mut(key) else { return };
+        change(queue);
+        let unwanted = queue.advance();
+        if queue.holders.is_empty() && queue.gate.is_none() && queue.waiters.is_empty() {
+            queues.remove(key);
+        }
+        drop(queues);
+        drop(unwanted);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, KeyQueue>> {
+        self.queues.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl Ticket {
+    /// The engine said no: single tries need not ask it too.
+    pub(crate) fn waiting(&self) {
+        let mut queues = self.inner.local.lock();
+        let gate = queues.get_mut(&self.key).and_then(|queue| queue.gate.as_mut());
+        if let Some(gate) = gate.filter(|gate| Some(gate.id) == self.id) {
+            gate.waiting = true;
+        }
+        if let Some(queue) = queues.get_mut(&self.key) {
+            queue.turn = Tenure::default();
+        }
+    }
+
+    /// How long to wait before asking, so that somebody elsewhere gets in too. Mostly not at all.
+    pub(crate) fn gives_way(&self) -> Option<Duration> {
+        let mut queues = self.inner.local.lock();
+        queues.get_mut(&self.key)?.turn.gives_way()
+    }
+
+    /// The engine said yes: leave the gate and be listed as a holder.
+    pub(crate) fn admit(mut self, hold: &Arc<Hold>) {
+        let id = self.id.take();
+        let mut queues = self.inner.local.lock();
+        let queue = match queues.get_mut(&self.key) {
+            Some(queue) => queue,
+            // A single try beside the gate may find that the queue went with the last one in it.
+            None => queues.entry(self.key.clone()).or_default(),
+        };
+        queue.holders.push(hold.clone());
+        queue.turn.since.get_or_insert_with(Instant::now);
+        queue.step_away(id);
+        let unwanted = queue.advance();
+        drop(queues);
+        drop(unwanted);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.id.is_some() {
+            self.inner.local.change(&self.key, |queue| queue.step_away(self.id));
+        }
+    }
+}
+
+impl Tenure {
+    /// How long to let others come first, and counts it as their chance.
+    fn gives_way(&mut self) -> Option<Duration> {
+        if !self.wanted || self.since?.elapsed() < TURN {
+            return None;
+        }
+        let pause = PAUSE * (1 << (self.chances % (DOUBLINGS + 1)));
+        self.chances = self.chances.wrapping_add(1);
+        self.wanted = false;
+        self.since = Some(Instant::now() + pause);
+        Some(pause)
+    }
+}
+
+impl KeyQueue {
+    /// The hold that an owner may share.
+    fn held_by(&self, owner: Option<&Owner>, mode: Mode) -> Option<&Arc<Hold>> {
+        let owner = owner?;
+        // Every permit counts for itself: a semaphore is not re-entrant.
+        let family = |hold: &Hold| {
+            !matches!(mode, Mode::Permits { .. }) && admission::mixes(mode, hold.mode())
+        };
+        self.holders
+            .iter()
+            .find(|hold| hold.owner() == Some(owner) && hold.is_wanted() && family(hold))
+    }
+
+    /// Whether this client's own holders leave room. Kinds that do not mix are for the engine to refuse.
+    fn admits(&self, mode: Mode, counts: impl Fn(&Hold) -> bool) -> bool {
+        let mut beside = self
+            .holders
+            .iter()
+            .filter(|hold| counts(hold) && admission::mixes(mode, hold.mode()))
+            .map(|hold| hold.mode());
+        match mode {
+            Mode::Permits { take, limit } => {
+                let taken: u32 = beside
+                    .map(|other| if let Mode::Permits { take, .. } = other { take } else { 0 })
+                    .sum();
+                taken.saturating_add(take) <= limit
+            }
+            _ => !beside.any(|other| admission::conflict(mode, other)),
+        }
+    }
+
+    fn step_away(&mut self, id: Option<usize>) {
+        let Some(id) = id else { return };
+        self.gate.take_if(|gate| gate.id == id);
+        self.waiters.retain(|waiter| waiter.id != id);
+    }
+
+    /// Wakes whoever can move. Returns guards that nobody took, to be dropped after unlocking.
+    fn advance(&mut self) -> Vec<Guard> {
+        let mut unwanted = Vec::new();
+        let mut n = 0;
+        while n < self.waiters.len() {
+            let waiter = &self.waiters[n];
+            let hold = self.held_by(waiter.owner.as_ref(), waiter.mode);
+            match hold.filter(|hold| hold.mode() != Mode::Read || !waiter.mode.is_exclusive()) {
+                Some(hold) => {
+                    let guard = Guard::another(hold);
+                    let waiter = self.waiters.remove(n).expect("n is inside the queue");
+                    if let Err(Wake::Again(guard)) = waiter.wake.send(Wake::Again(guard)) {
+                        unwanted.push(guard);
+                    }
+                }
+                None => n += 1,
+            }
+        }
+        while self.gate.is_none()
+            && self.waiters.front().is_some_and(|first| self.admits(first.mode, |_| true))
+        {
+            let first = self.waiters.pop_front().expect("there is a first");
+            if first.wake.send(Wake::Gate).is_ok() {
+                self.gate = Some(Gate { id: first.id, waiting: false });
+            }
+        }
+        unwanted
+    }
+}

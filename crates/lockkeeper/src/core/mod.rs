@@ -1,0 +1,13 @@
+//! What is hard about locks, written once for all engines.
+
+pub(crate) mod acquire;
+pub mod admission;
+pub(crate) mod backoff;
+pub mod clock;
+pub(crate) mod hold;
+pub(crate) mod local_queue;
+pub(crate) mod release;
+pub(crate) mod renewal;
+pub(crate) mod telemetry;
+
+pub use backoff::Backoff;

@@ -1,0 +1,81 @@
+//! What people ask about locks: who holds, who waits, and whether a deployment is sound.
+
+use std::time::{Duration, SystemTime};
+
+use super::{Fence, Mode};
+use crate::key::Key;
+
+/// Which locks to look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Query {
+    /// One lock.
+    Key(Key),
+    /// Every lock whose key starts so; the empty prefix means all.
+    Prefix(String),
+}
+
+impl Query {
+    /// Whether a key is asked for.
+    pub fn matches(&self, key: &str) -> bool {
+        match self {
+            Query::Key(wanted) => wanted.as_str() == key,
+            Query::Prefix(prefix) => key.starts_with(prefix.as_str()),
+        }
+    }
+}
+
+/// What a store knows of one lock.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The lock.
+    pub key: Key,
+    /// Who is in.
+    pub holders: Vec<Entry>,
+    /// Who waits, in order; `None` where the engine cannot tell.
+    pub waiters: Option<Vec<Entry>>,
+    /// The highest fence given so far, where the engine can tell.
+    pub fence: Option<Fence>,
+}
+
+/// A holder or a waiter, as far as the store knows it.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The identity in the store, which may be secret: show its start only.
+    pub identity: String,
+    /// How it holds or wants to hold.
+    pub mode: Mode,
+    /// `user@host pid`.
+    pub who: Option<String>,
+    /// Why.
+    pub note: Option<String>,
+    /// Since when, by the store's or the holder's wall clock.
+    pub since: Option<SystemTime>,
+    /// What is left of the lease; `None` when there is none or the engine cannot tell.
+    pub left: Option<Duration>,
+    /// The fence of a holder.
+    pub fence: Option<Fence>,
+    /// Which permits a holder has.
+    pub slots: Vec<u32>,
+}
+
+/// One result of `doctor`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was looked at and found, in one sentence.
+    pub what: String,
+    /// What to do about it; empty when nothing is wrong.
+    pub advice: String,
+}
+
+/// How much a finding matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// As it should be.
+    Fine,
+    /// Locks work, but a failure may hurt more than it must.
+    Warning,
+    /// Locks do not work, or do not exclude.
+    Problem,
+}

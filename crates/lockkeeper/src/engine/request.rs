@@ -1,0 +1,178 @@
+//! What is asked of an engine, and what it answers.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::Held;
+use crate::key::Key;
+use crate::owner::{Owner, Token};
+
+/// What is asked of an engine.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The lock.
+    pub key: Key,
+    /// Identifies this claim and no other.
+    pub token: Token,
+    /// For re-entrance; without one, the token is the identity.
+    pub owner: Option<Owner>,
+    /// How the lock is to be held.
+    pub mode: Mode,
+    /// How long a grant lasts without renewal.
+    pub ttl: Duration,
+    /// Whether it is never renewed, and so has to have its whole length from the start.
+    pub fixed: bool,
+    /// First come, first served across processes, where the engine does not do so anyway.
+    pub fair: bool,
+    /// Whether to take a place in the queue when it is not our turn. Unset for a single try.
+    pub queue: bool,
+    /// Why, for people who look.
+    pub note: Option<Arc<str>>,
+}
+
+impl Request {
+    /// The identity that a store compares: the owner if there is one, else the token.
+    pub fn identity(&self) -> String {
+        self.owner.as_ref().map_or_else(|| self.token.to_string(), |owner| owner.id().to_owned())
+    }
+}
+
+/// How a lock is held.
+///
+/// A key has one kind at a time: mutex, read-write or semaphore.
+/// `Mutex` and `Write` admit alike; engines whose layout tells them apart refuse a mix as a conflict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Alone.
+    Mutex,
+    /// Alone, against readers of the same key.
+    Write,
+    /// Together with other readers.
+    Read,
+    /// Some of a number of permits.
+    Permits {
+        /// How many are taken at once.
+        take: u32,
+        /// How many there are. Everyone must name the same number.
+        limit: u32,
+    },
+}
+
+impl Mode {
+    /// Whether nobody else can hold the key meanwhile.
+    pub fn is_exclusive(self) -> bool {
+        matches!(self, Mode::Mutex | Mode::Write)
+    }
+
+    /// The kind of lock, as metrics and messages name it.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Mode::Mutex => "mutex",
+            Mode::Write => "write",
+            Mode::Read => "read",
+            Mode::Permits { .. } => "semaphore",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mode::Permits { take, limit } => write!(f, "semaphore({take} of {limit})"),
+            other => f.write_str(other.kind()),
+        }
+    }
+}
+
+/// A number that rises with every grant of a key, for the resource to refuse stale holders by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Fence(u64);
+
+impl Fence {
+    /// Wraps a store's number.
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The plain number, to send along with every access to the protected resource.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The hybrid counter: the last fence plus one, or the clock's microseconds if they are further.
+    ///
+    /// A store that lost its counter goes on from its clock, so order breaks only when
+    /// memory is lost *and* the clock goes back.
+    pub fn after(self, now: SystemTime) -> Self {
+        let micros = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
+        Self(self.0.saturating_add(1).max(u64::try_from(micros).unwrap_or(u64::MAX)))
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// All that an engine needs to extend a grant.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    /// The lock.
+    pub key: Key,
+    /// The claim that holds it.
+    pub token: Token,
+    /// The owner it is held for, if one was named.
+    pub owner: Option<Owner>,
+    /// How it is held.
+    pub mode: Mode,
+    /// How long each extension lasts: what the store really granted, which may differ from what was asked.
+    pub ttl: Duration,
+    /// What the engine gave with the grant.
+    pub held: Arc<dyn Held>,
+}
+
+impl Lease {
+    /// The lease that a request asks for, as long as it asks for.
+    pub fn of(request: &Request) -> Self {
+        Self {
+            key: request.key.clone(),
+            token: request.token,
+            owner: request.owner.clone(),
+            mode: request.mode,
+            ttl: request.ttl,
+            held: Arc::new(()),
+        }
+    }
+
+    /// What the engine gave with the grant, if it is of this type.
+    pub fn held<H: Held>(&self) -> Option<&H> {
+        let held: &dyn Any = &*self.held;
+        held.downcast_ref()
+    }
+}
+
+/// An engine's answer about one lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewal {
+    /// Ours, and extended to its full length.
+    Renewed,
+    /// Positively not ours any more.
+    Gone,
+    /// Nobody could be asked about this one. The clock runs on, and it is asked about again.
+    Unknown,
+}
+
+/// An engine's answer to a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Released {
+    /// It was ours and is free, or there was nothing to undo.
+    Yes,
+    /// As `Yes`, and another client waits for the lock. Engines without a queue report it where they can;
+    /// the core then pauses from time to time, so that the other client gets in.
+    Wanted,
+    /// It was not ours any more.
+    AlreadyGone,
+}

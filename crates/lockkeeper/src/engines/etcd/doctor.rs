@@ -1,0 +1,258 @@
+//! What would hurt in a real deployment.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{AlarmAction, AlarmType, Error as EtcdError, StatusResponse};
+use tonic::Code;
+
+use super::Shared;
+use super::claim::EtcdClaim;
+use super::cluster::PATIENCE;
+use super::leases::{Leases, revoke};
+use crate::core::clock::Clock;
+use crate::engine::{Claim, Finding, Mode, Request, Severity};
+use crate::error::Result;
+use crate::key::Key;
+use crate::owner::Token;
+
+/// A version as numbers, to be compared.
+type Version = (u64, u64, u64);
+
+/// A defect of old servers that matters to locks, and the first version of each line without it.
+struct Defect {
+    fixed: &'static [Version],
+    what: &'static str,
+}
+
+const DEFECTS: [Defect; 2] = [
+    Defect {
+        fixed: &[(3, 4, 31), (3, 5, 13), (3, 6, 0)],
+        what: "a leader that was cut off may revoke leases that are alive (etcd-io/etcd#15247), \
+               so a lock can be lost while its holder renews it",
+    },
+    Defect {
+        fixed: &[(3, 4, 42), (3, 5, 28), (3, 6, 9)],
+        what: "a member that was paused may answer with old data (etcd-io/etcd#20418), \
+               so a broken lock may be noticed late",
+    },
+];
+
+/// The oldest version with everything that we use.
+const OLDEST: Version = (3, 4, 0);
+
+pub(super) async fn examine(shared: &Arc<Shared>) -> Result<Vec<Finding>> {
+    let mut findings = members(shared).await;
+    findings.extend(alarms(shared).await);
+    findings.extend(shortest_lease(shared).await);
+    findings.push(permissions(shared).await);
+    if shared.bare_password {
+        findings.push(finding(
+            Severity::Warning,
+            "the password goes over the network in plain text",
+            "use etcds://",
+        ));
+    }
+    Ok(findings)
+}
+
+async fn members(shared: &Shared) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut answering = 0;
+    let addresses: Vec<_> = shared.cluster.addresses().collect();
+    for (at, address) in addresses.iter().enumerate() {
+        let status = shared.cluster.ask_member(at, PATIENCE, |client| {
+            let mut client = client.maintenance_client();
+            async move { client.status().await }
+        });
+        match status.await {
+            Ok(status) => {
+                answering += 1;
+                findings.extend(member(address, &status));
+            }
+            Err(EtcdError::GRpcStatus(status)) if status.code() == Code::PermissionDenied => {
+                answering += 1;
+                findings.push(finding(
+                    Severity::Fine,
+                    format!(
+                        "member {address} answers, and shows its version and state only to root"
+                    ),
+                    "",
+                ));
+            }
+            Err(error) => findings.push(finding(
+                Severity::Warning,
+                format!("member {address} does not answer: {error}"),
+                "bring it back, or leave it out of the URL",
+            )),
+        }
+    }
+    let listed = addresses.len();
+    let (severity, advice) = match (answering * 2 > listed, listed) {
+        (false, _) => (Severity::Problem, "fewer than half answer: look at those that do not"),
+        (true, 1 | 2) => (
+            Severity::Warning,
+            "name three or five members in the URL: with one or two, none may fail",
+        ),
+        (true, _) => (Severity::Fine, ""),
+    };
+    let what = format!("{answering} of the {listed} members in the URL answer");
+    findings.push(finding(severity, what, advice));
+    findings
+}
+
+fn member(address: &str, status: &StatusResponse) -> Vec<Finding> {
+    let mut findings = version(address, status.version());
+    if status.leader() == 0 {
+        findings.push(finding(
+            Severity::Problem,
+            format!("member {address} knows no leader"),
+            "more than half of the members have to reach each other",
+        ));
+    }
+    if status.is_learner() {
+        findings.push(finding(
+            Severity::Warning,
+            format!("member {address} is a learner and does not serve locks"),
+            "promote it, or leave it out of the URL",
+        ));
+    }
+    for error in status.errors() {
+        let what = format!("member {address} reports: {error}");
+        findings.push(finding(Severity::Problem, what, "see its own log"));
+    }
+    findings
+}
+
+fn version(address: &str, text: &str) -> Vec<Finding> {
+    let Some(version) = numbers(text) else {
+        let what = format!("member {address} has a version that is not understood: {text:?}");
+        return vec![finding(Severity::Warning, what, "etcd 3.4 or later is needed")];
+    };
+    if version < OLDEST {
+        let what = format!("member {address} runs etcd {text}");
+        return vec![finding(Severity::Problem, what, "etcd 3.4 or later is needed")];
+    }
+    let found: Vec<_> = DEFECTS
+        .iter()
+        .filter_map(|defect| {
+            let fixed = defect.fixed_in(version)?;
+            Some(finding(
+                Severity::Warning,
+                format!("member {address} runs etcd {text}, in which {}", defect.what),
+                format!("update it to {}.{}.{} or later", fixed.0, fixed.1, fixed.2),
+            ))
+        })
+        .collect();
+    match found.is_empty() {
+        true => vec![finding(Severity::Fine, format!("member {address} runs etcd {text}"), "")],
+        false => found,
+    }
+}
+
+impl Defect {
+    /// Where this version's line got rid of it; `None` if that is not later than this version.
+    fn fixed_in(&self, version: Version) -> Option<Version> {
+        let line = |fixed: &&Version| (fixed.0, fixed.1) == (version.0, version.1);
+        let fixed = self.fixed.iter().find(line).copied()?;
+        (version < fixed).then_some(fixed)
+    }
+}
+
+fn numbers(text: &str) -> Option<Version> {
+    let mut parts = text.split(['.', '-', '+']).map(|part| part.parse().ok());
+    Some((parts.next()??, parts.next()??, parts.next()??))
+}
+
+async fn alarms(shared: &Shared) -> Vec<Finding> {
+    let alarms = shared.cluster.ask("read the alarms", PATIENCE, |client| {
+        let mut client = client.maintenance_client();
+        async move { client.alarm(AlarmAction::Get, AlarmType::None, None).await }
+    });
+    let alarms = match alarms.await {
+        Ok(alarms) => alarms,
+        // Only root may, once there are users.
+        Err(error) => {
+            let what = format!("the alarms cannot be read: {error}");
+            return vec![finding(Severity::Fine, what, "")];
+        }
+    };
+    let raised = alarms.alarms().iter().map(|raised| {
+        let (what, advice) = match raised.alarm() {
+            AlarmType::Nospace => (
+                "has no space left, and takes no locks",
+                "compact, defragment, then disarm: etcdctl alarm disarm",
+            ),
+            _ => ("is damaged", "replace this member"),
+        };
+        finding(Severity::Problem, format!("member {:x} {what}", raised.member_id()), advice)
+    });
+    raised.collect()
+}
+
+/// Asks for a lease of one second and sees what comes of it.
+async fn shortest_lease(shared: &Shared) -> Option<Finding> {
+    let mut lent = Leases::default().take(Duration::from_secs(1));
+    let shortest = lent.make(&shared.cluster, Clock::System.now()).await.ok()?;
+    let _ = revoke(&shared.cluster, lent.id, &mut false).await;
+    let shortest = humantime::format_duration(shortest);
+    let what = format!("the shortest lease is {shortest}, also for locks that ask for less");
+    Some(finding(Severity::Fine, what, ""))
+}
+
+/// Takes a lock that nobody else has and gives it back.
+async fn permissions(shared: &Arc<Shared>) -> Finding {
+    let token = Token::fresh();
+    let key = Key::new(format!("lockkeeper.doctor-{token}")).expect("a token is visible text");
+    let request = Request {
+        key,
+        token,
+        owner: None,
+        mode: Mode::Mutex,
+        ttl: Duration::from_secs(5),
+        fixed: false,
+        fair: false,
+        queue: false,
+        note: None,
+    };
+    let mut ticket = EtcdClaim::new(shared.clone(), request);
+    let taken = ticket.attempt(Clock::System.now()).await;
+    let given_back = ticket.release().await;
+    match taken.and(given_back) {
+        Ok(_) => finding(Severity::Fine, "a lock could be taken and given back", ""),
+        Err(error) => finding(
+            Severity::Problem,
+            format!("a lock could not be taken and given back: {error}"),
+            "grant the role readwrite on the keys that start with the prefix in the URL",
+        ),
+    }
+}
+
+fn finding(severity: Severity, what: impl Into<String>, advice: impl Into<String>) -> Finding {
+    Finding { severity, what: what.into(), advice: advice.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warnings(text: &str) -> usize {
+        version("m", text).iter().filter(|finding| finding.severity == Severity::Warning).count()
+    }
+
+    #[test]
+    fn old_servers_are_named_with_what_ails_them() {
+        assert_eq!(warnings("3.4.23"), 2);
+        assert_eq!(warnings("3.4.31"), 1);
+        assert_eq!(warnings("3.4.42"), 0);
+        assert_eq!(warnings("3.5.12"), 2);
+        assert_eq!(warnings("3.5.28"), 0);
+        assert_eq!(warnings("3.6.0"), 1);
+        assert_eq!(warnings("3.6.9"), 0);
+        assert_eq!(warnings("3.7.1-rc.0"), 0);
+        assert_eq!(version("m", "3.3.27")[0].severity, Severity::Problem);
+        assert_eq!(version("m", "tower")[0].severity, Severity::Warning);
+        let found = version("m", "3.4.23");
+        assert!(found[0].what.contains("#15247") && found[0].advice.contains("3.4.31"));
+    }
+}

@@ -1,0 +1,192 @@
+//! The keep-alive stream: one per client, for all its leases.
+//!
+//! A stream lives on one connection and dies with it. Questions that it leaves without an answer are
+//! asked again on a new one, at the next member; no answer at all is [`KeepAliveOutcome::Unknown`], never "gone".
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use etcd_client::{Error as EtcdError, LeaseKeepAliveStream, LeaseKeeper};
+use tokio::sync::{Mutex as AsyncMutex, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout_at};
+
+use super::cluster::Cluster;
+
+/// What became of a lease that was to be kept alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeepAliveOutcome {
+    /// Extended to its full length.
+    Alive,
+    /// The store does not know it any more.
+    Gone,
+    /// Nobody answered.
+    Unknown,
+}
+
+/// The stream, opened when it is first needed.
+#[derive(Debug, Default)]
+pub(super) struct KeepAlive {
+    stream: AsyncMutex<Option<Stream>>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    keeper: LeaseKeeper,
+    member: usize,
+    asked: Arc<Asked>,
+    reader: AbortHandle,
+}
+
+/// Who waits for an answer about which lease. The answers about one lease come in order.
+#[derive(Debug, Default)]
+struct Asked {
+    /// `None` once the stream has ended.
+    waiting: Mutex<Option<HashMap<i64, VecDeque<oneshot::Sender<i64>>>>>,
+}
+
+impl KeepAlive {
+    /// Keeps leases alive, each counted from before this call; every member may take so long to answer.
+    pub(super) async fn keep(
+        &self,
+        cluster: &Cluster,
+        leases: &[i64],
+        patience: Duration,
+    ) -> Vec<KeepAliveOutcome> {
+        let mut beats = vec![KeepAliveOutcome::Unknown; leases.len()];
+        // Twice at least: the first stream may turn out to have ended long ago.
+        for _ in 0..cluster.addresses().count().max(2) {
+            let member = cluster.current();
+            let until = Instant::now() + patience;
+            let open: Vec<_> =
+                (0..leases.len()).filter(|n| beats[*n] == KeepAliveOutcome::Unknown).collect();
+            let ids: Vec<_> = open.iter().map(|n| leases[*n]).collect();
+            let Ok(Ok(answers)) = timeout_at(until, self.send(cluster, member, &ids)).await else {
+                self.forget(member).await;
+                cluster.leave(member);
+                continue;
+            };
+            for (n, answer) in open.into_iter().zip(answers) {
+                beats[n] = match answer {
+                    Answer::Here(beat) => beat,
+                    Answer::Coming(ttl) => match timeout_at(until, ttl).await {
+                        Ok(Ok(ttl)) if ttl > 0 => KeepAliveOutcome::Alive,
+                        Ok(Ok(_)) => KeepAliveOutcome::Gone,
+                        _ => KeepAliveOutcome::Unknown,
+                    },
+                };
+            }
+            if !beats.contains(&KeepAliveOutcome::Unknown) {
+                break;
+            }
+            self.forget(member).await;
+            cluster.leave(member);
+        }
+        beats
+    }
+
+    /// Puts the questions on the stream of this member.
+    async fn send(
+        &self,
+        cluster: &Cluster,
+        member: usize,
+        leases: &[i64],
+    ) -> Result<Vec<Answer>, EtcdError> {
+        let mut answers = Vec::with_capacity(leases.len());
+        let mut stream = self.stream.lock().await;
+        stream.take_if(|stream| stream.member != member || stream.asked.has_ended());
+        for lease in leases {
+            let stream = match &mut *stream {
+                Some(stream) => stream,
+                none => {
+                    // A stream is opened with a first question, and comes with its answer.
+                    let mut client = cluster.client(member).await?.lease_client();
+                    let beat = match client.keep_alive(*lease).await {
+                        Ok((keeper, replies)) => {
+                            *none = Some(Stream::new(keeper, replies, member));
+                            KeepAliveOutcome::Alive
+                        }
+                        Err(EtcdError::LeaseKeepAliveError(_)) => KeepAliveOutcome::Gone,
+                        Err(error) => return Err(error),
+                    };
+                    answers.push(Answer::Here(beat));
+                    continue;
+                }
+            };
+            let (reply, coming) = oneshot::channel();
+            stream.asked.add(*lease, reply);
+            stream.keeper.id = *lease;
+            stream.keeper.keep_alive().await?;
+            answers.push(Answer::Coming(coming));
+        }
+        Ok(answers)
+    }
+
+    /// Closes the stream of a member that does not answer.
+    async fn forget(&self, member: usize) {
+        self.stream.lock().await.take_if(|stream| stream.member == member);
+    }
+}
+
+enum Answer {
+    Here(KeepAliveOutcome),
+    Coming(oneshot::Receiver<i64>),
+}
+
+impl Stream {
+    fn new(keeper: LeaseKeeper, mut replies: LeaseKeepAliveStream, member: usize) -> Self {
+        let asked = Arc::new(Asked { waiting: Mutex::new(Some(HashMap::new())) });
+        let answered = asked.clone();
+        let reader = tokio::spawn(async move {
+            while let Ok(Some(reply)) = replies.message().await {
+                answered.resolve(reply.id(), reply.ttl());
+            }
+            answered.end();
+        });
+        Self { keeper, member, asked, reader: reader.abort_handle() }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.reader.abort();
+        self.asked.end();
+    }
+}
+
+impl Asked {
+    fn add(&self, lease: i64, reply: oneshot::Sender<i64>) {
+        // Dropped at once when the stream has ended, which its receiver takes for no answer.
+        if let Some(waiting) = &mut *self.lock() {
+            waiting.entry(lease).or_default().push_back(reply);
+        }
+    }
+
+    fn resolve(&self, lease: i64, ttl: i64) {
+        let mut asked = self.lock();
+        let Some(waiting) = &mut *asked else { return };
+        let Some(queue) = waiting.get_mut(&lease) else { return };
+        let reply = queue.pop_front();
+        if queue.is_empty() {
+            waiting.remove(&lease);
+        }
+        drop(asked);
+        if let Some(reply) = reply {
+            // Whoever asked may have given up.
+            let _ = reply.send(ttl);
+        }
+    }
+
+    fn end(&self) {
+        *self.lock() = None;
+    }
+
+    fn has_ended(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<HashMap<i64, VecDeque<oneshot::Sender<i64>>>>> {
+        self.waiting.lock().expect("nothing panics under this lock")
+    }
+}

@@ -1,0 +1,290 @@
+//! `etcd:`: locks kept by a cluster that agrees on every step, in the layout of etcd's own clients.
+//!
+//! A place in line is a key that lives as long as a lease; the lowest create revision is in, and is the
+//! fence. Those behind watch the one ahead of them. `etcdctl lock` and services that use etcd's own
+//! `concurrency` package stand in the same lines.
+//!
+//! - `names`, `record` and `line` are the layout; `look` and `claim` are the way in and out of a line.
+//! - `cluster` asks the members; `leases` lends leases, `pulse` keeps them alive, `watch` waits, `vigil`
+//!   watches over what is held.
+
+mod claim;
+mod cluster;
+mod doctor;
+mod held_watch;
+mod inspect;
+mod keepalive;
+mod layout;
+mod leases;
+mod look;
+mod queue;
+mod record;
+mod settings;
+mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use etcd_client::{GetOptions, GetResponse, Txn, TxnOp, TxnOpResponse, TxnResponse};
+
+use self::claim::EtcdClaim;
+use self::cluster::{Cluster, NAME, PATIENCE, is_denied};
+use self::keepalive::{KeepAlive, KeepAliveOutcome};
+use self::layout::KeyNames;
+use self::leases::Leases;
+use self::settings::Settings;
+use self::watch::Watches;
+use super::Registration;
+use super::yield_signal::YieldSignal;
+use crate::core::clock::Moment;
+use crate::engine::{
+    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
+    Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+};
+use crate::engines::endpoint::Endpoint;
+use crate::error::{Error, Loss, Result};
+use crate::key::Key;
+
+pub(crate) const ENGINE: Registration = Registration {
+    open: |endpoint| Box::pin(open(endpoint)),
+    guarantees: |endpoint| Settings::read(endpoint).map(|_| GUARANTEES),
+    ways: &["etcd://h1,h2,h3"],
+};
+
+/// What this engine promises.
+const GUARANTEES: Guarantees = Guarantees {
+    engine: NAME,
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    // With the longest name, about as many as a request may carry.
+    most_permits: 800,
+    order: Order::Fifo,
+    fence: FenceSource::Revision,
+    death: Death::Lease,
+    wakeup: Wakeup::Push,
+    scope: Scope::Network,
+    survives: Survives::Minority,
+    reentrance: Reentrance::Client,
+};
+
+/// How many operations go into one transaction; servers refuse more than 128.
+const OPERATIONS: usize = 100;
+
+/// The longest answer in bytes: a line of a hundred thousand, or as many permits.
+const LONGEST: usize = 64 << 20;
+
+/// Locks in an etcd cluster.
+#[derive(Debug, Clone)]
+pub struct Etcd {
+    shared: Arc<Shared>,
+}
+
+/// What all claims of a client share.
+#[derive(Debug)]
+struct Shared {
+    cluster: Arc<Cluster>,
+    names: KeyNames,
+    leases: Leases,
+    pulse: KeepAlive,
+    watches: Watches,
+    bare_password: bool,
+}
+
+/// A place in the queue that was let in.
+#[derive(Debug, Clone)]
+struct EtcdHeld {
+    shared: Arc<Shared>,
+    lease: i64,
+    seat: Vec<u8>,
+    /// The create revision of the seat.
+    number: i64,
+    /// The revision at which it was seen.
+    seen: i64,
+    yielding: YieldSignal,
+}
+
+impl Held for EtcdHeld {
+    fn gone(&self) -> Option<Signal<Loss>> {
+        Some(Box::pin(held_watch::watch_over(self.clone())))
+    }
+
+    fn yield_requested(&self) -> Option<Signal> {
+        Some(self.yielding.rung())
+    }
+}
+
+/// Opens `etcd://h1,h2,h3` or, with TLS, `etcds://`, and makes sure that a member answers.
+async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
+    let settings = Settings::read(&endpoint)?;
+    let cluster = Arc::new(Cluster::new(settings.addresses, settings.connect));
+    let names = KeyNames::new(settings.prefix);
+    greet(&cluster, &names).await?;
+    let shared = Shared {
+        watches: Watches::new(cluster.clone()),
+        cluster,
+        names,
+        leases: Leases::default(),
+        pulse: KeepAlive::default(),
+        bare_password: settings.bare_password,
+    };
+    Ok(Arc::new(Etcd { shared: Arc::new(shared) }))
+}
+
+/// Reads a key of ours, which the least of our users may do; the status of a member is for root.
+///
+/// A member that refuses even this one key is there. What a user may do is said when it does it.
+async fn greet(cluster: &Cluster, names: &KeyNames) -> Result<()> {
+    let hello = cluster.ask("connect", PATIENCE, |client| {
+        let mut client = client.kv_client();
+        let any = GetOptions::new().with_serializable().with_count_only();
+        let key = names.greeting();
+        async move { client.get(key, Some(any)).await }
+    });
+    match hello.await {
+        Err(error) if !is_denied(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[async_trait]
+impl Engine for Etcd {
+    fn guarantees(&self) -> Guarantees {
+        GUARANTEES
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        Box::new(EtcdClaim::new(self.shared.clone(), request))
+    }
+
+    /// Servers handle the requests of one connection side by side.
+    fn ordered(&self) -> bool {
+        false
+    }
+
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
+        self.shared.renew(leases).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        inspect::inspect(&self.shared, query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::break_lock(&self.shared, key).await
+    }
+
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.shared, key).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        doctor::examine(&self.shared).await
+    }
+
+    async fn close(&self) {
+        for id in self.shared.leases.drain() {
+            // One that cannot be revoked ends by itself.
+            let _ = leases::revoke(&self.shared.cluster, id, &mut false).await;
+        }
+    }
+}
+
+impl Shared {
+    /// A lease that lives vouches for its key, unless somebody took the key itself away: both are asked.
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        let held: Vec<_> = leases.iter().map(Lease::held::<EtcdHeld>).collect();
+        let ours: Vec<_> = held.iter().copied().flatten().collect();
+        let ids: Vec<_> = ours.iter().map(|held| held.lease).collect();
+        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
+        let patience = patience(shortest);
+        let (beats, (there, trouble)) = tokio::join!(
+            self.pulse.keep(&self.cluster, &ids, patience),
+            self.are_there(&ours, patience)
+        );
+        let mut answers = beats.into_iter().zip(there).map(|answer| match answer {
+            (KeepAliveOutcome::Gone, _) | (_, Some(false)) => Renewal::Gone,
+            (KeepAliveOutcome::Alive, Some(true)) => Renewal::Renewed,
+            _ => Renewal::Unknown,
+        });
+        let answer = |held: Option<&EtcdHeld>| match held {
+            Some(_) => answers.next().unwrap_or(Renewal::Unknown),
+            None => Renewal::Gone,
+        };
+        let renewals: Vec<_> = held.into_iter().map(answer).collect();
+        match trouble {
+            Some(error) if renewals.iter().all(|renewal| *renewal == Renewal::Unknown) => {
+                Err(error)
+            }
+            _ => Ok(renewals),
+        }
+    }
+
+    /// Whether places are still there; `None` where nobody could be asked, and then why.
+    async fn are_there(
+        &self,
+        seats: &[&EtcdHeld],
+        patience: Duration,
+    ) -> (Vec<Option<bool>>, Option<Error>) {
+        let mut there = Vec::with_capacity(seats.len());
+        let mut trouble = None;
+        for seats in seats.chunks(OPERATIONS) {
+            let look = |seat: &&EtcdHeld| {
+                TxnOp::get(seat.seat.clone(), Some(GetOptions::new().with_keys_only()))
+            };
+            let txn = Txn::new().and_then(seats.iter().map(look).collect::<Vec<_>>());
+            let found = self.cluster.ask("look at places", patience, |client| {
+                let (mut client, txn) = (client.kv_client(), txn.clone());
+                async move { client.txn(txn).await }
+            });
+            let found = match found.await {
+                Ok(found) => found,
+                Err(error) => {
+                    there.extend(seats.iter().map(|_| None));
+                    trouble = Some(error);
+                    continue;
+                }
+            };
+            there.extend(found.op_responses().iter().zip(seats).map(|(found, seat)| {
+                let TxnOpResponse::Get(found) = found else { return None };
+                Some(found.kvs().iter().any(|kv| kv.create_revision() == seat.number))
+            }));
+        }
+        (there, trouble)
+    }
+
+    async fn txn(&self, doing: &str, txn: Txn, doubt: &mut bool) -> Result<TxnResponse> {
+        let answer = self.cluster.change(doing, PATIENCE, doubt, |client| {
+            let mut client = client.kv_client().max_decoding_message_size(LONGEST);
+            let txn = txn.clone();
+            async move { client.txn(txn).await }
+        });
+        answer.await
+    }
+
+    async fn get(&self, doing: &str, key: Vec<u8>, options: GetOptions) -> Result<GetResponse> {
+        let answer = self.cluster.ask(doing, PATIENCE, |client| {
+            let mut client = client.kv_client().max_decoding_message_size(LONGEST);
+            let (key, options) = (key.clone(), options.clone());
+            async move { client.get(key, Some(options)).await }
+        });
+        answer.await
+    }
+}
+
+/// Operations for one transaction, however many: most of them as transactions inside of it.
+///
+/// The first one is its first. What servers count is the operations side by side and those around them.
+fn nested(mut operations: Vec<TxnOp>) -> Vec<TxnOp> {
+    if operations.len() > OPERATIONS {
+        let more = operations.split_off(1);
+        let part = |part: &[TxnOp]| TxnOp::txn(Txn::new().and_then(part));
+        operations.extend(more.chunks(OPERATIONS / 2).map(part));
+    }
+    operations
+}
+
+/// How long a member may take to answer about a lease, so that another can be asked before it ends.
+fn patience(ttl: Duration) -> Duration {
+    (ttl / 6).clamp(Duration::from_millis(500), PATIENCE)
+}

@@ -1,0 +1,329 @@
+//! A claim on a lock file: its open file, its number, and how it waits.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use tokio::time::{sleep, timeout_at};
+
+use super::ofd_lock::{self, Bytes, Hold};
+use super::record::{Record, State};
+use super::stalled::Stalled;
+use super::watchers::{self, Freed};
+use super::{MOST_RECORDS, Opened, Place, Shared, both, failed, or_conflict, ticket, waiting};
+use crate::core::Backoff;
+use crate::core::admission::{self, Turn};
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request};
+use crate::error::{Error, Result};
+
+/// How the first in line for a semaphore looks for a free permit: the kernel cannot wait for *any*
+/// of several bytes. One process per key does this, the others sleep behind it.
+const LOOK: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(25));
+
+#[derive(Debug)]
+pub(super) struct FileClaim {
+    shared: Arc<Shared>,
+    request: Request,
+    path: PathBuf,
+    /// Open from the first attempt to the release.
+    opened: Option<Opened>,
+    /// Our number and where our record is, once we are in line.
+    place: Option<Place>,
+    granted: Option<(Fence, Vec<u32>)>,
+    /// What the last attempt found in our way.
+    obstacle: Obstacle,
+    /// The thread that sleeps on a byte, for us and perhaps for others.
+    watcher: Option<(Bytes, Freed)>,
+    sleepers: Stalled,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Obstacle {
+    None,
+    /// Nothing changes before this byte is free.
+    Byte(Bytes),
+    /// All permits are taken, and we are first in line.
+    Full {
+        looks: u32,
+    },
+}
+
+impl FileClaim {
+    pub(super) fn new(shared: Arc<Shared>, request: Request) -> Self {
+        let path = shared.directory.file_of(&request.key);
+        Self {
+            shared,
+            request,
+            path,
+            opened: None,
+            place: None,
+            granted: None,
+            obstacle: Obstacle::None,
+            watcher: None,
+            sleepers: Stalled::default(),
+        }
+    }
+
+    /// Opens the file if need be, and takes the deciding byte; gives the epoch.
+    ///
+    /// The file that is locked must be the one that the path leads to: it may have been removed or
+    /// replaced between opening and locking.
+    async fn decide(&mut self) -> Result<u64> {
+        loop {
+            let opened = match &self.opened {
+                Some(opened) => opened,
+                None => self.opened.insert(self.shared.open(&self.request.key, &self.path)?),
+            };
+            let own = self.place.map(|place| place.number);
+            if let Some(epoch) = opened.decide(&self.path, &self.request.key, own).await? {
+                return Ok(epoch);
+            }
+            // Our place in line went with the file, if we had one.
+            self.opened = None;
+            self.place = None;
+            self.watcher = None;
+        }
+    }
+
+    /// Decides under the deciding byte whether it is our turn, and writes down what follows.
+    fn judge(&mut self, epoch: u64, asked: Moment) -> Result<Option<Grant>> {
+        let opened = self.opened.as_ref().expect("a file is open while it is decided on");
+        let begun = opened.read_or_begin(epoch, &self.request.key);
+        let mut file = begun.map_err(|error| or_conflict(&self.request.key, error))?;
+        if file.key != self.request.key {
+            let found = format!("its file {} says that it is {:?}", self.path.display(), file.key);
+            return Err(Error::Conflict { key: self.request.key.clone(), found });
+        }
+        let mut own = self.place.map(|place| place.number);
+        let mut living = opened.living(&file, own)?;
+        if let Some(number) = own {
+            let ours = living.iter().find(|(_, record)| record.number == number);
+            match ours.map(|(at, record)| (*at, record.state)) {
+                Some((at, State::Waiting)) => self.place = Some(Place { number, epoch, at }),
+                // We were let in, but could not be sure of it: somebody had begun a new epoch.
+                Some((at, State::Granted)) => {
+                    self.granted = ours.map(|(_, record)| (record.fence, record.slots.clone()));
+                    self.place = Some(Place { number, epoch, at });
+                    self.unlock(waiting(number))?;
+                    return self.grant(asked);
+                }
+                // Our place did not make it into this epoch, or was taken away: we start again.
+                Some((_, State::Broken)) | None => {
+                    self.unlock(both(number))?;
+                    self.place = None;
+                    own = None;
+                }
+            }
+        }
+        let opened = self.opened.as_ref().expect("a file is open while it is decided on");
+        let used: Vec<usize> = living.iter().map(|(at, _)| *at).collect();
+        living.retain(|(_, record)| Some(record.number) != own && record.state != State::Broken);
+        let line: Vec<Record> = living.into_iter().map(|(_, record)| record).collect();
+        if let Some(other) =
+            line.iter().find(|other| !admission::mixes(self.request.mode, other.mode))
+        {
+            let found =
+                format!("it is used as {}, and was asked for as {}", other.mode, self.request.mode);
+            return Err(Error::Conflict { key: self.request.key.clone(), found });
+        }
+
+        let turn = self.sleepers.turn(&self.request, own.unwrap_or(u64::MAX), &line);
+        self.obstacle = match turn {
+            Turn::In => Obstacle::None,
+            Turn::Behind(j) => Obstacle::Byte(match (self.request.mode, line[j].state) {
+                (Mode::Permits { .. }, State::Waiting) => waiting(line[j].number),
+                _ => ticket(line[j].number),
+            }),
+            Turn::Full => match self.obstacle {
+                Obstacle::Full { looks } => Obstacle::Full { looks: looks + 1 },
+                _ => Obstacle::Full { looks: 0 },
+            },
+        };
+        if turn != Turn::In && (own.is_some() || !self.request.queue) {
+            return Ok(None);
+        }
+
+        let mut record = Record::new(&self.request, own.unwrap_or(file.next));
+        if turn == Turn::In {
+            record.state = State::Granted;
+            if let Mode::Permits { take, .. } = self.request.mode {
+                record.slots =
+                    admission::free_slots(line.iter().flat_map(|other| other.slots.clone()), take);
+            }
+            // An owner that enters again keeps its fence, or the resource would refuse its first guard.
+            let again = !matches!(self.request.mode, Mode::Permits { .. })
+                && line.iter().any(|other| {
+                    other.state == State::Granted
+                        && other.mode.is_exclusive()
+                        && other.identity() == record.identity()
+                });
+            if self.request.mode != Mode::Read && !again {
+                file.fence = file.fence.after(SystemTime::now());
+            }
+            record.fence = file.fence;
+        }
+        let granted = (record.fence, record.slots.clone());
+        let number = record.number;
+        let at = match self.place {
+            Some(place) => place.at,
+            None => {
+                // Nobody else ever gets this number, so nobody is in the way.
+                let bytes = if turn == Turn::In { ticket(number) } else { both(number) };
+                let locked = ofd_lock::try_lock(&opened.file, bytes, Hold::Exclusive)
+                    .map_err(|error| failed("lock a lock file", error))?;
+                if !locked {
+                    return Err(opened.failed("lock", io::Error::other("its numbers went back")));
+                }
+                file.next = number + 1;
+                file.make_room(&used)
+            }
+        };
+        if at >= MOST_RECORDS {
+            self.unlock(both(number))?;
+            let room = format!("there is room for {MOST_RECORDS} holders and waiters of a lock");
+            return Err(opened.failed("write", io::Error::other(room)));
+        }
+        if let Err(error) = opened.write(epoch, &file, at, &record) {
+            if own.is_none() {
+                self.unlock(both(number))?;
+            }
+            return Err(error);
+        }
+        self.place = Some(Place { number, epoch, at });
+        if turn != Turn::In {
+            return Ok(None);
+        }
+        if own.is_some() {
+            self.unlock(waiting(number))?;
+        }
+        self.granted = Some(granted);
+        self.grant(asked)
+    }
+
+    fn unlock(&self, bytes: Bytes) -> Result<()> {
+        let Some(opened) = &self.opened else { return Ok(()) };
+        ofd_lock::unlock(&opened.file, bytes).map_err(|error| opened.failed("unlock", error))
+    }
+
+    fn grant(&self, asked: Moment) -> Result<Option<Grant>> {
+        let (Some((fence, slots)), Some(opened)) = (self.granted.clone(), &self.opened) else {
+            return Ok(None);
+        };
+        let held = FileHeld { file: opened.file.clone() };
+        let (ttl, since) = (self.request.ttl, asked);
+        Ok(Some(Grant { fence, slots, ttl, since, held: Arc::new(held) }))
+    }
+
+    /// Sees to it that a thread sleeps until the byte is free.
+    fn watch(&mut self, byte: Bytes) -> Result<()> {
+        if self.watcher.as_ref().is_some_and(|(watched, _)| *watched == byte) {
+            return Ok(());
+        }
+        let opened = self.opened.as_ref().expect("who waits has attempted");
+        let freed = watchers::watch(opened.identity, byte, || {
+            let file = self.shared.directory.open_existing(&self.path).and_then(Opened::new);
+            let file = file.map_err(|error| failed("open a lock file", error))?;
+            if file.identity == opened.identity {
+                return Ok(file.file);
+            }
+            // The next attempt sees to it.
+            Err(opened.failed("watch", io::Error::other("it was replaced")))
+        })?;
+        self.watcher = Some((byte, freed));
+        Ok(())
+    }
+
+    /// Gives our bytes back.
+    fn leave(&mut self) -> Result<()> {
+        self.granted = None;
+        self.place.take().map_or(Ok(()), |place| self.unlock(both(place.number)))
+    }
+}
+
+#[async_trait]
+impl Claim for FileClaim {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        if let Some(grant) = self.grant(asked)? {
+            return Ok(Some(grant));
+        }
+        loop {
+            let epoch = self.decide().await?;
+            let answer = self.judge(epoch, asked);
+            let opened = self.opened.as_ref().expect("it was just decided on");
+            // Somebody may have taken us for stopped. Then what we wrote does not count, unless it
+            // was copied: the next round tells.
+            let counts = opened.epoch().map(|current| current == epoch);
+            opened.decided(epoch)?;
+            if counts? || answer.is_err() {
+                return answer;
+            }
+            self.granted = None;
+        }
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        match self.obstacle {
+            Obstacle::None => return Ok(()),
+            Obstacle::Full { looks } => {
+                sleep(LOOK.delay(looks)).await;
+                return Ok(());
+            }
+            Obstacle::Byte(byte) => self.watch(byte)?,
+        }
+        let Some((_, watcher)) = &mut self.watcher else { return Ok(()) };
+        let freed = match self.sleepers.pass_at {
+            Some(until) => timeout_at(until, watcher.wait()).await.is_ok(),
+            None => {
+                watcher.wait().await;
+                true
+            }
+        };
+        if freed {
+            self.watcher = None;
+        }
+        Ok(())
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        let broken = match (&self.opened, self.place, &self.granted) {
+            (Some(opened), Some(place), Some(_)) => !opened.is_granted(place)?,
+            _ => false,
+        };
+        let number = self.place.map(|place| place.number);
+        self.leave()?;
+        if let Some(mut opened) = self.opened.take() {
+            opened.given_back = number.or(opened.given_back);
+            self.shared.put_back(&self.request.key, opened);
+        }
+        Ok(if broken { Released::AlreadyGone } else { Released::Yes })
+    }
+}
+
+/// The open file whose kernel lock is the grant.
+#[derive(Debug)]
+struct FileHeld {
+    file: Arc<File>,
+}
+
+impl Held for FileHeld {
+    fn expires(&self) -> bool {
+        false
+    }
+
+    fn bequeath(&self) -> Option<OwnedFd> {
+        self.file.try_clone().ok().map(OwnedFd::from)
+    }
+}
+
+impl Drop for FileClaim {
+    /// For the case that nobody released it, such as the end of the runtime: a child may have
+    /// inherited the open file, and closing ours would not end the lock then.
+    fn drop(&mut self) {
+        let _ = self.leave();
+    }
+}

@@ -1,0 +1,132 @@
+//! Those whose turn it is but who do not take it.
+//!
+//! A stopped process is not dead, so the kernel keeps its place in line; but nobody has to wait for
+//! it for ever. Whoever sees the one ahead sleep through its turn for two seconds passes by.
+//! The sleeper keeps its place, and is in front again when it wakes.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::record::{Record, State};
+use crate::core::admission::{self, Queued, Turn};
+use crate::engine::Request;
+
+/// How long someone may sleep through its turn.
+const DOZE: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+pub(super) struct Stalled {
+    /// Numbers of those who sleep, and since when we see it.
+    seen: Vec<(u64, Instant)>,
+    /// When the one directly ahead of us is passed by, if it is asleep.
+    pub(super) pass_at: Option<Instant>,
+}
+
+impl Stalled {
+    /// The turn of a claim with this number among the others, in their order.
+    pub(super) fn turn(&mut self, request: &Request, number: u64, line: &[Record]) -> Turn {
+        if line.is_empty() {
+            return Turn::In;
+        }
+        let identity = request.identity();
+        let me = Queued { owner: identity.as_str(), mode: request.mode, granted: false };
+        let now = Instant::now();
+        self.pass_at = None;
+        let mut passed = Vec::new();
+        loop {
+            let awake = || line.iter().filter(|other| !passed.contains(&other.number));
+            let mut places: Vec<Queued<&str>> = awake()
+                .map(|other| Queued {
+                    owner: other.identity(),
+                    mode: other.mode,
+                    granted: other.state == State::Granted,
+                })
+                .collect();
+            let at = awake().filter(|other| other.number < number).count();
+            places.insert(at, me);
+            let Turn::Behind(ahead) = admission::turn(&places, at) else {
+                return admission::turn(&places, at);
+            };
+            let first = (0..at).find(|j| !places[*j].granted);
+            if let Some(first) = first.filter(|first| admission::turn(&places, *first) == Turn::In)
+            {
+                let sleeper = awake().nth(first).expect("it is in line").number;
+                let since = self.since(sleeper, now);
+                if now - since >= DOZE {
+                    passed.push(sleeper);
+                    continue;
+                }
+                self.pass_at = Some(since + DOZE);
+            }
+            let ahead = awake().nth(if ahead > at { ahead - 1 } else { ahead });
+            let ahead = ahead.expect("it is in line").number;
+            let there = line.iter().position(|other| other.number == ahead);
+            return Turn::Behind(there.expect("it is in line"));
+        }
+    }
+
+    fn since(&mut self, sleeper: u64, now: Instant) -> Instant {
+        if let Some((_, since)) = self.seen.iter().find(|(seen, _)| *seen == sleeper) {
+            return *since;
+        }
+        self.seen.push((sleeper, now));
+        now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Mode;
+    use crate::key::Key;
+    use crate::owner::Token;
+
+    fn request() -> Request {
+        Request {
+            key: Key::new("k").unwrap(),
+            token: Token::fresh(),
+            owner: None,
+            mode: Mode::Mutex,
+            ttl: Duration::from_secs(30),
+            fixed: false,
+            fair: false,
+            queue: true,
+            note: None,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sleepers_are_passed_one_after_the_other() {
+        let records: Vec<Record> = (1..=2).map(|number| Record::new(&request(), number)).collect();
+        let line = &records;
+        let me = request();
+        let mut sleepers = Stalled::default();
+        for _ in line {
+            assert_eq!(sleepers.turn(&me, 3, line), Turn::Behind(1));
+            assert_eq!(sleepers.pass_at, Some(Instant::now() + DOZE));
+            tokio::time::advance(DOZE).await;
+        }
+        assert_eq!(sleepers.turn(&me, 3, line), Turn::In);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_passes_a_holder_or_those_who_wait_for_it() {
+        let mut records: Vec<Record> =
+            (1..=2).map(|number| Record::new(&request(), number)).collect();
+        records[0].state = State::Granted;
+        let mut sleepers = Stalled::default();
+        for _ in 0..3 {
+            assert_eq!(sleepers.turn(&request(), 3, &records), Turn::Behind(1));
+            assert_eq!(sleepers.pass_at, None);
+            tokio::time::advance(DOZE).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sleeper_that_wakes_waits_for_the_one_who_passed_it() {
+        let mut passer = Record::new(&request(), 2);
+        passer.state = State::Granted;
+        assert_eq!(Stalled::default().turn(&request(), 1, &[passer]), Turn::Behind(0));
+    }
+}

@@ -1,0 +1,244 @@
+//! The engines, and the table of schemes that leads to them.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::engine::{Engine, Guarantees};
+use crate::error::{Error, Result};
+
+use endpoint::Endpoint;
+
+pub mod endpoint;
+#[cfg(feature = "etcd")]
+pub mod etcd;
+#[cfg(feature = "file")]
+pub mod file;
+#[cfg(feature = "memory")]
+pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "redis")]
+pub mod redlock;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod sql;
+#[cfg(any(feature = "memory", feature = "zookeeper", feature = "etcd"))]
+mod yield_signal;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
+
+/// A row of the table of schemes.
+struct Scheme {
+    scheme: &'static str,
+    feature: &'static str,
+    /// `None` when the feature is switched off.
+    engine: Option<Registration>,
+}
+
+/// What an engine's module shows to the table.
+pub(crate) struct Registration {
+    /// Opens the engine, and makes sure that it is there.
+    pub(crate) open: Open,
+    /// What it promises under the options of a URL. No I/O.
+    pub(crate) guarantees: fn(&Endpoint) -> Result<Guarantees>,
+    /// One URL for each way of using it that promises something else, for tables and examples.
+    pub(crate) ways: &'static [&'static str],
+}
+
+type Open = fn(Endpoint) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Engine>>> + Send>>;
+
+/// An engine if its feature is switched on.
+macro_rules! engine {
+    ($feature:literal, $engine:expr) => {{
+        #[cfg(feature = $feature)]
+        let engine = Some($engine);
+        #[cfg(not(feature = $feature))]
+        let engine = None;
+        engine
+    }};
+}
+
+/// Every scheme there is, also those that are not compiled in. A new engine adds its line here.
+const SCHEMES: &[Scheme] = &[
+    Scheme { scheme: "file", feature: "file", engine: engine!("file", file::ENGINE) },
+    Scheme { scheme: "memory", feature: "memory", engine: engine!("memory", memory::ENGINE) },
+    Scheme {
+        scheme: "zookeeper",
+        feature: "zookeeper",
+        engine: engine!("zookeeper", zookeeper::ENGINE),
+    },
+    Scheme {
+        scheme: "zookeepers",
+        feature: "zookeeper-tls",
+        engine: engine!("zookeeper-tls", zookeeper::SECURE),
+    },
+    Scheme { scheme: "etcd", feature: "etcd", engine: engine!("etcd", etcd::ENGINE) },
+    Scheme { scheme: "etcds", feature: "etcd", engine: engine!("etcd", etcd::ENGINE) },
+    Scheme { scheme: "redis", feature: "redis", engine: engine!("redis", redis::ENGINE) },
+    Scheme { scheme: "rediss", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "redis+unix", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "redis+sentinel", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme {
+        scheme: "rediss+sentinel",
+        feature: "redis",
+        engine: engine!("redis", redis::SIBLING),
+    },
+    Scheme { scheme: "redis+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "rediss+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "redlock", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
+    Scheme { scheme: "redlocks", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
+    Scheme { scheme: "mysql", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
+    Scheme { scheme: "mariadb", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
+    Scheme {
+        scheme: "postgres",
+        feature: "postgres",
+        engine: engine!("postgres", postgres::ENGINE),
+    },
+    Scheme {
+        scheme: "postgresql",
+        feature: "postgres",
+        engine: engine!("postgres", postgres::ENGINE),
+    },
+];
+
+/// Opens the engine that a URL names, and makes sure that it is there.
+///
+/// [`Client::connect`](crate::Client::connect) does this and more; use it directly to put
+/// [layers](crate::layers) between the engine and a client.
+///
+/// # Errors
+/// As [`Client::connect`](crate::Client::connect).
+pub async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
+    let named = endpoint.to_string();
+    let opened = (engine(&endpoint)?.open)(endpoint).await;
+    // A URL may come from a setting that nobody thinks of.
+    opened.map_err(|error| match error {
+        Error::Engine { engine, doing, retryable, source } if doing == "connect" => {
+            Error::Engine { engine, doing: format!("connect to {named}"), retryable, source }
+        }
+        other => other,
+    })
+}
+
+/// What the engine that a URL names promises. No I/O.
+///
+/// # Errors
+/// [`Error::Config`] if there is no such engine, or it is not compiled in, or has no such option.
+pub fn guarantees(endpoint: &Endpoint) -> Result<Guarantees> {
+    (engine(endpoint)?.guarantees)(endpoint)
+}
+
+/// What the engines that are compiled in promise: a URL for each way of using them, and the promises.
+pub fn ways() -> impl Iterator<Item = (&'static str, Guarantees)> {
+    let engines = SCHEMES.iter().filter_map(|row| row.engine.as_ref());
+    // An engine of several schemes is listed once.
+    let urls: BTreeSet<&str> = engines.flat_map(|engine| engine.ways).copied().collect();
+    urls.into_iter().map(|url| {
+        let told = Endpoint::parse(url).and_then(|endpoint| guarantees(&endpoint));
+        (url, told.expect("an engine understands its own examples"))
+    })
+}
+
+/// The migrations of engines over databases, by feature.
+const SCHEMAS: &[(&str, &str)] = &[
+    #[cfg(feature = "mysql")]
+    ("mysql", mysql::SCHEMA),
+    #[cfg(feature = "postgres")]
+    ("postgres", postgres::SCHEMA),
+];
+
+/// The tables and functions that an engine over a database needs, as a migration to run by hand.
+///
+/// # Errors
+/// [`Error::Config`] if the engine that a URL names needs none.
+pub fn schema(endpoint: &Endpoint) -> Result<&'static str> {
+    engine(endpoint)?;
+    let feature = row(endpoint)?.feature;
+    let found = SCHEMAS.iter().find(|(owner, _)| *owner == feature);
+    found.map(|(_, schema)| *schema).ok_or_else(|| {
+        let schemes: Vec<_> = SCHEMAS.iter().map(|(owner, _)| format!("{owner}:")).collect();
+        Error::Config(format!(
+            "{}: needs no tables; those that do are: {}",
+            endpoint.scheme(),
+            schemes.join(", ")
+        ))
+    })
+}
+
+/// The schemes that a URL may have, compiled in or not.
+pub fn schemes() -> impl Iterator<Item = &'static str> {
+    SCHEMES.iter().map(|row| row.scheme)
+}
+
+fn row(endpoint: &Endpoint) -> Result<&'static Scheme> {
+    SCHEMES.iter().find(|row| row.scheme == endpoint.scheme()).ok_or_else(|| {
+        Error::Config(format!(
+            "there is no engine for {}: URLs; the schemes are: {}",
+            endpoint.scheme(),
+            schemes().collect::<Vec<_>>().join(", ")
+        ))
+    })
+}
+
+fn engine(endpoint: &Endpoint) -> Result<&'static Registration> {
+    let row = row(endpoint)?;
+    row.engine.as_ref().ok_or_else(|| {
+        Error::Config(format!(
+            "the engine for {}: URLs is not compiled in; switch on the feature {:?}",
+            row.scheme, row.feature
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_unknown_scheme_lists_the_known_ones() {
+        let endpoint = Endpoint::parse("gopher://me:canary@host").unwrap();
+        let message = open(endpoint).await.unwrap_err().to_string();
+        assert!(
+            message
+                .starts_with("there is no engine for gopher: URLs; the schemes are: file, memory")
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_told_without_opening_is_what_the_open_engine_says() {
+        let endpoint = Endpoint::parse("memory:").unwrap();
+        assert_eq!(
+            open(endpoint.clone()).await.unwrap().guarantees(),
+            guarantees(&endpoint).unwrap()
+        );
+    }
+
+    #[cfg(all(feature = "postgres", feature = "mysql"))]
+    #[test]
+    fn databases_are_known_by_the_names_that_their_own_tools_use() {
+        for (url, name) in [("postgresql://h/app", "postgres"), ("mariadb://h/app", "mysql")] {
+            let endpoint = Endpoint::parse(url).unwrap();
+            assert_eq!(guarantees(&endpoint).unwrap().engine, name);
+            assert!(schema(&endpoint).unwrap().contains("lockkeeper"), "{url}");
+        }
+    }
+
+    #[cfg(feature = "redis")]
+    #[tokio::test]
+    async fn a_store_that_is_not_there_is_named_without_its_password() {
+        // Nothing listens on the first port.
+        let endpoint = Endpoint::parse("redis://me:canary@127.0.0.1:1").unwrap();
+        let message = open(endpoint).await.unwrap_err().to_string();
+        assert!(message.starts_with("redis: cannot connect to redis://127.0.0.1:1: "), "{message}");
+    }
+
+    #[test]
+    fn every_engine_understands_its_own_examples() {
+        let engines: Vec<_> = ways().map(|(_, guarantees)| guarantees.engine).collect();
+        assert!(engines.contains(&"file") && engines.contains(&"memory"), "{engines:?}");
+    }
+}

@@ -1,0 +1,178 @@
+//! What would hurt in a real deployment.
+
+use std::collections::HashMap;
+
+use sqlx::Row;
+use sqlx::mysql::MySqlConnection;
+
+use super::connect::{NAME, VERSION, number, version};
+use crate::engine::{Finding, Severity};
+use crate::engines::sql::{
+    STATEMENT, Sessions, finding, seconds_since_1970, version_finding, within,
+};
+use crate::error::Result;
+
+/// Looks at the server, its settings, and our rights.
+pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Finding>> {
+    let mut session = sessions.any().await?;
+    let asking = async {
+        let wire = session.wire();
+        let settings = settings(wire).await?;
+        let allowed = may_write(wire).await?;
+        let tables = version(wire).await?.unwrap_or(0);
+        let asking = sqlx::query(
+            "SELECT VERSION() AS version, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) AS moved,
+               ABS(UNIX_TIMESTAMP(SYSDATE(6)) - ?) AS skew
+             FROM (SELECT SLEEP(0.02)) AS a_moment",
+        );
+        let row = asking.bind(seconds_since_1970()).fetch_one(wire).await?;
+        Ok((settings, allowed, tables, row))
+    };
+    let answer = within(STATEMENT, asking).await;
+    let (settings, allowed, tables, row) = session.settle(answer, "look at the server")?;
+    let setting = |name: &str| settings.get(name).map_or("unknown", String::as_str);
+    let count = |name: &str| setting(name).parse::<i64>().ok();
+    let mut findings = vec![
+        finding(Severity::Fine, row.get::<&str, _>("version"), ""),
+        version_finding(NAME, tables, VERSION),
+    ];
+    let mut judge = |fine: bool, otherwise: Severity, what: String, advice: &str| {
+        let severity = if fine { Severity::Fine } else { otherwise };
+        findings.push(finding(severity, &what, if fine { "" } else { advice }));
+    };
+    judge(
+        allowed,
+        Severity::Problem,
+        "rights to read and write the tables of lockkeeper, and to call its procedures".into(),
+        "grant SELECT, INSERT, UPDATE, DELETE and EXECUTE on the database",
+    );
+    judge(
+        setting("read_only") == "OFF",
+        Severity::Problem,
+        "whether the server may be written".into(),
+        "name the primary: locks on a replica exclude nobody",
+    );
+    let isolation = setting("isolation");
+    judge(
+        isolation == "READ-COMMITTED",
+        Severity::Problem,
+        format!("isolation of our sessions is {isolation}"),
+        "something between us and the server resets sessions; connect without it",
+    );
+    judge(
+        row.get::<i64, _>("moved") > 10_000,
+        Severity::Problem,
+        "whether SYSDATE() is the time of its call".into(),
+        "start the server without --sysdate-is-now: leases would be counted from a stale time",
+    );
+    let flush = setting("innodb_flush_log_at_trx_commit");
+    judge(
+        flush == "1",
+        Severity::Warning,
+        format!("innodb_flush_log_at_trx_commit is {flush}"),
+        "set it to 1: a power failure may forget the grants of the last second",
+    );
+    let (binlog, sync) = (setting("log_bin"), setting("sync_binlog"));
+    judge(
+        binlog == "OFF" || sync == "1",
+        Severity::Warning,
+        format!("sync_binlog is {sync}, and the binary log is {binlog}"),
+        "set it to 1 where replicas take over: they may miss the last grants",
+    );
+    let format = setting("binlog_format");
+    judge(
+        binlog == "OFF" || format != "STATEMENT",
+        Severity::Problem,
+        format!("binlog_format is {format}, and the binary log is {binlog}"),
+        "set it to MIXED or ROW: the server refuses our writes otherwise",
+    );
+    let replicas = count("slaves_connected").unwrap_or(0);
+    let waits = setting("rpl_semi_sync_master_enabled");
+    judge(
+        replicas == 0 || waits == "ON",
+        Severity::Warning,
+        format!("{replicas} replicas, and waiting for one of them to have a commit is {waits}"),
+        "a failover to a replica that lags forgets the last grants; enable semi-synchronous replication",
+    );
+    let galera = setting("wsrep_on");
+    judge(
+        galera != "ON",
+        Severity::Warning,
+        "whether the server is a member of a Galera cluster".into(),
+        "let all clients use one member: two members may let two in, and one is rolled back later",
+    );
+    let idle = count("wait_timeout");
+    judge(
+        idle.is_none_or(|idle| idle >= 60),
+        Severity::Warning,
+        format!("connections may be idle for {} s (wait_timeout)", setting("wait_timeout")),
+        "locks are not hurt, but connections are opened again and again; raise it",
+    );
+    let (connections, used) = (count("max_connections"), count("threads_connected"));
+    if let (Some(connections), Some(used)) = (connections, used) {
+        judge(
+            used * 10 < connections * 8,
+            Severity::Warning,
+            format!("{used} of {connections} connections are in use"),
+            "raise max_connections, or lower the option connections of clients",
+        );
+    }
+    let skew: f64 = row.get("skew");
+    judge(
+        skew < 5.0,
+        Severity::Warning,
+        format!("the server's clock and ours differ by {skew:.1} s"),
+        "leases are counted by the server's clock alone; but keep clocks in step for fences",
+    );
+    Ok(findings)
+}
+
+/// What the server says of itself, by lower-case names; `isolation` is that of our own session.
+async fn settings(wire: &mut MySqlConnection) -> sqlx::Result<HashMap<String, String>> {
+    let mut settings = HashMap::new();
+    for statement in [
+        "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', 'log_bin',
+           'sync_binlog', 'binlog_format', 'rpl_semi_sync_master_enabled', 'wsrep_on', 'wait_timeout',
+           'max_connections', 'read_only')",
+        "SHOW GLOBAL STATUS WHERE Variable_name IN ('Slaves_connected', 'Threads_connected')",
+        "SHOW SESSION VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')",
+    ] {
+        for row in sqlx::query(statement).fetch_all(&mut *wire).await? {
+            let name = row.try_get::<String, _>(0)?.to_lowercase();
+            let name = if name.ends_with("_isolation") { "isolation".to_owned() } else { name };
+            settings.insert(name, row.try_get(1)?);
+        }
+    }
+    Ok(settings)
+}
+
+/// Asks for everything that we do, of no row at all.
+async fn may_write(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
+    for statement in [
+        "DELETE FROM lockkeeper_lock WHERE FALSE",
+        "DELETE FROM lockkeeper_claim WHERE FALSE",
+        "DELETE FROM lockkeeper_freed WHERE FALSE",
+        "DELETE FROM lockkeeper_bound WHERE FALSE",
+        "UPDATE lockkeeper_lock SET fence = 0 WHERE FALSE",
+        "UPDATE lockkeeper_claim SET fence = 0 WHERE FALSE",
+        "UPDATE lockkeeper_freed SET token = '' WHERE FALSE",
+        "UPDATE lockkeeper_bound SET fence = 0 WHERE FALSE",
+        "UPDATE lockkeeper_row SET pid = 0 WHERE FALSE",
+        "INSERT INTO lockkeeper_lock SELECT * FROM lockkeeper_lock WHERE FALSE",
+        "INSERT INTO lockkeeper_claim SELECT * FROM lockkeeper_claim WHERE FALSE",
+        "INSERT INTO lockkeeper_freed SELECT * FROM lockkeeper_freed WHERE FALSE",
+        "INSERT INTO lockkeeper_bound SELECT * FROM lockkeeper_bound WHERE FALSE",
+        "INSERT INTO lockkeeper_row SELECT * FROM lockkeeper_row WHERE FALSE",
+        "CALL lockkeeper_renew('[]')",
+    ] {
+        match sqlx::query(statement).execute(&mut *wire).await {
+            Ok(_) => {}
+            // Refused by table, or by procedure.
+            Err(sqlx::Error::Database(error)) if matches!(number(&*error), Some(1142 | 1370)) => {
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}

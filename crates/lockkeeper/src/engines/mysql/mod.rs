@@ -1,0 +1,53 @@
+//! `mysql:`: locks in a MariaDB or MySQL database, for those who have one and want nothing else.
+//!
+//! Three strategies, chosen by `?strategy=`. `lease` (the default) keeps a table of claims with leases by
+//! the server's clock, and does everything. Nobody can be woken by these servers, so a waiter looks again:
+//! soon when it is next in line, rarely when it is not, and without a write. `named` and `row` let the
+//! server itself hold and queue for as long as a connection lives.
+
+mod connect;
+mod doctor;
+mod lease;
+mod lease_claim;
+mod named;
+mod row;
+mod uncontended;
+
+use std::sync::Arc;
+
+pub use self::connect::SCHEMA;
+use self::connect::{Strategy, prepare_to_bind, settings};
+use self::named::Named;
+use self::row::Rows;
+use crate::engine::Engine;
+use crate::engines::Registration;
+use crate::engines::endpoint::Endpoint;
+use crate::engines::sql::{SessionEngine, SessionLock};
+use crate::error::Result;
+
+/// This engine's line in the table of schemes.
+pub(crate) const ENGINE: Registration = Registration {
+    open: |endpoint| Box::pin(open(endpoint)),
+    guarantees: |endpoint| {
+        Ok(match settings(endpoint)?.strategy {
+            Strategy::Lease => lease::GUARANTEES,
+            Strategy::Named => Named::GUARANTEES,
+            Strategy::Row => Rows::GUARANTEES,
+        })
+    },
+    ways: &[
+        "mysql://localhost/test",
+        "mysql://localhost/test?strategy=named",
+        "mysql://localhost/test?strategy=row",
+    ],
+};
+
+/// Opens `mysql://user@host/database?strategy=…`.
+async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
+    let settings = settings(&endpoint)?.with_password(|options, word| options.password(word))?;
+    Ok(match settings.strategy {
+        Strategy::Lease => Arc::new(lease::Leases::open(settings).await?),
+        Strategy::Named => Arc::new(SessionEngine::<Named>::new(prepare_to_bind(settings).await?)),
+        Strategy::Row => Arc::new(SessionEngine::<Rows>::new(prepare_to_bind(settings).await?)),
+    })
+}

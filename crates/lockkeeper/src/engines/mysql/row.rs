@@ -1,0 +1,103 @@
+//! The strategy `row`: a row of a table, locked in a transaction that stays open.
+//!
+//! The holder's number is written to the row and never committed, so that whoever reads what is not
+//! committed knows who holds it, and a release waits for no disk. The fence is committed on a connection
+//! apart, which makes sure that the row is still ours.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::mysql::MySqlConnection;
+
+use super::connect::NAME;
+use super::named::{limit, seen};
+use crate::engine::{Guarantees, Query, Support};
+use crate::engines::sql::{Ask, Dedicated, Marked, Seen, SessionLock, Taken, promises};
+use crate::owner::whoami;
+
+/// Locks on rows.
+#[derive(Debug)]
+pub(super) struct Rows;
+
+#[async_trait]
+impl SessionLock for Rows {
+    type Wire = MySqlConnection;
+
+    const GUARANTEES: Guarantees = promises(
+        NAME,
+        Support::No("a row has one holder; strategy=lease has readers"),
+        Support::No("a row has one holder; strategy=lease has permits"),
+    );
+
+    const SEES_WAITERS: bool = false;
+
+    async fn limit(wire: &mut MySqlConnection, silence: Duration) -> sqlx::Result<()> {
+        limit(wire, silence).await
+    }
+
+    async fn take(wire: &mut MySqlConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
+        let taking = sqlx::query_scalar::<_, i64>("CALL lockkeeper_hold(?, ?)");
+        let taking = taking.bind(ask.key.as_str().as_bytes()).bind(wait);
+        let held = taking.fetch_all(wire).await?;
+        Ok(if held.first() == Some(&1) { Taken::Unfenced } else { Taken::Busy })
+    }
+
+    async fn mark(
+        apart: &mut MySqlConnection,
+        holder: &mut Dedicated<MySqlConnection>,
+        ask: &Ask,
+    ) -> sqlx::Result<Marked> {
+        let rows = sqlx::query_scalar::<_, Option<i64>>("CALL lockkeeper_bind(?, ?, ?, ?)")
+            .bind(ask.key.as_str().as_bytes())
+            .bind(holder.session.number)
+            .bind(whoami())
+            .bind(&ask.note)
+            .fetch_all(apart)
+            .await?;
+        Ok(match rows.first().copied().flatten() {
+            None => Marked::Gone,
+            Some(0) => Marked::Guarded,
+            Some(fence) => Marked::Fenced(fence),
+        })
+    }
+
+    /// A transaction that was rolled back has lost what it wrote.
+    async fn beat(wire: &mut MySqlConnection, ask: &Ask) -> sqlx::Result<bool> {
+        let asking =
+            sqlx::query("SELECT 1 FROM lockkeeper_row WHERE name = ? AND pid = CONNECTION_ID()");
+        let held = asking.bind(ask.key.as_str().as_bytes()).fetch_optional(wire).await?;
+        Ok(held.is_some())
+    }
+
+    async fn give_back(wire: &mut MySqlConnection, ask: &Ask) -> sqlx::Result<bool> {
+        let giving = sqlx::query_scalar::<_, i64>("CALL lockkeeper_unhold(?)");
+        let held = giving.bind(ask.key.as_str().as_bytes()).fetch_all(wire).await?;
+        Ok(held.first() == Some(&1))
+    }
+
+    async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
+        macro_rules! rows {
+            ($which:literal) => {
+                concat!(
+                    "SELECT CONVERT(r.name USING utf8mb4) AS name, r.pid AS holder,
+                       COALESCE(b.fence, 0) AS fence, b.who, b.note, b.pid,
+                       TIMESTAMPDIFF(MICROSECOND, b.since, SYSDATE(6)) AS age_us
+                     FROM lockkeeper_row r LEFT JOIN lockkeeper_bound b ON b.name = r.name
+                     WHERE r.pid IS NOT NULL AND ",
+                    $which,
+                    " ORDER BY r.name"
+                )
+            };
+        }
+        let (statement, text) = match query {
+            Query::Key(key) => (rows!("r.name = ? AND ? IS NOT NULL"), key.as_str()),
+            Query::Prefix(prefix) => (rows!("LEFT(r.name, LENGTH(?)) = ?"), prefix.as_str()),
+        };
+        // For the next statement alone.
+        let dirty = sqlx::query("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED");
+        dirty.execute(&mut *wire).await?;
+        let asking = sqlx::query(statement).bind(text.as_bytes()).bind(text.as_bytes());
+        let rows = asking.fetch_all(wire).await?;
+        rows.iter().filter_map(|row| seen(row).transpose()).collect()
+    }
+}

@@ -1,0 +1,582 @@
+-- lockkeeper's tables and procedures, version 2, for MariaDB 10.6 and MySQL 8. Running this again changes
+-- nothing. Run over version 1 it brings that up to date, and keeps what is there: stop the clients of
+-- version 1 first.
+--
+-- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
+-- it also carries the key's fence. lockkeeper_claim is the line: whoever holds or waits, in order.
+-- A holder that is alone is told in the lock's own row, so that one statement can take a lock; it is
+-- moved to the line by whoever comes next, and copied there when it is renewed: a renewal must not
+-- write the lock's row, which a transaction of the user's may have locked for a while.
+-- lockkeeper_freed says who gave its lock back, without a disk. It only ever frees that one token, so
+-- whatever happens to this table, it can make somebody wait for a lease to end, and nothing worse.
+-- Time is SYSDATE(6) in UTC, read after the latch is held: NOW() would be older than the wait for it.
+-- Looks are SELECT … INTO: MariaDB locks what IF EXISTS (SELECT …) reads in a procedure, and would wait.
+DELIMITER //
+DROP PROCEDURE IF EXISTS lockkeeper_upgrade //
+CREATE PROCEDURE lockkeeper_upgrade() SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_found, v_version BIGINT;
+  -- The column is there already.
+  DECLARE CONTINUE HANDLER FOR 1060 BEGIN END;
+  SELECT COUNT(*) INTO v_found FROM information_schema.tables
+    WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_version';
+  IF v_found > 0 THEN
+    SELECT MAX(version) INTO v_version FROM lockkeeper_version;
+  END IF;
+  IF v_version > 2 THEN
+    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT =
+      'the tables of lockkeeper have a later version here than 2; use the newer lockkeeper, which made them';
+  ELSEIF v_version < 2 THEN
+    ALTER TABLE lockkeeper_lock
+      ADD COLUMN token VARBINARY(64) NULL,
+      ADD COLUMN owner VARBINARY(128) NULL,
+      ADD COLUMN kind VARBINARY(16) NULL,
+      ADD COLUMN until DATETIME(6) NULL,
+      ADD COLUMN who VARCHAR(512) CHARACTER SET utf8mb4 NULL,
+      ADD COLUMN note TEXT CHARACTER SET utf8mb4 NULL;
+    ALTER TABLE lockkeeper_version
+      ADD COLUMN swept_lock VARBINARY(512) NOT NULL DEFAULT '',
+      ADD COLUMN swept_bound VARBINARY(512) NOT NULL DEFAULT '';
+    -- What is in it only saves the rest of a lease.
+    DROP TABLE IF EXISTS lockkeeper_freed;
+    -- Permits were numbers: 0,1,7 is 0-0,1-1,7-7 now.
+    UPDATE lockkeeper_claim
+      SET slots = REGEXP_REPLACE(slots, '([0-9]+)', 
+        /*M! CONCAT(CHAR(92), '1-', CHAR(92), '1') */ /*!80001 '$1-$1' */)
+      WHERE slots <> '' AND LOCATE('-', slots) = 0;
+  END IF;
+END //
+CALL lockkeeper_upgrade() //
+DROP PROCEDURE lockkeeper_upgrade //
+CREATE TABLE IF NOT EXISTS lockkeeper_lock (
+  name  VARBINARY(512) NOT NULL PRIMARY KEY,
+  fence BIGINT NOT NULL,
+  next  BIGINT NOT NULL DEFAULT 0,
+  used  DATETIME(6) NOT NULL,        -- when it was last given
+  token VARBINARY(64) NULL,          -- who holds it alone; null if the line knows, '' if it was broken
+  owner VARBINARY(128) NULL,
+  kind  VARBINARY(16) NULL,
+  until DATETIME(6) NULL,
+  who   VARCHAR(512) CHARACTER SET utf8mb4 NULL,
+  note  TEXT CHARACTER SET utf8mb4 NULL
+) ENGINE = InnoDB //
+-- There is a row for whoever holds alone, to be replaced when it gives the lock back: if there is none
+-- then, the lock was broken, or it has to be asked. After `until` the lease of the token is over anyway.
+CREATE TABLE IF NOT EXISTS lockkeeper_freed (
+  id    BINARY(32) NOT NULL PRIMARY KEY,  -- SHA-256 of the key: rows in memory have a fixed length
+  token VARBINARY(64) NOT NULL,
+  until DATETIME(6) NOT NULL
+) ENGINE = MEMORY //
+CREATE TABLE IF NOT EXISTS lockkeeper_claim (
+  name    VARBINARY(512) NOT NULL,
+  token   VARBINARY(64) NOT NULL,
+  place   BIGINT NOT NULL,
+  owner   VARBINARY(128) NOT NULL,
+  kind    VARBINARY(16) NOT NULL,
+  take    BIGINT NOT NULL,
+  permits BIGINT NOT NULL,
+  fence   BIGINT NULL,               -- null while it waits
+  slots   LONGTEXT CHARACTER SET ascii NOT NULL,  -- ranges of permits: 0-3,7-7
+  since   DATETIME(6) NOT NULL,
+  until   DATETIME(6) NOT NULL,
+  who     VARCHAR(512) CHARACTER SET utf8mb4 NOT NULL,
+  note    TEXT CHARACTER SET utf8mb4 NULL,
+  PRIMARY KEY (name, token),
+  UNIQUE KEY (token)
+) ENGINE = InnoDB //
+CREATE TABLE IF NOT EXISTS lockkeeper_bound (
+  name  VARBINARY(512) NOT NULL PRIMARY KEY,
+  fence BIGINT NOT NULL,
+  pid   BIGINT NOT NULL,
+  who   VARCHAR(512) CHARACTER SET utf8mb4 NOT NULL,
+  note  TEXT CHARACTER SET utf8mb4 NULL,
+  since DATETIME(6) NOT NULL
+) ENGINE = InnoDB //
+-- What strategy row locks. A holder writes its number here and never commits it: who reads what is not
+-- committed sees it for exactly as long as it holds.
+CREATE TABLE IF NOT EXISTS lockkeeper_row (
+  name VARBINARY(512) NOT NULL PRIMARY KEY,
+  pid  BIGINT NULL
+) ENGINE = InnoDB //
+DROP PROCEDURE IF EXISTS lockkeeper_attempt //
+-- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds. With a_alone,
+-- one who is the only one may be told in the lock's own row; the answer says whether it was. A pause of 0
+-- means that nothing can be decided before a guarded transaction is over: look again soon.
+CREATE PROCEDURE lockkeeper_attempt(
+  a_name VARBINARY(512), a_token VARBINARY(64), a_owner VARBINARY(128), a_kind VARBINARY(16),
+  a_take BIGINT, a_permits BIGINT, a_ttl BIGINT, a_stay BIGINT, a_alone BOOLEAN,
+  a_who VARCHAR(512) CHARACTER SET utf8mb4, a_note TEXT CHARACTER SET utf8mb4
+) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_last, v_next, v_place, v_fence, v_pause, v_slot, v_free, v_found, v_shared, v_ahead BIGINT;
+  DECLARE v_holder, v_freed VARBINARY(64);
+  DECLARE v_slots LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE v_clash VARCHAR(64) CHARACTER SET utf8mb4;
+  DECLARE v_now, v_until, v_lease DATETIME(6);
+  DECLARE v_in, v_inside, v_alone BOOLEAN DEFAULT FALSE;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+
+  decide: BEGIN
+    START TRANSACTION;
+    SELECT fence, next, token, until INTO v_last, v_next, v_holder, v_lease
+      FROM lockkeeper_lock WHERE name = a_name FOR UPDATE SKIP LOCKED;
+    IF v_last IS NULL THEN
+      SELECT COUNT(*) INTO v_found FROM lockkeeper_lock WHERE name = a_name;
+    END IF;
+    IF v_found > 0 THEN
+      -- Guarded transactions share the row, and may last. Whoever decides has it alone, and is done soon.
+      SELECT COUNT(*) INTO v_shared FROM lockkeeper_lock WHERE name = a_name
+        /*M! LOCK IN SHARE MODE SKIP LOCKED */ /*!80001 FOR SHARE SKIP LOCKED */;
+      IF v_shared > 0 THEN
+        SELECT fence, next, token, until INTO v_last, v_next, v_holder, v_lease
+          FROM lockkeeper_lock WHERE name = a_name FOR UPDATE SKIP LOCKED;
+        IF v_last IS NULL THEN
+          ROLLBACK;
+          IF a_stay > 0 THEN
+            UPDATE lockkeeper_claim SET until = SYSDATE(6) + INTERVAL a_stay MICROSECOND
+              WHERE name = a_name AND token = a_token AND fence IS NULL AND until > SYSDATE(6);
+          END IF;
+          SET v_pause = 0;
+          LEAVE decide;
+        END IF;
+      ELSE
+        SELECT fence, next, token, until INTO v_last, v_next, v_holder, v_lease
+          FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+      END IF;
+    END IF;
+    IF v_last IS NULL THEN
+      -- The row is made in a transaction of its own: those who meet at a new key would deadlock otherwise.
+      ROLLBACK;
+      SET v_now = SYSDATE(6), v_fence = CAST(UNIX_TIMESTAMP(v_now) * 1000000 AS SIGNED);
+      INSERT IGNORE INTO lockkeeper_lock (name, fence, used, token, owner, kind, until, who, note)
+        VALUES (a_name, v_fence, v_now, IF(a_alone, a_token, NULL), a_owner, a_kind,
+                v_now + INTERVAL a_ttl MICROSECOND, a_who, a_note);
+      IF a_alone AND ROW_COUNT() = 1 THEN
+        SET v_in = TRUE, v_alone = TRUE;
+        LEAVE decide;
+      END IF;
+      SET v_fence = NULL;
+      START TRANSACTION;
+      SELECT fence, next, token, until INTO v_last, v_next, v_holder, v_lease
+        FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+    END IF;
+    IF v_last IS NULL THEN
+      -- The cleaner took it away just now; the caller asks again.
+      SIGNAL SQLSTATE '40001' SET MESSAGE_TEXT = 'the lock row was removed meanwhile';
+    END IF;
+    SET v_now = SYSDATE(6);
+    SELECT token INTO v_freed FROM lockkeeper_freed WHERE id = UNHEX(SHA2(a_name, 256));
+    IF v_holder = '' THEN
+      -- Whoever was broken may yet say that it is free. Until its lease is over nobody else says so.
+      SET v_holder = NULL, a_alone = a_alone AND v_lease <= v_now;
+    END IF;
+    IF v_holder IS NOT NULL THEN
+      -- It may have been renewed, or be about to be: a renewal that is under way is waited for, and one
+      -- that comes after this look finds, by a later clock, that the lease is over if it is over now.
+      SET v_found = NULL;
+      SELECT 1 INTO v_found FROM lockkeeper_claim WHERE name = a_name AND token = v_holder FOR UPDATE;
+      IF v_found IS NULL AND v_lease > v_now AND NOT v_holder <=> v_freed THEN
+        -- A renewal may make its copy just now; then that one stays.
+        INSERT IGNORE INTO lockkeeper_claim
+            (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
+          SELECT name, token, next, owner, kind, 1, 0, fence, '', used, until, who, note
+            FROM lockkeeper_lock WHERE name = a_name;
+        SET v_next = v_next + 1;
+      END IF;
+    END IF;
+    -- Mostly nobody is there, and then there is nothing to ask.
+    SELECT a_kind <> 'semaphore' AND COUNT(*) = 0 INTO v_alone FROM lockkeeper_claim WHERE name = a_name;
+    IF v_alone AND a_alone THEN
+      SET v_in = TRUE, v_now = SYSDATE(6),
+        v_fence = GREATEST(v_last + 1, CAST(UNIX_TIMESTAMP(v_now) * 1000000 AS SIGNED));
+      UPDATE lockkeeper_lock SET fence = v_fence, used = v_now, token = a_token, owner = a_owner,
+          kind = a_kind, until = v_now + INTERVAL a_ttl MICROSECOND, who = a_who, note = a_note
+        WHERE name = a_name;
+      COMMIT;
+      LEAVE decide;
+    END IF;
+    SET a_alone = FALSE;
+    IF v_holder IS NOT NULL THEN
+      UPDATE lockkeeper_lock SET token = NULL, next = v_next WHERE name = a_name;
+    END IF;
+    IF NOT v_alone THEN
+      DELETE FROM lockkeeper_claim WHERE name = a_name AND (until <= v_now OR token = v_freed);
+      SELECT place, fence, slots, until INTO v_place, v_fence, v_slots, v_until
+        FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
+    END IF;
+    IF v_place IS NULL AND NOT v_alone THEN
+      SELECT IF(kind = 'semaphore', CONCAT('semaphore(', take, ' of ', permits, ')'), kind) INTO v_clash
+        FROM lockkeeper_claim
+        WHERE name = a_name AND ((kind = 'semaphore') <> (a_kind = 'semaphore') OR permits <> a_permits)
+        LIMIT 1;
+    END IF;
+
+    -- The same rule as the library's own queue.
+    IF v_alone OR v_fence IS NOT NULL THEN
+      SET v_in = TRUE;
+    ELSEIF a_kind = 'semaphore' THEN
+      SELECT COALESCE(SUM(take), 0) + a_take <= a_permits, COUNT(*) INTO v_in, v_ahead
+        FROM lockkeeper_claim
+        WHERE name = a_name AND token <> a_token AND (fence IS NOT NULL OR place < COALESCE(v_place, v_next));
+    ELSE
+      -- An owner that is in already is not made to queue behind those who wait for it.
+      SELECT COUNT(*) > 0 INTO v_inside FROM lockkeeper_claim
+        WHERE name = a_name AND token <> a_token AND fence IS NOT NULL AND owner = a_owner;
+      SELECT COUNT(*) = 0, COUNT(*) INTO v_in, v_ahead FROM lockkeeper_claim
+        WHERE name = a_name AND token <> a_token AND owner <> a_owner
+          AND (fence IS NOT NULL OR (place < COALESCE(v_place, v_next) AND NOT v_inside))
+          AND NOT (a_kind = 'read' AND kind = 'read');
+    END IF;
+
+    IF v_clash IS NOT NULL THEN
+      SET v_in = FALSE;
+    ELSEIF v_in THEN
+      IF v_fence IS NULL THEN
+        SET v_slots = '';
+        IF a_kind = 'semaphore' THEN
+          BEGIN
+            DECLARE v_first, v_final BIGINT;
+            DECLARE v_end BOOLEAN DEFAULT FALSE;
+            DECLARE taken CURSOR FOR
+              SELECT s.first, s.final FROM lockkeeper_claim c
+                JOIN JSON_TABLE(
+                  IF(c.fence IS NULL, '[]', CONCAT('[[', REPLACE(REPLACE(c.slots, ',', '],['), '-', ','), ']]')),
+                  '$[*]' COLUMNS (first BIGINT PATH '$[0]', final BIGINT PATH '$[1]')) s
+                WHERE c.name = a_name ORDER BY s.first;
+            DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
+            -- What is free before each range that is taken, and after the last.
+            SET v_slot = 0, v_found = a_take;
+            OPEN taken;
+            WHILE v_found > 0 DO
+              FETCH taken INTO v_first, v_final;
+              SET v_free = IF(v_end, v_found, LEAST(v_first - v_slot, v_found));
+              IF v_free > 0 THEN
+                SET v_slots = CONCAT(v_slots, IF(v_slots = '', '', ','), v_slot, '-', v_slot + v_free - 1),
+                  v_found = v_found - v_free;
+              END IF;
+              SET v_slot = v_final + 1;
+            END WHILE;
+            CLOSE taken;
+          END;
+        ELSEIF a_kind <> 'read' AND NOT v_alone THEN
+          -- An owner that enters again through another client has the fence that it has already.
+          SELECT fence INTO v_fence FROM lockkeeper_claim
+            WHERE name = a_name AND owner = a_owner AND fence IS NOT NULL AND kind <> 'read' LIMIT 1;
+        END IF;
+        IF a_kind = 'read' THEN
+          SET v_fence = v_last;
+        ELSEIF v_fence IS NULL THEN
+          SET v_fence = GREATEST(v_last + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED));
+        END IF;
+      END IF;
+      SET v_now = SYSDATE(6);
+      UPDATE lockkeeper_lock SET fence = GREATEST(fence, v_fence), used = v_now,
+        next = next + IF(v_place IS NULL, 1, 0) WHERE name = a_name;
+      INSERT INTO lockkeeper_claim
+          (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
+        VALUES (a_name, a_token, v_next, a_owner, a_kind, a_take, a_permits, v_fence, v_slots,
+                v_now, v_now + INTERVAL a_ttl MICROSECOND, a_who, a_note)
+        ON DUPLICATE KEY UPDATE
+          since = IF(fence IS NULL, v_now, since), fence = v_fence, slots = v_slots,
+          until = v_now + INTERVAL a_ttl MICROSECOND;
+    ELSEIF a_stay > 0 AND v_place IS NULL THEN
+      INSERT INTO lockkeeper_claim
+          (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
+        VALUES (a_name, a_token, v_next, a_owner, a_kind, a_take, a_permits, NULL, '',
+                v_now, v_now + INTERVAL a_stay MICROSECOND, a_who, a_note);
+      UPDATE lockkeeper_lock SET next = v_next + 1 WHERE name = a_name;
+    ELSEIF a_stay > 0 AND v_until < v_now + INTERVAL a_stay DIV 2 MICROSECOND THEN
+      -- Only now and then: a look that changes nothing costs no write.
+      UPDATE lockkeeper_claim SET until = v_now + INTERVAL a_stay MICROSECOND
+        WHERE name = a_name AND token = a_token;
+    END IF;
+    IF NOT v_in THEN
+      SELECT TIMESTAMPDIFF(MICROSECOND, v_now, MIN(until)) INTO v_pause
+        FROM lockkeeper_claim WHERE name = a_name AND token <> a_token;
+    END IF;
+    IF v_in OR (a_stay > 0 AND v_clash IS NULL) THEN
+      COMMIT;
+    ELSE
+      -- One who does not stay leaves everything as it was, and waits for no disk.
+      ROLLBACK;
+    END IF;
+  END;
+  IF v_alone AND a_alone AND v_freed IS NULL THEN
+    BEGIN
+      -- There is no room: its release will be written to the disk.
+      DECLARE CONTINUE HANDLER FOR 1114 BEGIN END;
+      INSERT IGNORE INTO lockkeeper_freed VALUES
+        (UNHEX(SHA2(a_name, 256)), '', SYSDATE(6) + INTERVAL a_ttl MICROSECOND);
+    END;
+  END IF;
+  SELECT v_clash AS clash, IF(v_in, v_fence, NULL) AS fence, v_slots AS slots,
+         v_pause AS pause, COALESCE(v_ahead, 0) AS ahead, CAST(v_alone AND a_alone AS SIGNED) AS alone;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_renew //
+-- Extends leases that are still alive, and says which. They come as [{"t": token, "u": microseconds}],
+-- with "k": the key in hexadecimal digits, if the holder may be in the lock's own row.
+CREATE PROCEDURE lockkeeper_renew(a_leases LONGTEXT CHARACTER SET utf8mb4) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_name VARBINARY(512);
+  DECLARE v_token VARBINARY(64);
+  DECLARE v_ttl, v_freed, v_holds BIGINT;
+  DECLARE v_end BOOLEAN DEFAULT FALSE;
+  DECLARE alone CURSOR FOR
+    SELECT UNHEX(l.k), CAST(l.t AS BINARY), l.u
+      FROM JSON_TABLE(a_leases, '$[*]' COLUMNS (
+        t VARCHAR(64) PATH '$.t', u BIGINT PATH '$.u', k VARCHAR(1024) PATH '$.k')) l
+      LEFT JOIN lockkeeper_claim c ON c.token = CAST(l.t AS BINARY)
+      WHERE l.k IS NOT NULL AND c.token IS NULL;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  -- One that is in the lock's own row is copied to the line, where it can be extended without a lock on
+  -- that row. Whoever decides about the key meanwhile waits for our copy, or has looked for it before we
+  -- made it; and then the look after the copy, the mark before the row, finds what it found.
+  OPEN alone;
+  FETCH alone INTO v_name, v_token, v_ttl;
+  START TRANSACTION;
+  WHILE NOT v_end DO
+    INSERT IGNORE INTO lockkeeper_claim
+        (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
+      SELECT name, token, next, owner, kind, 1, 0, fence, '', used,
+             SYSDATE(6) + INTERVAL v_ttl MICROSECOND, who, note
+        FROM lockkeeper_lock WHERE name = v_name AND token = v_token AND until > SYSDATE(6);
+    IF ROW_COUNT() = 1 THEN
+      SELECT COUNT(*) INTO v_freed FROM lockkeeper_freed WHERE id = UNHEX(SHA2(v_name, 256)) AND token = v_token;
+      SELECT COUNT(*) INTO v_holds FROM lockkeeper_lock
+        WHERE name = v_name AND token = v_token AND until > SYSDATE(6);
+      IF v_freed = 1 OR v_holds = 0 THEN
+        DELETE FROM lockkeeper_claim WHERE name = v_name AND token = v_token;
+      END IF;
+    END IF;
+    FETCH alone INTO v_name, v_token, v_ttl;
+  END WHILE;
+  CLOSE alone;
+  COMMIT;
+  START TRANSACTION;
+  UPDATE lockkeeper_claim c
+    JOIN JSON_TABLE(a_leases, '$[*]' COLUMNS (t VARCHAR(64) PATH '$.t', u BIGINT PATH '$.u')) l
+      ON c.token = CAST(l.t AS BINARY)
+    SET c.until = SYSDATE(6) + INTERVAL l.u MICROSECOND
+    WHERE c.fence IS NOT NULL AND c.until > SYSDATE(6);
+  COMMIT;
+  SELECT CONVERT(c.token USING utf8mb4) AS token FROM lockkeeper_claim c
+    JOIN JSON_TABLE(a_leases, '$[*]' COLUMNS (t VARCHAR(64) PATH '$.t')) l ON c.token = CAST(l.t AS BINARY)
+    WHERE c.fence IS NOT NULL AND c.until > SYSDATE(6);
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_release //
+-- Takes a claim out of the line or the lock's own row, whatever became of it. Answers 1 if it held, and
+-- its lease had not run out. Nobody is told of a release, so there is nothing to decide under the latch.
+CREATE PROCEDURE lockkeeper_release(a_name VARBINARY(512), a_token VARBINARY(64)) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_held BOOLEAN;
+  DECLARE v_until DATETIME(6);
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  SELECT until INTO v_until FROM lockkeeper_lock WHERE name = a_name AND token = a_token;
+  SELECT fence IS NOT NULL AND until > SYSDATE(6) INTO v_held
+    FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
+  SET v_held = COALESCE(v_held, v_until > SYSDATE(6), FALSE);
+  IF v_until IS NOT NULL THEN
+    BEGIN
+      -- There is no room for it in memory, or no such table.
+      DECLARE EXIT HANDLER FOR SQLEXCEPTION
+        UPDATE lockkeeper_lock SET token = NULL WHERE name = a_name AND token = a_token;
+      REPLACE INTO lockkeeper_freed VALUES (UNHEX(SHA2(a_name, 256)), a_token, v_until);
+    END;
+  END IF;
+  DELETE FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
+  SELECT CAST(v_held AS SIGNED) AS held;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_sweep //
+-- Removes what nobody needs any more, a little at a time: of the keys, the next thousand in their order are
+-- looked at, however many there are, and those that somebody has locked are passed over. The clock carries
+-- a forgotten fence on.
+CREATE PROCEDURE lockkeeper_sweep() SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_lock, v_bound, v_lock_end, v_bound_end, v_name VARBINARY(512);
+  DECLARE v_end BOOLEAN DEFAULT FALSE;
+  DECLARE locks CURSOR FOR
+    SELECT name FROM lockkeeper_lock WHERE name > v_lock AND name <= v_lock_end
+      AND used < SYSDATE(6) - INTERVAL 30 DAY AND (token IS NULL OR until < SYSDATE(6))
+      AND NOT EXISTS (SELECT 1 FROM lockkeeper_claim c WHERE c.name = lockkeeper_lock.name)
+      FOR UPDATE SKIP LOCKED;
+  DECLARE bounds CURSOR FOR
+    SELECT name FROM lockkeeper_bound WHERE name > v_bound AND name <= v_bound_end
+      AND since < SYSDATE(6) - INTERVAL 30 DAY
+      AND NOT EXISTS (SELECT 1 FROM lockkeeper_row r WHERE r.name = lockkeeper_bound.name)
+      AND IS_USED_LOCK(CONCAT('lockkeeper:', LEFT(SHA2(CONCAT(DATABASE(), x'00', name), 256), 48))) IS NULL
+      FOR UPDATE SKIP LOCKED;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  DELETE FROM lockkeeper_freed WHERE until < SYSDATE(6) LIMIT 2000;
+  DELETE FROM lockkeeper_claim WHERE until < SYSDATE(6) - INTERVAL 1 MINUTE LIMIT 100;
+  SELECT swept_lock, swept_bound INTO v_lock, v_bound FROM lockkeeper_version LIMIT 1;
+  SELECT MAX(name) INTO v_lock_end
+    FROM (SELECT name FROM lockkeeper_lock WHERE name > v_lock ORDER BY name LIMIT 1000) n;
+  SELECT MAX(name) INTO v_bound_end
+    FROM (SELECT name FROM lockkeeper_bound WHERE name > v_bound ORDER BY name LIMIT 1000) n;
+  -- After the last comes the first.
+  UPDATE lockkeeper_version SET swept_lock = COALESCE(v_lock_end, ''), swept_bound = COALESCE(v_bound_end, '');
+  START TRANSACTION;
+  OPEN locks;
+  FETCH locks INTO v_name;
+  WHILE NOT v_end DO
+    DELETE FROM lockkeeper_lock WHERE name = v_name;
+    FETCH locks INTO v_name;
+  END WHILE;
+  CLOSE locks;
+  SET v_end = FALSE;
+  OPEN bounds;
+  FETCH bounds INTO v_name;
+  WHILE NOT v_end DO
+    DELETE FROM lockkeeper_bound WHERE name = v_name;
+    FETCH bounds INTO v_name;
+  END WHILE;
+  CLOSE bounds;
+  COMMIT;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_break //
+-- Takes a lock away from all who hold it, for operators.
+CREATE PROCEDURE lockkeeper_break(a_name VARBINARY(512)) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_holder VARBINARY(64);
+  DECLARE v_alone BOOLEAN;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  START TRANSACTION;
+  SELECT token INTO v_holder FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
+  DELETE FROM lockkeeper_claim WHERE name = a_name AND fence IS NOT NULL;
+  -- Its holder may have been moved to the line, and still think that it is alone.
+  UPDATE lockkeeper_lock SET token = '' WHERE name = a_name AND until > SYSDATE(6);
+  SET v_alone = ROW_COUNT();
+  COMMIT;
+  -- A renewal that was under way may have copied it to the line after we looked there.
+  DELETE FROM lockkeeper_claim WHERE name = a_name AND token = v_holder;
+  IF v_alone THEN
+    DELETE FROM lockkeeper_freed WHERE id = UNHEX(SHA2(a_name, 256));
+  END IF;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_guard //
+-- For the user's own transactions: an error (45000, 1644) unless this is still the highest fence of the
+-- key. No other grant can come before the transaction ends, so a stale holder cannot write.
+CREATE PROCEDURE lockkeeper_guard(a_name VARBINARY(512), a_fence BIGINT) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_last, v_lease, v_bound BIGINT;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  -- Only rows that are there are locked: the gap where one is missing may be where others put theirs.
+  SELECT COUNT(*) INTO v_lease FROM lockkeeper_lock WHERE name = a_name;
+  SELECT COUNT(*) INTO v_bound FROM lockkeeper_bound WHERE name = a_name;
+  IF v_lease > 0 OR v_bound = 0 THEN
+    SELECT fence INTO v_last FROM lockkeeper_lock WHERE name = a_name LOCK IN SHARE MODE;
+  END IF;
+  IF NOT v_last <=> a_fence AND (v_bound > 0 OR v_lease = 0) THEN
+    SELECT fence INTO v_last FROM lockkeeper_bound WHERE name = a_name LOCK IN SHARE MODE;
+  END IF;
+  IF NOT v_last <=> a_fence THEN
+    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the fence is stale: the lock was given to somebody else since';
+  END IF;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_hold //
+-- Locks a key's row in a transaction that stays open, and answers 1, or 0 if it is busy.
+CREATE PROCEDURE lockkeeper_hold(a_name VARBINARY(512), a_wait BOOLEAN) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_found BIGINT DEFAULT 0;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  -- Waited for long enough; the caller asks again.
+  DECLARE CONTINUE HANDLER FOR 1205 BEGIN END;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  -- The row is made in a transaction of its own, which no other waits for.
+  SELECT 1 INTO v_found FROM lockkeeper_row WHERE name = a_name;
+  IF v_found = 0 THEN
+    INSERT IGNORE INTO lockkeeper_row (name) VALUES (a_name);
+  END IF;
+  SET v_found = 0;
+  START TRANSACTION;
+  IF a_wait THEN
+    SET SESSION innodb_lock_wait_timeout = 3600;
+    SELECT 1 INTO v_found FROM lockkeeper_row WHERE name = a_name FOR UPDATE;
+  ELSE
+    SELECT 1 INTO v_found FROM lockkeeper_row WHERE name = a_name FOR UPDATE SKIP LOCKED;
+  END IF;
+  IF v_found THEN
+    UPDATE lockkeeper_row SET pid = CONNECTION_ID() WHERE name = a_name;
+  ELSE
+    ROLLBACK;
+  END IF;
+  SELECT v_found AS held;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_bind //
+-- The fence of a row that connection a_pid holds, committed before the lock counts as taken; null if
+-- that connection does not hold it any more, and 0 if a guarded transaction is not over. The look comes after our own write, at which whoever gets
+-- the row after that look has to wait, and so gets a higher fence.
+CREATE PROCEDURE lockkeeper_bind(
+  a_name VARBINARY(512), a_pid BIGINT, a_who VARCHAR(512) CHARACTER SET utf8mb4,
+  a_note TEXT CHARACTER SET utf8mb4
+) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_fence, v_holds BIGINT;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
+  START TRANSACTION;
+  SELECT 0 INTO v_fence FROM lockkeeper_bound WHERE name = a_name;
+  SELECT NULL INTO v_fence FROM lockkeeper_bound WHERE name = a_name FOR UPDATE SKIP LOCKED;
+  IF v_fence = 0 THEN
+    ROLLBACK;
+  ELSE
+    INSERT INTO lockkeeper_bound (name, fence, pid, who, note, since)
+      VALUES (a_name, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), a_pid, a_who, a_note, SYSDATE(6))
+      ON DUPLICATE KEY UPDATE
+        fence = GREATEST(fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)),
+        pid = a_pid, who = a_who, note = a_note, since = SYSDATE(6);
+    SELECT MAX(b.fence), COUNT(r.pid) INTO v_fence, v_holds
+      FROM lockkeeper_bound b LEFT JOIN lockkeeper_row r ON r.name = b.name AND r.pid = a_pid
+      WHERE b.name = a_name;
+    IF v_holds = 0 THEN
+      SET v_fence = NULL;
+      ROLLBACK;
+    ELSE
+      COMMIT;
+    END IF;
+  END IF;
+  SELECT v_fence AS fence;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_unhold //
+CREATE PROCEDURE lockkeeper_unhold(a_name VARBINARY(512)) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_held BIGINT DEFAULT 0;
+  DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+  SELECT 1 INTO v_held FROM lockkeeper_row WHERE name = a_name AND pid = CONNECTION_ID();
+  ROLLBACK;
+  SELECT v_held AS held;
+END //
+DROP PROCEDURE IF EXISTS lockkeeper_end //
+-- Ends another connection, and waits until it has let go of what it held, for five seconds at most. A server
+-- that started again counts its connections from the beginning: a_host tells them apart, if it is given.
+CREATE PROCEDURE lockkeeper_end(a_pid BIGINT, a_host VARCHAR(255)) SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_tries BIGINT DEFAULT 0;
+  DECLARE v_there BIGINT;
+  -- There is no such connection: that is what was wanted.
+  DECLARE EXIT HANDLER FOR 1094 BEGIN END;
+  SELECT COUNT(*) INTO v_there FROM information_schema.processlist
+    WHERE id = a_pid AND host = COALESCE(a_host, host);
+  IF v_there > 0 THEN
+    KILL a_pid;
+  END IF;
+  WHILE v_tries < 1000 AND v_there > 0 DO
+    SELECT COUNT(*) INTO v_there FROM information_schema.processlist WHERE id = a_pid;
+    DO SLEEP(IF(v_there > 0, 0.005, 0));
+    SET v_tries = v_tries + 1;
+  END WHILE;
+END //
+-- Beside the version, how far the cleaner came.
+CREATE TABLE IF NOT EXISTS lockkeeper_version (
+  version     INT NOT NULL PRIMARY KEY,
+  swept_lock  VARBINARY(512) NOT NULL DEFAULT '',
+  swept_bound VARBINARY(512) NOT NULL DEFAULT ''
+) ENGINE = InnoDB //
+INSERT IGNORE INTO lockkeeper_version (version) VALUES (2) //
+DELETE FROM lockkeeper_version WHERE version < 2 //
+DELIMITER ;

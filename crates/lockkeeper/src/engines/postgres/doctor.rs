@@ -1,0 +1,130 @@
+//! What would hurt in a real deployment.
+
+use sqlx::Row;
+use sqlx::postgres::PgConnection;
+
+use super::connect::{NAME, VERSION};
+use crate::engine::{Finding, Severity};
+use crate::engines::sql::{
+    Borrowed, STATEMENT, Sessions, finding, seconds_since_1970, version_finding, within,
+};
+use crate::error::Result;
+
+/// Looks at the server, its settings, and the way to it.
+pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Finding>> {
+    let mut session = sessions.any().await?;
+    let asking = sqlx::query(
+        "SELECT version() AS version, pg_is_in_recovery() AS standby,
+           current_setting('default_transaction_isolation') AS isolation,
+           (SELECT coalesce(reset_val, '') FROM pg_settings WHERE name = 'synchronous_commit') AS commit,
+           current_setting('fsync') AS fsync, current_setting('full_page_writes') AS pages,
+           current_setting('synchronous_standby_names') AS standbys,
+           (SELECT count(*) FROM pg_stat_replication) AS replicas,
+           current_setting('max_connections')::bigint AS connections,
+           (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client engine') AS used,
+           (SELECT reset_val FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout') AS idle,
+           has_table_privilege('lockkeeper_all', 'SELECT') AND NOT EXISTS (
+             SELECT FROM unnest(ARRAY['lock', 'claim', 'bound', 'last', 'row']) AS name,
+                    unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS right_to
+             WHERE NOT has_table_privilege('lockkeeper_' || name, right_to)) AS allowed,
+           lockkeeper_version() AS tables, abs(extract(epoch FROM clock_timestamp()) - $1)::float8 AS skew",
+    )
+    .bind(seconds_since_1970())
+    .fetch_one(session.wire());
+    let answer = within(STATEMENT, asking).await;
+    let row = session.settle(answer, "look at the server")?;
+    let mut findings = vec![
+        finding(Severity::Fine, row.get::<&str, _>("version"), ""),
+        version_finding(NAME, row.get("tables"), VERSION),
+    ];
+    let mut judge = |fine: bool, otherwise: Severity, what: String, advice: &str| {
+        let severity = if fine { Severity::Fine } else { otherwise };
+        findings.push(finding(severity, &what, if fine { "" } else { advice }));
+    };
+    judge(
+        row.get("allowed"),
+        Severity::Problem,
+        "rights to read and write the tables of lockkeeper".into(),
+        "grant SELECT on lockkeeper_all, and SELECT, INSERT, UPDATE and DELETE on the tables named \
+         lockkeeper_*",
+    );
+    judge(
+        !row.get::<bool, _>("standby"),
+        Severity::Problem,
+        "whether the server is the primary".into(),
+        "name the primary: locks on a standby exclude nobody",
+    );
+    judge(
+        row.get::<&str, _>("fsync") == "on",
+        Severity::Warning,
+        format!("fsync is {}", row.get::<&str, _>("fsync")),
+        "switch fsync on: a power failure may forget locks and fences, or ruin the database",
+    );
+    judge(
+        row.get::<&str, _>("commit") != "off",
+        Severity::Warning,
+        format!("synchronous_commit is {} by default", row.get::<&str, _>("commit")),
+        "grants are committed durably all the same; your own data is not",
+    );
+    judge(
+        row.get::<&str, _>("isolation") == "read committed",
+        Severity::Problem,
+        format!("isolation of our sessions is {}", row.get::<&str, _>("isolation")),
+        "something between us and the server resets sessions; connect without it",
+    );
+    let replicas: i64 = row.get("replicas");
+    let standbys: &str = row.get("standbys");
+    judge(
+        replicas == 0 || !standbys.is_empty(),
+        Severity::Warning,
+        format!("{replicas} standbys, of which commits wait for: {standbys:?}"),
+        "a failover to a standby that lags forgets the last grants; name synchronous_standby_names",
+    );
+    let (connections, used): (i64, i64) = (row.get("connections"), row.get("used"));
+    judge(
+        used * 10 < connections * 8,
+        Severity::Warning,
+        format!("{used} of {connections} connections are in use"),
+        "raise max_connections, or lower the option connections of clients",
+    );
+    let idle: &str = row.get("idle");
+    judge(
+        idle == "0",
+        Severity::Warning,
+        format!("idle_in_transaction_session_timeout is {idle} ms by default"),
+        "locks are not hurt: strategy row sets its own for its sessions",
+    );
+    let skew: f64 = row.get("skew");
+    judge(
+        skew < 5.0,
+        Severity::Warning,
+        format!("the server's clock and ours differ by {skew:.1} s"),
+        "leases are counted by the server's clock alone; but keep clocks in step for fences",
+    );
+    let direct = is_direct(sessions).await?;
+    judge(
+        direct,
+        Severity::Problem,
+        "whether every connection of ours has a server process of its own".into(),
+        "connect past the pooler: messages and connection-bound locks need sessions",
+    );
+    Ok(findings)
+}
+
+/// Whether two connections have a server process each, and keep it. Behind a pooler that lends
+/// processes by transaction, the second gets the one that the first just gave back; or, if it lends them
+/// in turn, one of those that ask twice in a row gets two.
+pub(super) async fn is_direct(sessions: &Sessions<PgConnection>) -> Result<bool> {
+    let first = process(sessions.any().await?).await?;
+    let second = process(sessions.for_renewals().await?).await?;
+    Ok(first != second
+        && second == process(sessions.for_renewals().await?).await?
+        && first == process(sessions.any().await?).await?
+        && first == process(sessions.any().await?).await?)
+}
+
+async fn process(mut session: Borrowed<'_, PgConnection>) -> Result<i32> {
+    let asking = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(session.wire());
+    let answer = within(STATEMENT, asking).await;
+    session.settle(answer, "look for a pooler")
+}

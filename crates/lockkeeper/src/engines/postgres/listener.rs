@@ -1,0 +1,158 @@
+//! One connection per client that listens: whoever releases a lock tells the next in line.
+//!
+//! Started by the first claim that has to wait. What may have been told before that, or while the
+//! connection was down, is made up for by looking again: nobody waits for a message alone.
+//!
+//! Messages go through one queue of the whole server, and a session that listens in an open transaction
+//! keeps it from being emptied. Once it is full, the server undoes every transaction that would add to it:
+//! so what we do is done again, without a word.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use sqlx::error::DatabaseError;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgListener, PgPoolOptions};
+use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tokio::task::JoinHandle;
+
+use crate::engines::sql::{STATEMENT, failed, within};
+use crate::error::Result;
+use crate::owner::random;
+
+/// What the server says when a transaction would tell more than its queue of notifications holds.
+const QUEUE_IS_FULL: &str = "54000";
+
+/// Waits for messages on behalf of all claims of a client.
+pub(super) struct Listener {
+    options: PgConnectOptions,
+    channel: String,
+    turns: Arc<Turns>,
+    task: AsyncMutex<Option<JoinHandle<()>>>,
+}
+
+/// Who is to be told, by token.
+#[derive(Default)]
+struct Turns(Mutex<HashMap<String, Arc<Notify>>>);
+
+impl Listener {
+    pub(super) fn new(options: PgConnectOptions) -> Self {
+        let channel = format!("lockkeeper_{:032x}", random());
+        Self { options, channel, turns: Arc::default(), task: AsyncMutex::default() }
+    }
+
+    /// The name under which the server knows this client.
+    pub(super) fn channel(&self) -> &str {
+        &self.channel
+    }
+
+    /// Messages with this token are for that claim from now on.
+    pub(super) fn register(&self, token: &str) -> Arc<Notify> {
+        self.turns.lock().entry(token.to_owned()).or_default().clone()
+    }
+
+    pub(super) fn forget(&self, token: &str) {
+        self.turns.lock().remove(token);
+    }
+
+    /// Begins to listen. True if it did not before: then messages may have been missed.
+    ///
+    /// # Cancel safety
+    /// Nothing happened if it is dropped.
+    pub(super) async fn start(&self) -> Result<bool> {
+        let mut task = self.task.lock().await;
+        if task.as_ref().is_some_and(|task| !task.is_finished()) {
+            return Ok(false);
+        }
+        let listening = async {
+            let pool = PgPoolOptions::new().max_connections(1).max_lifetime(None);
+            let pool = pool.idle_timeout(None).connect_lazy_with(self.options.clone());
+            let mut listener = PgListener::connect_with(&pool).await?;
+            listener.listen(&self.channel).await?;
+            Ok(listener)
+        };
+        let listener = within(STATEMENT, listening)
+            .await
+            .map_err(|error| failed::<sqlx::PgConnection>(error, "listen for released locks"))?;
+        *task = Some(tokio::spawn(listen(listener, self.turns.clone())));
+        Ok(true)
+    }
+}
+
+/// Ends when the connection cannot be had again; the next claim that waits starts another.
+async fn listen(mut listener: PgListener, turns: Arc<Turns>) {
+    loop {
+        match listener.try_recv().await {
+            Ok(Some(message)) => {
+                if let Some(turn) = turns.lock().get(message.payload()) {
+                    turn.notify_one();
+                }
+            }
+            // The connection was lost and is there again: anything may have been missed.
+            Ok(None) => turns.everyone(),
+            Err(error) => {
+                tracing::debug!(%error, "nobody listens for released locks any more");
+                return turns.everyone();
+            }
+        }
+    }
+}
+
+/// Does `$work` on `$wire`, of which others are told; if the queue of messages is full, without telling them.
+///
+/// A macro, because a function that takes an async closure cannot promise a future that may be sent.
+macro_rules! told {
+    ($wire:expr, $work:expr) => {
+        async {
+            match $work.await {
+                Err(error) if $crate::engines::postgres::listener::is_full(&error) => {
+                    $crate::engines::postgres::listener::silence($wire, "on").await?;
+                    let answer = $work.await;
+                    $crate::engines::postgres::listener::silence($wire, "off").await?;
+                    answer
+                }
+                answer => answer,
+            }
+        }
+    };
+}
+
+pub(super) use told;
+
+/// Whether a transaction was undone because it would have told more than the queue of messages holds.
+pub(super) fn is_full(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    code.as_deref() == Some(QUEUE_IS_FULL)
+}
+
+/// Whether this session tells anybody anything.
+pub(super) async fn silence(wire: &mut PgConnection, on: &str) -> sqlx::Result<()> {
+    tracing::debug!(on, "the queue of notifications is full; waiters look for themselves");
+    let setting = sqlx::query("SELECT set_config('lockkeeper.silent', $1, false)").bind(on);
+    setting.execute(wire).await.map(drop)
+}
+
+impl Turns {
+    fn everyone(&self) {
+        self.lock().values().for_each(|turn| turn.notify_one());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Notify>>> {
+        self.0.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.get_mut() {
+            task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Listener {
+    /// Without the options: they carry the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("channel", &self.channel).finish_non_exhaustive()
+    }
+}

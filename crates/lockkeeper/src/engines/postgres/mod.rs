@@ -1,0 +1,52 @@
+//! `postgres:`: locks in a PostgreSQL database, for those who have one and want nothing else.
+//!
+//! Three strategies, chosen by `?strategy=`. `lease` (the default) keeps a table of claims with leases
+//! by the server's clock, and does everything. `advisory` and `row` let the server itself hold and queue
+//! for as long as a connection lives. They do not exclude each other: everyone names the same strategy.
+
+mod advisory;
+mod connect;
+mod doctor;
+mod lease;
+mod lease_claim;
+mod listener;
+mod row;
+
+use std::sync::Arc;
+
+use self::advisory::Advisory;
+pub use self::connect::SCHEMA;
+use self::connect::{Strategy, prepare, settings};
+use self::row::Rows;
+use crate::engine::Engine;
+use crate::engines::Registration;
+use crate::engines::endpoint::Endpoint;
+use crate::engines::sql::{SessionEngine, SessionLock};
+use crate::error::Result;
+
+/// This engine's line in the table of schemes.
+pub(crate) const ENGINE: Registration = Registration {
+    open: |endpoint| Box::pin(open(endpoint)),
+    guarantees: |endpoint| {
+        Ok(match settings(endpoint)?.strategy {
+            Strategy::Lease => lease::GUARANTEES,
+            Strategy::Advisory => Advisory::GUARANTEES,
+            Strategy::Row => Rows::GUARANTEES,
+        })
+    },
+    ways: &[
+        "postgres://localhost",
+        "postgres://localhost?strategy=advisory",
+        "postgres://localhost?strategy=row",
+    ],
+};
+
+/// Opens `postgres://user@host/database?strategy=…`.
+async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
+    let settings = settings(&endpoint)?.with_password(|options, word| options.password(word))?;
+    Ok(match settings.strategy {
+        Strategy::Lease => Arc::new(lease::Leases::open(settings).await?),
+        Strategy::Advisory => Arc::new(SessionEngine::<Advisory>::new(prepare(settings).await?)),
+        Strategy::Row => Arc::new(SessionEngine::<Rows>::new(prepare(settings).await?)),
+    })
+}

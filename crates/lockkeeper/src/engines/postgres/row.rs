@@ -1,0 +1,121 @@
+//! The strategy `row`: a row of a table, locked in a transaction that stays open.
+//!
+//! Nothing is written in that transaction, and it is rolled back, so that a release waits for no disk.
+//! The fence is committed on a connection apart, which first makes sure that the row is still ours.
+
+use async_trait::async_trait;
+use sqlx::postgres::PgConnection;
+
+use super::advisory::{milliseconds, seen};
+use super::connect::NAME;
+use crate::engine::{Guarantees, Query, Support};
+use crate::engines::sql::{Ask, Dedicated, Marked, Seen, SessionLock, Taken, promises};
+use crate::owner::whoami;
+
+/// Locks on rows.
+#[derive(Debug)]
+pub(super) struct Rows;
+
+#[async_trait]
+impl SessionLock for Rows {
+    type Wire = PgConnection;
+
+    const GUARANTEES: Guarantees = promises(
+        NAME,
+        Support::No("a row has one holder; strategy=lease and advisory have readers"),
+        Support::No("a row has one holder; strategy=lease has permits"),
+    );
+
+    const SEES_WAITERS: bool = true;
+
+    async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
+        loop {
+            sqlx::query("BEGIN").execute(&mut *wire).await?;
+            let held: Option<bool> = sqlx::query_scalar("SELECT lockkeeper_hold($1, $2, $3)")
+                .bind(ask.key.as_str())
+                .bind(wait)
+                .bind(milliseconds(ask.ttl))
+                .fetch_one(&mut *wire)
+                .await?;
+            if held == Some(true) {
+                return Ok(Taken::Unfenced);
+            }
+            sqlx::query("ROLLBACK").execute(&mut *wire).await?;
+            if held == Some(false) && !wait {
+                return Ok(Taken::Busy);
+            }
+            // In a transaction of its own: who meets us at a new key must not wait for our lock.
+            sqlx::query("INSERT INTO lockkeeper_row VALUES ($1) ON CONFLICT DO NOTHING")
+                .bind(ask.key.as_str())
+                .execute(&mut *wire)
+                .await?;
+        }
+    }
+
+    async fn mark(
+        apart: &mut PgConnection,
+        holder: &mut Dedicated<PgConnection>,
+        ask: &Ask,
+    ) -> sqlx::Result<Marked> {
+        let fence: Option<i64> =
+            sqlx::query_scalar("SELECT lockkeeper_mark($1, $2::integer, $3, $4)")
+                .bind(ask.key.as_str())
+                .bind(holder.session.number)
+                .bind(whoami())
+                .bind(&ask.note)
+                .fetch_one(apart)
+                .await?;
+        Ok(match fence {
+            None => Marked::Gone,
+            Some(0) => Marked::Guarded,
+            Some(fence) => Marked::Fenced(fence),
+        })
+    }
+
+    /// Only our own transaction, in which a row was locked, has a number.
+    async fn beat(wire: &mut PgConnection, _: &Ask) -> sqlx::Result<bool> {
+        let asking = sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned() IS NOT NULL");
+        asking.fetch_one(wire).await
+    }
+
+    async fn give_back(wire: &mut PgConnection, _: &Ask) -> sqlx::Result<bool> {
+        sqlx::query("ROLLBACK").execute(wire).await.map(|_| true)
+    }
+
+    /// The transaction that locked a row is named in the row's own header. One waiter waits for that
+    /// transaction, and the others for its place in front.
+    async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
+        macro_rules! rows {
+            ($which:literal) => {
+                concat!(
+                    "WITH r AS (
+                       SELECT key, xmax AS holder, (ctid::text::point)[0] AS page, (ctid::text::point)[1] AS tuple
+                       FROM lockkeeper_row WHERE ",
+                    $which,
+                    "), l AS (
+                       SELECT * FROM pg_locks WHERE locktype = 'transactionid'
+                         OR (locktype = 'tuple' AND NOT granted AND relation = 'lockkeeper_row'::regclass)
+                     )
+                     SELECT r.key, coalesce(f.fence, b.fence, 0) AS fence, l.pid::bigint AS number,
+                       l.granted AS holds, false AS shared,
+                       coalesce(t.who, substr(a.application_name, 12)) AS who, t.note,
+                       a.backend_start::text AS mark,
+                       (extract(epoch FROM clock_timestamp() - coalesce(t.since, l.waitstart)) * 1000000)::bigint
+                         AS age
+                     FROM r JOIN l ON l.transactionid = r.holder OR (l.page = r.page AND l.tuple = r.tuple)
+                     LEFT JOIN lockkeeper_bound b ON b.key = r.key
+                     LEFT JOIN lockkeeper_last t ON t.key = r.key AND t.pid = l.pid AND l.granted
+                     LEFT JOIN lockkeeper_last f ON f.key = r.key
+                     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+                     ORDER BY r.key, l.granted DESC, l.locktype = 'tuple', l.waitstart, l.pid"
+                )
+            };
+        }
+        let (statement, text) = match query {
+            Query::Key(key) => (rows!("key = $1"), key.as_str()),
+            Query::Prefix(prefix) => (rows!("starts_with(key, $1)"), prefix.as_str()),
+        };
+        let rows = sqlx::query(statement).bind(text).fetch_all(wire).await?;
+        rows.iter().map(seen).collect()
+    }
+}

@@ -1,0 +1,505 @@
+-- lockkeeper's tables and functions, version 2. Running this again changes nothing. Run over version 1 it
+-- brings that up to date, and keeps what is there: stop the clients of version 1 first.
+--
+-- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
+-- it also carries the key's fence, and the holder as long as it is alone: taking and giving back a lock
+-- that nobody else wants changes this row and nothing else. As soon as others come, all of them are in
+-- line, in lockkeeper_claim: whoever holds or waits, in order.
+-- Time is clock_timestamp() read after the latch is held: now() would be older than the wait for it.
+--
+-- Only who gives a lock to somebody takes the latch FOR UPDATE: lockkeeper_guard keeps off just those.
+
+-- All of it or nothing, also if a client goes on after an error.
+BEGIN;
+
+DO $$
+DECLARE
+  present integer;
+  old regprocedure;
+BEGIN
+  IF to_regproc('lockkeeper_version') IS NULL THEN
+    RETURN;
+  END IF;
+  present := lockkeeper_version();
+  IF present > 2 THEN
+    RAISE EXCEPTION 'lockkeeper''s tables have version % here, and this is version 2', present
+      USING HINT = 'Use the newer lockkeeper, which made them.';
+  ELSIF present < 2 THEN
+    ALTER TABLE lockkeeper_lock
+      ADD COLUMN IF NOT EXISTS token text COLLATE "C",
+      ADD COLUMN IF NOT EXISTS owner text COLLATE "C",
+      ADD COLUMN IF NOT EXISTS kind text COLLATE "C",
+      ADD COLUMN IF NOT EXISTS since timestamptz NOT NULL DEFAULT clock_timestamp(),
+      ADD COLUMN IF NOT EXISTS until timestamptz,
+      ADD COLUMN IF NOT EXISTS who text,
+      ADD COLUMN IF NOT EXISTS note text;
+    -- What a function answers cannot be replaced. lockkeeper_guard answers as it always did, and what
+    -- users made may depend on it.
+    FOR old IN
+      SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_proc v ON v.oid = to_regproc('lockkeeper_version')
+      WHERE p.pronamespace = v.pronamespace AND p.proname LIKE 'lockkeeper\_%'
+        AND p.proname <> 'lockkeeper_guard'
+    LOOP
+      EXECUTE 'DROP FUNCTION ' || old;
+    END LOOP;
+  END IF;
+END $$;
+
+CREATE TABLE IF NOT EXISTS lockkeeper_lock (
+  key   text COLLATE "C" PRIMARY KEY,
+  fence bigint NOT NULL,
+  token text COLLATE "C",  -- who holds alone, or '' if nobody does, or null if one has to look at the line
+  owner text COLLATE "C",
+  kind  text COLLATE "C",
+  since timestamptz NOT NULL DEFAULT clock_timestamp(),
+  until timestamptz,
+  who   text,
+  note  text
+) WITH (fillfactor = 70);
+
+CREATE TABLE IF NOT EXISTS lockkeeper_claim (
+  key    text COLLATE "C" NOT NULL,
+  token  text COLLATE "C" NOT NULL,
+  place  bigint GENERATED ALWAYS AS IDENTITY,
+  owner  text COLLATE "C" NOT NULL,
+  kind   text COLLATE "C" NOT NULL,
+  take   bigint NOT NULL,
+  permits bigint NOT NULL,
+  fence  bigint,            -- null while it waits
+  slots  bigint[] NOT NULL DEFAULT '{}',
+  since  timestamptz NOT NULL,
+  until  timestamptz NOT NULL,
+  wake   text NOT NULL,     -- the channel of the client that waits
+  who    text NOT NULL,
+  note   text,
+  PRIMARY KEY (key, token)
+) WITH (fillfactor = 70);
+
+CREATE TABLE IF NOT EXISTS lockkeeper_bound (
+  key   text COLLATE "C" PRIMARY KEY,
+  id    bigint NOT NULL UNIQUE,  -- two keys never share an advisory lock: the second is refused
+  fence bigint NOT NULL,         -- no fence above this one was given
+  used  timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 70);
+
+-- Unlogged: a write costs no wait for the disk, and a crash empties the table. Then lockkeeper_bound
+-- says from where to go on.
+CREATE UNLOGGED TABLE IF NOT EXISTS lockkeeper_last (
+  key   text COLLATE "C" PRIMARY KEY,
+  fence bigint NOT NULL,         -- the last that was given
+  pid   integer NOT NULL,
+  who   text NOT NULL,
+  note  text,
+  since timestamptz NOT NULL
+) WITH (fillfactor = 70);
+
+-- What strategy row locks. Nothing is ever written to a row.
+CREATE TABLE IF NOT EXISTS lockkeeper_row (
+  key text COLLATE "C" PRIMARY KEY
+);
+
+CREATE OR REPLACE FUNCTION lockkeeper_micros() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+  SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+$$;
+
+-- Whether a claim at this place in line is let in. The same rule as the library's own queue.
+CREATE OR REPLACE FUNCTION lockkeeper_turn(
+  a_key text, a_token text, a_place bigint, a_owner text, a_kind text, a_take bigint, a_permits bigint
+) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  IF a_kind = 'semaphore' THEN
+    RETURN (
+      SELECT coalesce(sum(c.take), 0) + a_take <= a_permits FROM lockkeeper_claim c
+      WHERE c.key = a_key AND c.token <> a_token AND (c.fence IS NOT NULL OR c.place < a_place));
+  END IF;
+  -- An owner that is in already is not made to queue behind those who wait for it.
+  RETURN NOT EXISTS (
+    SELECT FROM lockkeeper_claim c
+    WHERE c.key = a_key AND c.token <> a_token AND c.owner <> a_owner
+      AND NOT (a_kind = 'read' AND c.kind = 'read')
+      AND (c.fence IS NOT NULL OR (c.place < a_place AND NOT EXISTS (
+        SELECT FROM lockkeeper_claim i
+        WHERE i.key = a_key AND i.token <> a_token AND i.fence IS NOT NULL AND i.owner = a_owner))));
+END $$;
+
+-- Tells those whose turn it is. They are a run from the front of the line. A session that found the queue
+-- of notifications full sets lockkeeper.silent, and those who wait look for themselves.
+CREATE OR REPLACE FUNCTION lockkeeper_wake(a_key text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  c lockkeeper_claim;
+BEGIN
+  IF current_setting('lockkeeper.silent', true) = 'on' THEN
+    RETURN;
+  END IF;
+  FOR c IN SELECT * FROM lockkeeper_claim w WHERE w.key = a_key AND w.fence IS NULL ORDER BY w.place LOOP
+    EXIT WHEN NOT lockkeeper_turn(c.key, c.token, c.place, c.owner, c.kind, c.take, c.permits);
+    PERFORM pg_notify(c.wake, c.token);
+  END LOOP;
+END $$;
+
+-- Everybody, in line or alone, and the last fence of each key.
+CREATE OR REPLACE VIEW lockkeeper_all AS
+  SELECT c.key, c.place, c.owner, c.kind, c.take, c.permits, c.fence, c.slots, c.since, c.until, c.who, c.note,
+         l.fence AS last
+    FROM lockkeeper_claim c LEFT JOIN lockkeeper_lock l USING (key)
+  UNION ALL
+  SELECT l.key, 0, l.owner, l.kind, 1, 0, l.fence, '{}', l.since, l.until, l.who, l.note, l.fence
+    FROM lockkeeper_lock l WHERE l.token <> '';
+
+-- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds; a pause of 0
+-- means that it is, but for a guarded transaction that is not over: look again soon.
+CREATE OR REPLACE FUNCTION lockkeeper_attempt(
+  a_key text, a_token text, a_owner text, a_kind text, a_take bigint, a_permits bigint,
+  a_ttl bigint, a_stay bigint, a_wake text, a_who text, a_note text,
+  OUT clash text, OUT granted boolean, OUT fence bigint, OUT slots bigint[], OUT pause bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+  latch lockkeeper_lock;
+  mine lockkeeper_claim;
+  others bigint;
+  guarded boolean := false;
+  instant timestamptz;
+  -- A transaction that has nothing to do with us may be in the way; the caller asks again.
+  patience text := set_config('lock_timeout', '5000', true);
+BEGIN
+  LOOP
+    -- A guarded transaction keeps nobody from standing in line, only from being let in.
+    SELECT * INTO latch FROM lockkeeper_lock l WHERE l.key = a_key FOR NO KEY UPDATE;
+    EXIT WHEN FOUND;
+    INSERT INTO lockkeeper_lock (key, fence) VALUES (a_key, lockkeeper_micros()) ON CONFLICT DO NOTHING;
+  END LOOP;
+  instant := clock_timestamp();
+  IF latch.token <> '' AND latch.until > instant THEN
+    -- One who only asks does not make a line.
+    IF a_stay = 0 AND a_kind <> 'semaphore' AND latch.token <> a_token AND latch.owner <> a_owner
+        AND NOT (a_kind = 'read' AND latch.kind = 'read') THEN
+      granted := false;
+      pause := greatest(1, extract(epoch FROM latch.until - instant) * 1000000);
+      PERFORM set_config('synchronous_commit', 'off', true);
+      RETURN;
+    END IF;
+    -- The one who was alone goes in line, where others can stand too.
+    INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, fence, since, until, wake, who, note)
+      VALUES (a_key, latch.token, latch.owner, latch.kind, 1, 0, latch.fence, latch.since, latch.until, '',
+              latch.who, latch.note);
+  END IF;
+  -- This waits for a renewal that is under way, and may find that the claim lives: so it is counted after.
+  DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
+  IF FOUND THEN
+    PERFORM lockkeeper_wake(a_key);
+  END IF;
+  SELECT count(*) INTO others FROM lockkeeper_claim c WHERE c.key = a_key;
+  IF others > 0 THEN
+    SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
+  END IF;
+  IF mine.fence IS NULL THEN
+    -- Nobody else decides about this key now, so whoever has it is a guarded transaction.
+    PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE SKIP LOCKED;
+    guarded := NOT FOUND;
+  END IF;
+  IF others = 0 AND guarded AND a_stay = 0 THEN
+    granted := false;
+    pause := 0;
+    PERFORM set_config('synchronous_commit', 'off', true);
+    RETURN;
+  ELSIF others = 0 AND NOT guarded AND a_kind <> 'semaphore' THEN
+    UPDATE lockkeeper_lock l
+      SET token = a_token, owner = a_owner, kind = a_kind, since = clock_timestamp(),
+          until = clock_timestamp() + a_ttl * interval '1 microsecond', who = a_who, note = a_note,
+          fence = CASE a_kind WHEN 'read' THEN l.fence ELSE greatest(l.fence + 1, lockkeeper_micros()) END
+      WHERE l.key = a_key RETURNING true, l.fence INTO granted, fence;
+    RETURN;
+  END IF;
+  IF latch.token IS NOT NULL THEN
+    UPDATE lockkeeper_lock l SET token = NULL, until = NULL WHERE l.key = a_key;
+  END IF;
+  IF mine.token IS NULL THEN
+    SELECT c.kind || CASE c.kind WHEN 'semaphore' THEN '(' || c.take || ' of ' || c.permits || ')' ELSE '' END
+      INTO clash FROM lockkeeper_claim c
+      WHERE c.key = a_key AND ((c.kind = 'semaphore') <> (a_kind = 'semaphore') OR c.permits <> a_permits)
+      LIMIT 1;
+    IF clash IS NOT NULL THEN
+      PERFORM set_config('synchronous_commit', 'off', true);
+      RETURN;
+    END IF;
+  END IF;
+
+  granted := mine.fence IS NOT NULL;
+  IF NOT granted THEN
+    granted := lockkeeper_turn(
+      a_key, a_token, coalesce(mine.place, 9223372036854775807), a_owner, a_kind, a_take, a_permits);
+    guarded := guarded AND granted;
+    granted := granted AND NOT guarded;
+  END IF;
+  IF NOT granted THEN
+    IF a_stay = 0 THEN
+      DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
+    ELSIF mine.token IS NULL THEN
+      INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, since, until, wake, who, note)
+        VALUES (a_key, a_token, a_owner, a_kind, a_take, a_permits,
+                instant, instant + a_stay * interval '1 microsecond', a_wake, a_who, a_note);
+    ELSE
+      UPDATE lockkeeper_claim c SET until = instant + a_stay * interval '1 microsecond'
+        WHERE c.key = a_key AND c.token = a_token;
+    END IF;
+    IF guarded THEN
+      pause := 0;
+    ELSE
+      SELECT greatest(1, extract(epoch FROM min(c.until) - instant) * 1000000)::bigint INTO pause
+        FROM lockkeeper_claim c WHERE c.key = a_key AND c.token <> a_token;
+    END IF;
+    -- Losing a place in line costs a place, not a lock: it need not be on disk.
+    PERFORM set_config('synchronous_commit', 'off', true);
+    RETURN;
+  END IF;
+
+  fence := mine.fence;
+  slots := coalesce(mine.slots, '{}');
+  IF fence IS NULL THEN
+    IF a_kind = 'semaphore' THEN
+      WITH taken AS (
+        SELECT unnest(c.slots) AS slot FROM lockkeeper_claim c WHERE c.key = a_key AND c.fence IS NOT NULL
+      ), free AS (
+        SELECT s FROM generate_series(0, (SELECT count(*) FROM taken) + a_take - 1) s
+        WHERE s NOT IN (SELECT slot FROM taken) ORDER BY s LIMIT a_take
+      ) SELECT array_agg(s) INTO slots FROM free;
+    ELSIF a_kind <> 'read' AND a_owner <> a_token THEN
+      -- An owner that enters again through another client has the fence that it has already.
+      SELECT c.fence INTO fence FROM lockkeeper_claim c
+        WHERE c.key = a_key AND c.owner = a_owner AND c.fence IS NOT NULL AND c.kind <> 'read' LIMIT 1;
+    END IF;
+    IF a_kind = 'read' THEN
+      fence := latch.fence;
+    ELSIF fence IS NULL THEN
+      fence := greatest(latch.fence + 1, lockkeeper_micros());
+    END IF;
+    UPDATE lockkeeper_lock l
+      SET fence = greatest(l.fence, lockkeeper_attempt.fence), since = instant
+      WHERE l.key = a_key;
+  END IF;
+  instant := clock_timestamp();
+  IF mine.token IS NULL THEN
+    INSERT INTO lockkeeper_claim
+        (key, token, owner, kind, take, permits, fence, slots, since, until, wake, who, note)
+      VALUES (a_key, a_token, a_owner, a_kind, a_take, a_permits, fence, slots,
+              instant, instant + a_ttl * interval '1 microsecond', a_wake, a_who, a_note);
+  ELSE
+    UPDATE lockkeeper_claim c
+      SET fence = lockkeeper_attempt.fence, slots = lockkeeper_attempt.slots,
+          since = CASE WHEN mine.fence IS NULL THEN instant ELSE c.since END,
+          until = instant + a_ttl * interval '1 microsecond'
+      WHERE c.key = a_key AND c.token = a_token;
+  END IF;
+END $$;
+
+-- Extends leases that are still alive, and says which. Who is alone may be put in line meanwhile, and
+-- nobody ever goes the other way: so the line comes last.
+CREATE OR REPLACE FUNCTION lockkeeper_renew(a_keys text[], a_tokens text[], a_ttls bigint[])
+RETURNS SETOF text LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN QUERY UPDATE lockkeeper_lock l SET until = clock_timestamp() + a.ttl * interval '1 microsecond'
+    FROM unnest(a_keys, a_tokens, a_ttls) AS a (key, token, ttl)
+    WHERE l.key = a.key AND l.token = a.token AND l.until > clock_timestamp()
+    RETURNING l.token;
+  RETURN QUERY UPDATE lockkeeper_claim c SET until = clock_timestamp() + a.ttl * interval '1 microsecond'
+    FROM unnest(a_keys, a_tokens, a_ttls) AS a (key, token, ttl)
+    WHERE c.key = a.key AND c.token = a.token AND c.fence IS NOT NULL AND c.until > clock_timestamp()
+    RETURNING c.token;
+END $$;
+
+-- How many of a hundred pages are a thousand pages of this table.
+CREATE OR REPLACE FUNCTION lockkeeper_part(a_table regclass) RETURNS real LANGUAGE sql STABLE AS $$
+  SELECT least(100, 100000.0 / greatest(relpages, 1))::real FROM pg_class WHERE oid = a_table
+$$;
+
+-- Removes what nobody needs any more, a little at a time, without waiting for anyone: of the keys a
+-- thousand pages are looked at, chosen by chance, however many there are.
+CREATE OR REPLACE FUNCTION lockkeeper_sweep() RETURNS void LANGUAGE sql AS $$
+  DELETE FROM lockkeeper_claim WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM lockkeeper_claim WHERE until < clock_timestamp() - interval '1 minute'
+    LIMIT 100 FOR UPDATE SKIP LOCKED));
+  -- The clock carries a fence on that is forgotten.
+  DELETE FROM lockkeeper_lock WHERE ctid = ANY (ARRAY(
+    SELECT l.ctid FROM lockkeeper_lock l TABLESAMPLE SYSTEM (lockkeeper_part('lockkeeper_lock'))
+    WHERE l.since < clock_timestamp() - interval '30 days'
+      AND (l.token = '' OR l.until < clock_timestamp()
+        OR (l.token IS NULL AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = l.key)))
+    LIMIT 1000 FOR UPDATE SKIP LOCKED));
+  -- A row that somebody holds is locked, and passed over.
+  DELETE FROM lockkeeper_row WHERE ctid = ANY (ARRAY(
+    SELECT r.ctid FROM lockkeeper_row r TABLESAMPLE SYSTEM (lockkeeper_part('lockkeeper_row'))
+      JOIN lockkeeper_bound b USING (key) LEFT JOIN lockkeeper_last l USING (key)
+    WHERE greatest(b.used, l.since) < clock_timestamp() - interval '30 days'
+    LIMIT 1000 FOR UPDATE OF r SKIP LOCKED));
+  WITH idle AS (
+    DELETE FROM lockkeeper_bound WHERE ctid = ANY (ARRAY(
+      SELECT b.ctid FROM lockkeeper_bound b TABLESAMPLE SYSTEM (lockkeeper_part('lockkeeper_bound'))
+        LEFT JOIN lockkeeper_last t USING (key)
+      WHERE greatest(b.used, t.since) < clock_timestamp() - interval '30 days'
+        AND NOT EXISTS (SELECT FROM lockkeeper_row r WHERE r.key = b.key)
+        AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1
+          AND (l.classid::bigint << 32) | l.objid::bigint = b.id)
+      LIMIT 1000 FOR UPDATE OF b SKIP LOCKED))
+    RETURNING key
+  ) DELETE FROM lockkeeper_last USING idle WHERE lockkeeper_last.key = idle.key;
+$$;
+
+-- Takes a claim out of the line. True if it held, and its lease had not run out.
+CREATE OR REPLACE FUNCTION lockkeeper_release(a_key text, a_token text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  held boolean;
+  -- A release that a crash forgets costs the rest of the lease, and so need not be on disk.
+  haste text := set_config('synchronous_commit', 'off', true);
+BEGIN
+  PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR NO KEY UPDATE;
+  UPDATE lockkeeper_lock l SET token = '' WHERE l.key = a_key AND l.token = a_token
+    RETURNING l.until > clock_timestamp() INTO held;
+  IF NOT FOUND THEN
+    DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token
+      RETURNING c.fence IS NOT NULL AND c.until > clock_timestamp() INTO held;
+    IF FOUND THEN
+      PERFORM lockkeeper_wake(a_key);
+    END IF;
+    UPDATE lockkeeper_lock l SET token = '' WHERE l.key = a_key AND l.token IS NULL
+      AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = a_key);
+  END IF;
+  RETURN coalesce(held, false);
+END $$;
+
+-- Takes a lock away from all who hold it, for operators.
+CREATE OR REPLACE FUNCTION lockkeeper_break(a_key text) RETURNS SETOF lockkeeper_all LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR NO KEY UPDATE;
+  RETURN QUERY SELECT * FROM lockkeeper_all a
+    WHERE a.key = a_key AND a.fence IS NOT NULL AND a.until > clock_timestamp();
+  UPDATE lockkeeper_lock l SET token = '' WHERE l.key = a_key AND l.token <> '';
+  DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.fence IS NOT NULL;
+  PERFORM lockkeeper_wake(a_key);
+END $$;
+
+-- For the user's own transactions: true if this is still the highest fence of the key, else an error
+-- (LK001). No other grant can come before the transaction ends, so a stale holder cannot write.
+CREATE OR REPLACE FUNCTION lockkeeper_guard(a_key text, a_fence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  last bigint;
+BEGIN
+  SELECT l.fence INTO last FROM lockkeeper_lock l WHERE l.key = a_key FOR KEY SHARE;
+  IF last IS DISTINCT FROM a_fence THEN
+    SELECT l.fence INTO last FROM lockkeeper_last l WHERE l.key = a_key FOR SHARE;
+  END IF;
+  IF last IS DISTINCT FROM a_fence THEN
+    RAISE EXCEPTION 'fence % of lock "%" is stale', a_fence, a_key
+      USING ERRCODE = 'LK001', DETAIL = 'The lock was given to somebody else since.';
+  END IF;
+  RETURN true;
+END $$;
+
+-- The fence of a lock that a connection holds. Fences are given from a stretch of a million, whose end is
+-- committed before the first of them: other grants wait for no disk. After a crash lockkeeper_last is
+-- empty, and the next stretch begins above the end of the one before. Null as long as a transaction is not
+-- over that the last fence guards.
+CREATE OR REPLACE FUNCTION lockkeeper_bind(
+  a_key text, a_pid integer, a_read boolean, a_who text, a_note text
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  result bigint;
+BEGIN
+  IF a_read THEN
+    SELECT coalesce(l.fence, b.fence) INTO result
+      FROM lockkeeper_bound b LEFT JOIN lockkeeper_last l USING (key) WHERE b.key = a_key;
+    IF NOT FOUND THEN
+      INSERT INTO lockkeeper_bound AS b (key, id, fence) VALUES (a_key, lockkeeper_id(a_key), lockkeeper_micros())
+        ON CONFLICT (key) DO UPDATE SET used = clock_timestamp() RETURNING b.fence INTO result;
+    END IF;
+    RETURN result;
+  END IF;
+  PERFORM FROM lockkeeper_last l WHERE l.key = a_key FOR NO KEY UPDATE SKIP LOCKED;
+  IF NOT FOUND AND EXISTS (SELECT FROM lockkeeper_last l WHERE l.key = a_key) THEN
+    RETURN NULL;
+  END IF;
+  UPDATE lockkeeper_last l
+    SET fence = l.fence + 1, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp()
+    FROM lockkeeper_bound b WHERE l.key = a_key AND b.key = a_key AND l.fence < b.fence
+    RETURNING l.fence INTO result;
+  IF FOUND THEN
+    RETURN result;
+  END IF;
+  -- Of two who come here at once, the second goes on from the end of the first one's stretch.
+  INSERT INTO lockkeeper_bound AS b (key, id, fence)
+    VALUES (a_key, lockkeeper_id(a_key), lockkeeper_micros() + 1000000)
+    ON CONFLICT (key) DO UPDATE
+      SET fence = greatest(b.fence, lockkeeper_micros()) + 1000000, used = clock_timestamp()
+    RETURNING b.fence - 999999 INTO result;
+  INSERT INTO lockkeeper_last (key, fence, pid, who, note, since)
+    VALUES (a_key, result, a_pid, a_who, a_note, clock_timestamp())
+    ON CONFLICT (key) DO UPDATE
+      SET fence = result, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp();
+  RETURN result;
+END $$;
+
+-- The number of a key among advisory locks.
+CREATE OR REPLACE FUNCTION lockkeeper_id(a_key text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT ('x' || substr(encode(sha256(convert_to('lockkeeper:' || a_key, 'UTF8')), 'hex'), 1, 16))::bit(64)::bigint
+$$;
+
+-- Takes an advisory lock for this session, and gives its fence; null if it is busy and not waited for, 0 if
+-- it is ours and its fence has to wait for a guarded transaction.
+-- The server ends a session from which it hears nothing for a_ttl milliseconds, and frees the lock.
+CREATE OR REPLACE FUNCTION lockkeeper_advise(
+  a_key text, a_read boolean, a_wait boolean, a_ttl integer, a_who text, a_note text
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  number bigint := lockkeeper_id(a_key);
+BEGIN
+  PERFORM set_config('idle_session_timeout', a_ttl::text, false);
+  IF a_read AND a_wait THEN
+    PERFORM pg_advisory_lock_shared(number);
+  ELSIF a_wait THEN
+    PERFORM pg_advisory_lock(number);
+  ELSIF a_read AND NOT pg_try_advisory_lock_shared(number) THEN
+    RETURN NULL;
+  ELSIF NOT a_read AND NOT pg_try_advisory_lock(number) THEN
+    RETURN NULL;
+  END IF;
+  RETURN coalesce(lockkeeper_bind(a_key, pg_backend_pid(), a_read, a_who, a_note), 0);
+END $$;
+
+-- Locks a key's row in the transaction that is open: true, or false if it is busy and not waited for,
+-- or null if the row has to be made first. The server ends a session that is silent for a_ttl milliseconds.
+CREATE OR REPLACE FUNCTION lockkeeper_hold(a_key text, a_wait boolean, a_ttl integer)
+RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM set_config('idle_in_transaction_session_timeout', a_ttl::text, true);
+  IF a_wait THEN
+    PERFORM FROM lockkeeper_row r WHERE r.key = a_key FOR UPDATE;
+  ELSE
+    PERFORM FROM lockkeeper_row r WHERE r.key = a_key FOR UPDATE SKIP LOCKED;
+  END IF;
+  IF FOUND THEN
+    RETURN true;
+  ELSIF EXISTS (SELECT FROM lockkeeper_row r WHERE r.key = a_key) THEN
+    RETURN false;
+  END IF;
+  RETURN NULL;
+END $$;
+
+-- The fence of a key whose row another session, a_pid, holds in its open transaction; null if it does
+-- not any more, and 0 if a guarded transaction is not over. The look comes after the latch in lockkeeper_bind, so whoever gets the row after that
+-- look waits at the latch, and gets a higher fence.
+CREATE OR REPLACE FUNCTION lockkeeper_mark(a_key text, a_pid integer, a_who text, a_note text)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  result bigint := lockkeeper_bind(a_key, a_pid, false, a_who, a_note);
+BEGIN
+  IF result IS NULL THEN
+    RETURN 0;
+  END IF;
+  PERFORM FROM lockkeeper_row r
+    JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = r.xmax
+    WHERE r.key = a_key AND l.pid = a_pid AND l.granted;
+  RETURN CASE WHEN FOUND THEN result END;
+END $$;
+
+CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 2';
+
+COMMIT;

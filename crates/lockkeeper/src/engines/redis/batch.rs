@@ -1,0 +1,209 @@
+//! How commands get onto a connection: at once when there are few, many in one write when there are many.
+//!
+//! A write per command is what most of the time of a busy client and its server goes into. So once
+//! several answers are awaited, commands gather for as long as there are tasks that can run, and then
+//! leave together.
+//!
+//! Calls that wait for replicas always gather, and one `WAIT` at the end of a batch stands for all of
+//! them. The server answers nothing else on this connection while it waits, so the next batch is not
+//! sent before; whatever is asked meanwhile is in it. A call thus waits for two answers of the replicas
+//! at most, however many there are.
+//!
+//! Easy to get wrong: the order. A command must not overtake one that was handed over before it, because
+//! a release goes before the next acquire only by being sent first. So a command is sent directly only
+//! while nothing gathers, and a batch is on its way before the next one is made.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::core::acquire::first_poll;
+
+/// With fewer answers awaited than this, a command does not wait for others to join it.
+const FEW: usize = 4;
+
+/// The most parcels in one write.
+const MOST: usize = 128;
+
+/// A connection that all tasks share.
+#[derive(Debug)]
+pub(in crate::engines) struct Batcher {
+    connection: MultiplexedConnection,
+    timeout: Duration,
+    parcels: mpsc::UnboundedSender<Pending>,
+    counts: Arc<Counts>,
+}
+
+/// Commands that go together, and who waits for their answers.
+struct Pending {
+    commands: Vec<Cmd>,
+    /// How many replicas are to have the effect.
+    replicas: u32,
+    answers: oneshot::Sender<RedisResult<Answers>>,
+}
+
+/// The answers to all commands of a parcel, and how many replicas have their effect.
+type Answers = (Vec<Value>, u32);
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Parcels that are not handed to the connection yet.
+    gathering: AtomicUsize,
+    /// Calls without an answer.
+    open: AtomicUsize,
+}
+
+impl Batcher {
+    /// Must be called on the runtime that the connection lives on.
+    pub(in crate::engines) fn new(connection: MultiplexedConnection, timeout: Duration) -> Self {
+        let (parcels, coming) = mpsc::unbounded_channel();
+        let counts = Arc::new(Counts::default());
+        tokio::spawn(gather(coming, connection.clone(), timeout, counts.clone()));
+        Self { connection, timeout, parcels, counts }
+    }
+
+    /// Sends one command. It has its place in the order after the first poll.
+    pub(in crate::engines) async fn send(&self, command: Cmd) -> RedisResult<Value> {
+        let open = self.counts.open.fetch_add(1, Ordering::Relaxed);
+        let _answered = Answered(&self.counts);
+        let value = if open < FEW && self.counts.gathering.load(Ordering::Acquire) == 0 {
+            let mut connection = self.connection.clone();
+            // Boxed, because it is large, and every call that carries it would be.
+            within(self.timeout, Box::pin(connection.send_packed_command(&command))).await?
+        } else {
+            self.join(vec![command], 0).await?.0.pop().ok_or_else(silent)?
+        };
+        match value {
+            Value::ServerError(error) => Err(error.into()),
+            value => Ok(value),
+        }
+    }
+
+    /// Sends commands that must follow each other, and gives so many replicas time to have their
+    /// effect. An error of one of them is among the answers.
+    pub(in crate::engines) async fn send_all(
+        &self,
+        commands: Vec<Cmd>,
+        replicas: u32,
+    ) -> RedisResult<Answers> {
+        self.counts.open.fetch_add(1, Ordering::Relaxed);
+        let _answered = Answered(&self.counts);
+        self.join(commands, replicas).await
+    }
+
+    async fn join(&self, commands: Vec<Cmd>, replicas: u32) -> RedisResult<Answers> {
+        let (answers, coming) = oneshot::channel();
+        self.counts.gathering.fetch_add(1, Ordering::Relaxed);
+        let _ = self.parcels.send(Pending { commands, replicas, answers });
+        // Nobody answers when the runtime of the connection is gone.
+        coming.await.unwrap_or_else(|_| Err(silent()))
+    }
+}
+
+/// Takes a call off the count when it is answered or given up.
+struct Answered<'a>(&'a Counts);
+
+impl Drop for Answered<'_> {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The task that sends what gathered. Ends with the pipe.
+async fn gather(
+    mut parcels: mpsc::UnboundedReceiver<Pending>,
+    connection: MultiplexedConnection,
+    timeout: Duration,
+    counts: Arc<Counts>,
+) {
+    let mut batch = Vec::new();
+    while parcels.recv_many(&mut batch, MOST).await > 0 {
+        // Everyone who can run comes first, and may have something to add.
+        tokio::task::yield_now().await;
+        while batch.len() < MOST
+            && let Ok(parcel) = parcels.try_recv()
+        {
+            batch.push(parcel);
+        }
+        let count = batch.len();
+        let waits = batch.iter().any(|parcel| parcel.replicas > 0);
+        let mut work = Box::pin(deliver(connection.clone(), timeout, std::mem::take(&mut batch)));
+        let first = first_poll(&mut work).await;
+        counts.gathering.fetch_sub(count, Ordering::Release);
+        let answered = match first {
+            Poll::Ready(answered) => answered,
+            Poll::Pending if waits => work.await,
+            Poll::Pending => {
+                tokio::spawn(work);
+                true
+            }
+        };
+        // Whoever waits behind a server that does not answer would wait as long again.
+        if waits && !answered {
+            return;
+        }
+    }
+}
+
+/// Sends a batch and hands the answers out. Whether there were any.
+async fn deliver(
+    mut connection: MultiplexedConnection,
+    timeout: Duration,
+    batch: Vec<Pending>,
+) -> bool {
+    let mut pipeline = Pipeline::with_capacity(batch.len() + 1);
+    let mut waiting = Vec::with_capacity(batch.len());
+    let mut wanted = 0;
+    for Pending { commands, replicas, answers } in batch {
+        wanted = wanted.max(replicas);
+        waiting.push((commands.len(), answers));
+        for command in commands {
+            pipeline.add_command(command);
+        }
+    }
+    if wanted > 0 {
+        let patience = (timeout / 2).as_millis();
+        pipeline.cmd("WAIT").arg(wanted).arg(u64::try_from(patience).unwrap_or(u64::MAX));
+    }
+    let sent = connection.send_packed_commands(&pipeline, 0, pipeline.len());
+    let answer = within(timeout, sent).await.and_then(|mut values| match wanted {
+        0 => Ok((values, 0)),
+        _ => match values.pop() {
+            Some(Value::Int(replicas)) => Ok((values, u32::try_from(replicas).unwrap_or(0))),
+            Some(Value::ServerError(error)) => Err(error.into()),
+            _ => Err(silent()),
+        },
+    });
+    match answer {
+        Ok((values, replicas)) => {
+            let mut values = values.into_iter();
+            for (count, answers) in waiting {
+                let _ = answers.send(Ok((values.by_ref().take(count).collect(), replicas)));
+            }
+            true
+        }
+        Err(error) => {
+            for (_, answers) in waiting {
+                let _ = answers.send(Err(error.clone()));
+            }
+            false
+        }
+    }
+}
+
+async fn within<T>(
+    timeout: Duration,
+    answer: impl Future<Output = RedisResult<T>>,
+) -> RedisResult<T> {
+    tokio::time::timeout(timeout, answer).await.unwrap_or_else(|_| Err(silent()))
+}
+
+pub(in crate::engines) fn silent() -> RedisError {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer in time").into()
+}

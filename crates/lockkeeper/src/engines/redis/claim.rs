@@ -1,0 +1,460 @@
+//! One try at one lock, from the first attempt to the confirmed release.
+//!
+//! A plain mutex is a hash and a channel, nothing more. A fair mutex, read-write locks and semaphores
+//! keep a line of waiters in the store, in which a waiter has to be heard of every few seconds.
+//!
+//! Easy to get wrong: the answer to a release that was sent twice. Our field belongs to one claim, so
+//! a second release can never give away somebody else's lock; but it finds nothing, and that is no loss.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use redis::{FromRedisValue, Value};
+
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request};
+use crate::error::{Error, Result};
+use crate::owner::whoami;
+
+use super::Store;
+use super::connection::{Call, Reply};
+use super::error::{NAME, garbage, sort};
+use super::layout::KeyNames;
+use super::script::{self, Script};
+use super::settings::Layout;
+use super::subscriber::Subscription;
+
+/// How long a waiter that is not heard of keeps its place in a line.
+pub(in crate::engines) const WAITER_LEASE: Duration = Duration::from_secs(6);
+
+/// How long Redisson's clients wait for a waiter before they drop it, by their default.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// How long what we keep beside a lock outlives its last use.
+const LIFE: Duration = Duration::from_secs(3600);
+
+/// A claim on a lock in Redis.
+#[derive(Debug)]
+pub(in crate::engines) struct RedisClaim {
+    store: Arc<Store>,
+    request: Request,
+    names: KeyNames,
+    trace: StoreState,
+    /// What the last attempt learned about when to ask again.
+    hope: Remaining,
+    /// Rings for this waiter alone, as the first in line.
+    own: Option<Subscription>,
+    /// Rings for everyone who waits.
+    base: Option<Subscription>,
+    /// Whether a release was sent whose answer did not come.
+    released_once: bool,
+}
+
+/// What this claim may have left in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StoreState {
+    Nothing,
+    /// A call went out, and its answer did not come in.
+    Unknown,
+    InLine,
+    Held,
+}
+
+#[derive(Debug, Default)]
+struct Remaining {
+    /// How long the holder may stay; `None` when that is not known.
+    left: Option<Duration>,
+    /// Whether we are next.
+    first: bool,
+}
+
+enum Answer {
+    Granted { fence: u64, slots: Vec<u32>, minted: bool },
+    Busy(Remaining),
+    Conflict(Vec<String>),
+}
+
+impl RedisClaim {
+    pub(in crate::engines) fn new(store: Arc<Store>, request: Request) -> Self {
+        let names = store.names(&request.key);
+        Self {
+            store,
+            request,
+            names,
+            trace: StoreState::Nothing,
+            hope: Remaining::default(),
+            own: None,
+            base: None,
+            released_once: false,
+        }
+    }
+
+    /// A claim of which it is not known what it left: its release asks the server.
+    pub(in crate::engines) fn unsure(store: Arc<Store>, request: Request) -> Self {
+        Self { trace: StoreState::Unknown, ..Self::new(store, request) }
+    }
+
+    /// Whether there is a line of waiters. A plain mutex is for whoever comes first.
+    fn is_ordered(&self) -> bool {
+        self.request.fair || self.request.mode != Mode::Mutex
+    }
+
+    /// Whether two or three server calls do.
+    fn is_simple(&self) -> bool {
+        self.store.settings.layout == Layout::String
+            || (!self.is_ordered() && self.request.owner.is_none())
+    }
+
+    async fn call(&self, take: bool) -> redis::RedisResult<Reply> {
+        match self.is_simple() {
+            true => self.call_simple(take).await,
+            false => Box::pin(self.call_in_line(take)).await,
+        }
+    }
+
+    async fn call_simple(&self, take: bool) -> redis::RedisResult<Reply> {
+        let (request, settings) = (&self.request, &self.store.settings);
+        let string = settings.layout == Layout::String;
+        let field = if string { request.token.to_string() } else { request.identity() };
+        let lock = self.names.lock().to_owned();
+        if !take {
+            let script: &'static Script =
+                if string { &script::STRING_RELEASE } else { &script::MUTEX_RELEASE };
+            let channel = self.simple_channel();
+            let args = [field.as_str(), &channel, self.store.publish()];
+            let call = Call { script, keys: &[lock], args: &args, hinted: false, replicas: 0 };
+            return self.store.servers.call(self.names.slot(), call).await;
+        }
+        let script: &'static Script = if string { &script::STRING } else { &script::MUTEX };
+        let mut keys = vec![lock, self.names.state()];
+        keys.extend(settings.redisson_fence.then(|| self.names.token()));
+        let (life, ttl) = (millis(life(request.ttl)), millis(request.ttl));
+        let record = record(request, &field);
+        let args = [life.as_str(), &ttl, &field, &record];
+        let replicas = settings.replicas;
+        let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
+        self.store.servers.call(self.names.slot(), call).await
+    }
+
+    async fn call_in_line(&self, take: bool) -> redis::RedisResult<Reply> {
+        let (request, mode) = (&self.request, self.request.mode);
+        let mut keys = self.names.line(mode);
+        if mode == Mode::Mutex && self.store.settings.redisson_fence {
+            keys.push(self.names.token());
+        }
+        let entry = self.entry();
+        let token = request.owner.as_ref().map_or_else(String::new, |_| request.token.to_string());
+        let record = record(request, &entry);
+        let flag = |is: bool| if is { "1" } else { "0" };
+        let (ttl, life) = (millis(request.ttl), millis(life(request.ttl)));
+        let (lease, patience) = (millis(WAITER_LEASE), millis(PATIENCE));
+        let (wake, base) = (self.names.wake_channel(mode), self.names.base_channel(mode));
+        let stem = self.names.stem();
+        let mut args = vec![
+            ttl.as_str(),
+            &entry,
+            &token,
+            &record,
+            flag(self.is_ordered()),
+            flag(self.is_ordered() && request.queue),
+            &lease,
+            &patience,
+            &life,
+            self.store.publish(),
+            &wake,
+            &base,
+            &stem,
+        ];
+        let (take_text, limit_text);
+        if let Mode::Permits { take, limit } = mode {
+            (take_text, limit_text) = (take.to_string(), limit.to_string());
+            args.extend([take_text.as_str(), limit_text.as_str()]);
+        }
+        let script: &'static Script = match (mode, take) {
+            (Mode::Mutex, true) => &script::QUEUE_MUTEX,
+            (Mode::Mutex, false) => &script::QUEUE_MUTEX_RELEASE,
+            (Mode::Read, true) => &script::READ,
+            (Mode::Read, false) => &script::READ_RELEASE,
+            (Mode::Write, true) => &script::WRITE,
+            (Mode::Write, false) => &script::WRITE_RELEASE,
+            (Mode::Permits { .. }, true) => &script::PERMITS,
+            (Mode::Permits { .. }, false) => &script::PERMITS_RELEASE,
+        };
+        let replicas = if take { self.store.settings.replicas } else { 0 };
+        let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
+        self.store.servers.call(self.names.slot(), call).await
+    }
+
+    /// Where the release of a lock without a line is told.
+    fn simple_channel(&self) -> String {
+        match self.store.settings.layout {
+            Layout::String => self.names.string_channel(),
+            _ => self.names.base_channel(Mode::Mutex),
+        }
+    }
+
+    /// Whether this client is one of those who heard of a release.
+    async fn hears_itself(&self, found: i64) -> bool {
+        found > 1 && self.store.servers.hears(self.names.slot(), &self.simple_channel()).await
+    }
+
+    fn entry(&self) -> String {
+        entry(&self.request.identity(), &self.request.token.to_string(), self.request.mode)
+    }
+
+    fn doing(&self, what: &str) -> String {
+        format!("{what} {:?}", self.request.key)
+    }
+
+    /// Refuses what cannot be stored, before any I/O.
+    fn check(&self) -> Result<()> {
+        let id = self.request.owner.as_ref().map_or("", |owner| owner.id());
+        if matches!(id, "mode" | "limit" | "taken") || id.ends_with(":write") {
+            return Err(Error::Config(format!(
+                "{id:?} cannot be an owner on Redis: it has a meaning in the layout of the lock"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Makes sure that every bell that may ring for us hangs.
+    async fn listen(&mut self) -> Result<()> {
+        let mode = self.request.mode;
+        let string = self.store.settings.layout == Layout::String;
+        let in_line = self.is_ordered() && self.request.queue && !string;
+        let own = in_line.then(|| self.names.wake_channel(mode) + &self.entry());
+        let base = match (string, mode) {
+            (true, _) => Some(self.names.string_channel()),
+            (_, Mode::Permits { .. }) => None,
+            // Those further behind are told by whoever goes before them.
+            _ if in_line && !self.hope.first => None,
+            _ => Some(self.names.base_channel(mode)),
+        };
+        let slot = self.names.slot();
+        for (bell, channel, shared) in [(&mut self.own, own, false), (&mut self.base, base, true)] {
+            if let Some(Err(why)) = bell.as_ref().map(Subscription::check) {
+                *bell = None;
+                if let Some(error) = why {
+                    return Err(sort(format!("wait for {:?}", self.request.key), error));
+                }
+            }
+            if let (None, Some(channel)) = (&bell, channel) {
+                let heard =
+                    self.store.servers.listen(slot, channel, shared, self.store.sharded).await;
+                *bell = Some(heard.map_err(|error| sort("listen for a release", error))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// How long to wait without a word.
+    fn patience(&self) -> Duration {
+        let longest = match (self.store.settings.layout, self.is_ordered()) {
+            // Foreign clients do not tell of their releases.
+            (Layout::String, _) => Duration::from_millis(fastrand::u64(50..200)),
+            // To be heard of while the lease of our place lasts.
+            (_, true) => WAITER_LEASE / 3,
+            _ => WAITER_LEASE,
+        };
+        match self.hope.left {
+            Some(left) if self.hope.first || !self.is_ordered() => {
+                longest.min(left + Duration::from_millis(1))
+            }
+            _ => longest,
+        }
+    }
+}
+
+#[async_trait]
+impl Claim for RedisClaim {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        self.check()?;
+        let before = std::mem::replace(&mut self.trace, StoreState::Unknown);
+        let reply = self.call(true).await.map_err(|error| sort(self.doing("acquire"), error))?;
+        let answer = read_answer(&reply.value)
+            .ok_or_else(|| garbage(self.doing("acquire"), &reply.value))?;
+        match answer {
+            Answer::Busy(hope) => {
+                let queued = self.is_ordered() && self.request.queue && !self.is_simple();
+                self.trace = if queued { StoreState::InLine } else { StoreState::Nothing };
+                self.hope = hope;
+                Ok(None)
+            }
+            Answer::Conflict(found) => {
+                self.trace = before;
+                let found = describe(&found, self.request.mode);
+                Err(Error::Conflict { key: self.request.key.clone(), found })
+            }
+            Answer::Granted { fence, slots, minted } => {
+                self.trace = StoreState::Held;
+                (self.own, self.base) = (None, None);
+                let wanted = self.store.settings.replicas;
+                if reply.replicas < wanted {
+                    self.release().await?;
+                    let few = format!("{} of {wanted} replicas have it", reply.replicas);
+                    return Err(Error::unreachable(NAME, self.doing("acquire"), few));
+                }
+                if minted && !self.store.settings.redisson_fence {
+                    reply.learn(fence);
+                }
+                let held = RedisHeld { replicas: (wanted > 0).then_some(reply.replicas) };
+                Ok(Some(Grant {
+                    fence: Fence::new(fence),
+                    slots,
+                    ttl: self.request.ttl,
+                    since: asked,
+                    held: Arc::new(held),
+                }))
+            }
+        }
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        let patience = self.patience();
+        let told = async {
+            self.listen().await?;
+            match (&self.own, &self.base) {
+                (Some(own), Some(base)) => tokio::select! {
+                    () = own.rung() => {}
+                    () = base.rung() => {}
+                },
+                (Some(bell), None) | (None, Some(bell)) => bell.rung().await,
+                (None, None) => std::future::pending().await,
+            }
+            Ok(())
+        };
+        tokio::time::timeout(patience, told).await.unwrap_or(Ok(()))
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        if self.trace == StoreState::Nothing {
+            return Ok(Released::Yes);
+        }
+        let again = std::mem::replace(&mut self.released_once, true);
+        let reply = self.call(false).await.map_err(|error| sort(self.doing("release"), error))?;
+        let Value::Int(found) = reply.value else {
+            return Err(garbage(self.doing("release"), &reply.value));
+        };
+        let held = std::mem::replace(&mut self.trace, StoreState::Nothing) == StoreState::Held;
+        self.released_once = false;
+        // Only a hold that was there for certain can be gone.
+        if found == 0 && held && !again {
+            return Ok(Released::AlreadyGone);
+        }
+        // A plain mutex counts those who heard of its release, among them perhaps this client.
+        let wanted = found > 1 + i64::from(self.hears_itself(found).await);
+        Ok(if wanted { Released::Wanted } else { Released::Yes })
+    }
+}
+
+/// What is known of a lock that is held.
+#[derive(Debug)]
+struct RedisHeld {
+    replicas: Option<u32>,
+}
+
+impl Held for RedisHeld {
+    fn replicas(&self) -> Option<u32> {
+        self.replicas
+    }
+}
+
+/// What stands for a claim in the lock and in the line.
+pub(in crate::engines) fn entry(identity: &str, token: &str, mode: Mode) -> String {
+    match mode {
+        Mode::Permits { .. } => token.to_owned(),
+        Mode::Write => format!("{identity}:write"),
+        _ => identity.to_owned(),
+    }
+}
+
+/// Who holds or waits, and why: for people, beside the lock.
+pub(in crate::engines) fn record(request: &Request, entry: &str) -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    let permits;
+    let mode = match request.mode {
+        Mode::Permits { take, limit } => {
+            permits = format!("{take}/{limit}");
+            &permits
+        }
+        Mode::Mutex if request.fair => "fair",
+        other => other.kind(),
+    };
+    let note = request.note.as_deref().unwrap_or_default();
+    [mode, &short(since), entry, &whoami(), note].join("\t")
+}
+
+/// How long what belongs to a lock outlives its last use.
+pub(in crate::engines) fn life(ttl: Duration) -> Duration {
+    LIFE.max(ttl * 2)
+}
+
+pub(in crate::engines) fn millis(time: Duration) -> String {
+    // Rounded up: a lease is never shorter than what was asked for.
+    short(time.as_micros().div_ceil(1000))
+}
+
+/// A number of this size takes a machine word, and is much faster to write.
+fn short(number: u128) -> String {
+    u64::try_from(number).unwrap_or(u64::MAX).to_string()
+}
+
+fn read_answer(value: &Value) -> Option<Answer> {
+    let parts = match value {
+        Value::Int(fence) => {
+            let fence = u64::try_from(*fence).ok()?;
+            return Some(Answer::Granted { fence, slots: Vec::new(), minted: true });
+        }
+        Value::Array(parts) => parts,
+        _ => return None,
+    };
+    let (Value::Int(kind), rest) = parts.split_first()? else { return None };
+    match kind {
+        1 => {
+            let (fence, slots) = rest.split_first()?;
+            Some(Answer::Granted {
+                fence: u64::from_redis_value_ref(fence).ok()?,
+                slots: slots
+                    .iter()
+                    .map(u32::from_redis_value_ref)
+                    .collect::<Result<_, _>>()
+                    .ok()?,
+                minted: false,
+            })
+        }
+        0 => {
+            let left = i64::from_redis_value_ref(rest.first()?).ok()?;
+            let first = matches!(rest.get(1), Some(Value::Int(1)));
+            let left = u64::try_from(left).ok().map(Duration::from_millis);
+            Some(Answer::Busy(Remaining { left, first }))
+        }
+        _ => rest
+            .iter()
+            .map(String::from_redis_value_ref)
+            .collect::<Result<_, _>>()
+            .ok()
+            .map(Answer::Conflict),
+    }
+}
+
+/// What is there instead, in words.
+pub(in crate::engines) fn describe(found: &[String], wanted: Mode) -> String {
+    format!("{}, and was asked for as {wanted}", what_is_there(found))
+}
+
+/// What a script says is there, in words.
+pub(in crate::engines) fn what_is_there(found: &[String]) -> String {
+    match found {
+        [kind, limit] => format!("it is used as a {kind} of {limit}"),
+        [kind] => match kind.as_str() {
+            "mutex" | "semaphore" => format!("it is used as a {kind}"),
+            "read" | "write" => "it is used as a read-write lock".to_owned(),
+            "hash" => "a hash is there, and layout=string needs a string".to_owned(),
+            "data" => "a hash is there that is no lock: a lock expires, and its fields are <uuid>:<n>, as Redisson and layout=hash write them".to_owned(),
+            "string" => "a string is there, as layout=string and SET NX write it".to_owned(),
+            other => format!("a {other} is there, which is no lock"),
+        },
+        _ => "something else is there".to_owned(),
+    }
+}

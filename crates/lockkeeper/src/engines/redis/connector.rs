@@ -1,0 +1,177 @@
+//! How to reach a server: its address, or the sentinels that know it; TLS and credentials.
+//!
+//! Every connection belongs to a generation. Once the sentinels replace the master, its generation is
+//! over, and answers that come by it do not count.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
+    ProtocolVersion, RedisConnectionInfo, RedisResult, TlsCertificates, Value,
+};
+
+use super::sentinel::Sentinels;
+
+/// How connections are made, whatever the address.
+#[derive(Clone)]
+pub(in crate::engines) struct ConnectOptions {
+    pub(in crate::engines) user: Option<String>,
+    pub(in crate::engines) password: Option<String>,
+    pub(in crate::engines) database: i64,
+    pub(in crate::engines) tls: Option<TlsCertificates>,
+    /// How long a connection or an answer may take.
+    pub(in crate::engines) timeout: Duration,
+}
+
+/// A server that can be connected to, again and again.
+#[derive(Clone)]
+pub(in crate::engines) struct Connector {
+    target: Arc<Target>,
+}
+
+enum Target {
+    Address { address: ConnectionAddr, manner: ConnectOptions },
+    Sentinels { sentinels: Arc<Sentinels>, shown: String, manner: ConnectOptions },
+}
+
+impl std::fmt::Debug for Connector {
+    /// Shows addresses, never credentials.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &*self.target {
+            Target::Address { address, .. } => write!(f, "{address}"),
+            Target::Sentinels { shown, .. } => f.write_str(shown),
+        }
+    }
+}
+
+impl Connector {
+    /// A server at a host and port.
+    pub(in crate::engines) fn server(host: &str, port: u16, manner: &ConnectOptions) -> Self {
+        let host = host.to_owned();
+        let address = match manner.tls {
+            None => ConnectionAddr::Tcp(host, port),
+            Some(_) => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+        };
+        Self { target: Arc::new(Target::Address { address, manner: manner.clone() }) }
+    }
+
+    /// A server behind a socket in the file system.
+    pub(in crate::engines) fn unix(path: &str, manner: ConnectOptions) -> Self {
+        Self {
+            target: Arc::new(Target::Address {
+                address: ConnectionAddr::Unix(path.into()),
+                manner,
+            }),
+        }
+    }
+
+    /// The master that the sentinels agree on.
+    pub(in crate::engines) fn master(
+        sentinels: Vec<Connector>,
+        master: String,
+        manner: ConnectOptions,
+    ) -> Self {
+        let shown = format!("{master} of {sentinels:?}");
+        let sentinels = Arc::new(Sentinels::new(sentinels, master, manner.timeout));
+        Self { target: Arc::new(Target::Sentinels { sentinels, shown, manner }) }
+    }
+
+    /// Whether it is always the same server.
+    pub(in crate::engines) fn is_fixed(&self) -> bool {
+        matches!(&*self.target, Target::Address { .. })
+    }
+
+    pub(in crate::engines) fn timeout(&self) -> Duration {
+        match &*self.target {
+            Target::Address { manner, .. } | Target::Sentinels { manner, .. } => manner.timeout,
+        }
+    }
+
+    /// Whether answers of connections of this generation count.
+    pub(in crate::engines) fn is_current(&self, generation: u64) -> bool {
+        match &*self.target {
+            Target::Address { .. } => true,
+            Target::Sentinels { sentinels, .. } => sentinels.is_current(generation),
+        }
+    }
+
+    /// Which server this is now, and under which configuration; a server that others take over from is
+    /// another one when it comes back.
+    pub(super) fn origin(&self) -> String {
+        match &*self.target {
+            Target::Address { address, .. } => address.to_string(),
+            Target::Sentinels { sentinels, .. } => sentinels.origin(),
+        }
+    }
+
+    /// Until connections of this generation do not count any more.
+    pub(in crate::engines) async fn outdated(&self, generation: u64) {
+        match &*self.target {
+            Target::Address { .. } => std::future::pending().await,
+            Target::Sentinels { sentinels, .. } => sentinels.changed(generation).await,
+        }
+    }
+
+    /// Stops watching the sentinels, until the next connection is made.
+    pub(in crate::engines) fn close(&self) {
+        if let Target::Sentinels { sentinels, .. } = &*self.target {
+            sentinels.close();
+        }
+    }
+
+    /// Connects. With sentinels, to the master of the moment, and makes sure that it is one.
+    /// Answers the generation of the connection too.
+    pub(in crate::engines) async fn connect(
+        &self,
+        config: AsyncConnectionConfig,
+        protocol: ProtocolVersion,
+    ) -> RedisResult<(MultiplexedConnection, u64)> {
+        let (sentinels, manner) = match &*self.target {
+            Target::Address { address, manner } => {
+                let client = client(address.clone(), manner, protocol)?;
+                let connection = client.get_multiplexed_async_connection_with_config(&config);
+                return Ok((connection.await?, 0));
+            }
+            Target::Sentinels { sentinels, manner, .. } => (sentinels, manner),
+        };
+        let ((host, port), generation) = sentinels.master().await?;
+        let server = Connector::server(&host, port, manner);
+        let (mut connection, _) = Box::pin(server.connect(config, protocol)).await?;
+        // A sentinel may name a server that was just demoted.
+        let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
+        match role.first() {
+            Some(Value::BulkString(role)) if role == b"master" => Ok((connection, generation)),
+            _ => {
+                let demoted = format!("{host}:{port} is not the master any more");
+                Err(std::io::Error::other(demoted).into())
+            }
+        }
+    }
+}
+
+fn client(
+    address: ConnectionAddr,
+    manner: &ConnectOptions,
+    protocol: ProtocolVersion,
+) -> RedisResult<Client> {
+    let mut settings = RedisConnectionInfo::default()
+        .set_db(manner.database)
+        .set_protocol(protocol)
+        .set_lib_name("lockkeeper", env!("CARGO_PKG_VERSION"));
+    if let Some(user) = &manner.user {
+        settings = settings.set_username(user);
+    }
+    if let Some(password) = &manner.password {
+        settings = settings.set_password(password);
+    }
+    let info: ConnectionInfo = address.into_connection_info()?;
+    let info = info
+        .set_redis_settings(settings)
+        .set_tcp_settings(redis::io::tcp::TcpSettings::default().set_nodelay(true));
+    match (info.addr(), &manner.tls) {
+        (ConnectionAddr::TcpTls { .. }, Some(tls)) => Client::build_with_tls(info, tls.clone()),
+        _ => Client::open(info),
+    }
+}

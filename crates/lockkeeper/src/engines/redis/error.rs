@@ -1,0 +1,102 @@
+//! Sorts the errors of the client crate into those that a caller branches on.
+
+use redis::{ErrorKind, RedisError};
+
+use crate::error::Error;
+
+/// What this engine is called.
+pub(in crate::engines) const NAME: &str = "redis";
+
+/// An error with what was being done.
+pub(in crate::engines) fn sort(doing: impl Into<String>, error: RedisError) -> Error {
+    match may_pass(&error) {
+        true => Error::unreachable(NAME, doing, error),
+        false if error.kind() == ErrorKind::AuthenticationFailed => {
+            Error::broken(NAME, doing, "the server refuses this user or password, or wants none")
+        }
+        false if code(&error) == Some("NOAUTH") => Error::broken(
+            NAME,
+            doing,
+            "the server wants a password, and was given none; it may be in the URL, or be named there with password_file=PATH or password_env=NAME",
+        ),
+        false => Error::broken(NAME, doing, error),
+    }
+}
+
+/// An answer that none of our scripts gives.
+pub(in crate::engines) fn garbage(doing: impl Into<String>, answer: &redis::Value) -> Error {
+    let kind = match answer {
+        redis::Value::Nil => "nothing",
+        redis::Value::Int(_) => "a number",
+        redis::Value::Array(_) => "a list",
+        _ => "something else",
+    };
+    Error::broken(NAME, doing, format!("the server answered with {kind} that makes no sense here"))
+}
+
+/// Whether the connection is of no more use: broken, silent, or to a server that lost its role.
+pub(in crate::engines) fn is_fatal(error: &RedisError) -> bool {
+    error.is_io_error()
+        || error.is_unrecoverable_error()
+        || matches!(code(error), Some("READONLY" | "MASTERDOWN" | "LOADING" | "NOAUTH"))
+}
+
+/// What the server calls an error.
+///
+/// Before Redis 7 the error of a command inside a script was wrapped in the text of another one:
+/// `ERR Error running script (call to f_…): @user_script:1: @user_script: 1: -READONLY You can't …`.
+pub(in crate::engines) fn code(error: &RedisError) -> Option<&str> {
+    let wrapped = || {
+        let (_, inner) = error.detail()?.split_once("@user_script: ")?;
+        let (_, inner) = inner.split_once(": -")?;
+        inner.split_whitespace().next()
+    };
+    match error.code()? {
+        "ERR" => wrapped().or(Some("ERR")),
+        code => Some(code),
+    }
+}
+
+fn may_pass(error: &RedisError) -> bool {
+    const PASSING: [&str; 11] = [
+        "ASK",
+        "LOADING",
+        "MASTERDOWN",
+        "READONLY",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "NOREPLICAS",
+        "BUSY",
+        "MOVED",
+        // The server is full, or cannot write to its disk, until somebody makes room.
+        "OOM",
+        "MISCONF",
+    ];
+    error.is_io_error() || code(error).is_some_and(|code| PASSING.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> RedisError {
+        let error = redis::parse_redis_value(format!("-{text}\r\n").as_bytes());
+        match error {
+            Ok(redis::Value::ServerError(error)) => error.into(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_error_inside_a_script_is_sorted_by_its_own_code() {
+        // As 7 writes it, and as 6 does.
+        for text in [
+            "READONLY You can't write against a read only replica. script: 1f, on @user_script:1.",
+            "ERR Error running script (call to f_1f): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.",
+        ] {
+            assert_eq!(code(&said(text)), Some("READONLY"), "{text}");
+            assert!(is_fatal(&said(text)), "{text}");
+        }
+        assert_eq!(code(&said("ERR unknown command 'X'")), Some("ERR"));
+    }
+}

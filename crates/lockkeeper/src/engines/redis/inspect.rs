@@ -1,0 +1,242 @@
+//! Who holds and who waits, and taking a lock away from whoever holds it.
+//!
+//! Locks are found by what we keep beside them, and among the hashes by their layout. A string that only
+//! foreign clients used is shown when it is asked for by its key: it may as well be a cached value.
+//!
+//! Easy to get wrong: a key in somebody's database need not be a lock. The scripts say whether it
+//! certainly is one, and what is not is neither shown nor broken.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis::{FromRedisValue, Value};
+
+use crate::engine::{Entry, Fence, Mode, Query, Snapshot};
+use crate::error::{Error, Result};
+use crate::key::Key;
+
+use super::Store;
+use super::claim::what_is_there;
+use super::connection::{Call, Connection};
+use super::error::{code, garbage, sort};
+use super::layout::{KeyNames, lock_of_state, pattern_of};
+use super::script::{BREAK, CANDIDATES, INSPECT};
+use super::settings::Layout;
+
+/// How many keys a server looks at per step.
+const STEP: usize = 1000;
+
+pub(in crate::engines) async fn inspect(store: &Store, query: &Query) -> Result<Vec<Snapshot>> {
+    let keys = match query {
+        Query::Key(key) => BTreeSet::from([key.clone()]),
+        Query::Prefix(prefix) => find(store, prefix).await?,
+    };
+    let mut snapshots = Vec::new();
+    for key in keys {
+        let snapshot = match (look(store, key).await, query) {
+            // Data of an application, or of another client's, since the keys were listed.
+            (Err(Error::Conflict { .. }), Query::Prefix(_)) => continue,
+            (seen, _) => seen?,
+        };
+        let waiters = snapshot.waiters.as_ref().map_or(0, Vec::len);
+        if !snapshot.holders.is_empty() || waiters > 0 {
+            snapshots.push(snapshot);
+        }
+    }
+    Ok(snapshots)
+}
+
+pub(in crate::engines) async fn break_lock(store: &Store, key: &Key) -> Result<Vec<Entry>> {
+    let broken = look(store, key.clone()).await?.holders;
+    let names = store.names(key);
+    let keys = keys(&names);
+    let (stem, mutexes, others) =
+        (names.stem(), names.base_channel(Mode::Mutex), names.base_channel(Mode::Read));
+    let (first, second) = (names.wake_channel(Mode::Mutex), names.wake_channel(Mode::Read));
+    let strings = names.string_channel();
+    let args =
+        [&stem, store.publish(), &mutexes, &others, &first, &second, &strings, are_strings(store)];
+    let call = Call { script: &BREAK, keys: &keys, args: &args, hinted: false, replicas: 0 };
+    let doing = format!("break {key:?}");
+    let reply =
+        store.servers.call(names.slot(), call).await.map_err(|error| sort(&doing, error))?;
+    match &reply.value {
+        Value::Int(_) => Ok(broken),
+        // It was a lock a moment ago, or nobody held it.
+        other => match <(i64, String)>::from_redis_value_ref(other) {
+            Ok((_, found)) => Err(no_lock(store, key, found)),
+            Err(_) => Err(garbage(doing, other)),
+        },
+    }
+}
+
+/// The keys that start so and may be locks, in order.
+async fn find(store: &Store, prefix: &str) -> Result<BTreeSet<Key>> {
+    let doing = "list locks";
+    let start = format!("{}{prefix}", store.settings.prefix);
+    let pattern = pattern_of(&start);
+    let mut locks = BTreeSet::new();
+    for server in store.servers.all().await.map_err(|error| sort(doing, error))? {
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(STEP);
+            scan.arg("TYPE").arg("hash");
+            let answer = server.command(&scan).await.map_err(|error| sort(doing, error))?;
+            let (next, found) = <(String, Vec<Vec<u8>>)>::from_redis_value(answer)
+                .map_err(|error| sort(doing, error.into()))?;
+            // KeyNames that are no text are nobody's keys.
+            let found = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
+            let (states, hashes): (Vec<_>, Vec<_>) =
+                found.partition(|name| lock_of_state(name).is_some());
+            locks.extend(states.iter().filter_map(|state| lock_of_state(state)).map(str::to_owned));
+            let hashes = hashes.into_iter().filter(|name| name.starts_with(&start)).collect();
+            locks.extend(candidates(store, &server, hashes).await?);
+            if next == "0" {
+                break;
+            }
+            cursor = next;
+        }
+    }
+    let keys = locks.iter().filter_map(|lock| lock.strip_prefix(&store.settings.prefix));
+    Ok(keys.filter(|key| key.starts_with(prefix)).filter_map(|key| Key::new(key).ok()).collect())
+}
+
+/// Those of some hashes that may be locks.
+async fn candidates(
+    store: &Store,
+    server: &Connection,
+    hashes: Vec<String>,
+) -> Result<Vec<String>> {
+    let mut by_slot: BTreeMap<u16, Vec<String>> = BTreeMap::new();
+    for name in hashes {
+        let slot = KeyNames::new("", &name, store.servers.is_cluster()).slot();
+        by_slot.entry(slot).or_default().push(name);
+    }
+    let mut candidates = Vec::new();
+    for names in by_slot.into_values() {
+        let call =
+            Call { script: &CANDIDATES, keys: &names, args: &[], hinted: false, replicas: 0 };
+        let numbers = match server.call(call).await {
+            Ok(reply) => Vec::<usize>::from_redis_value(reply.value)
+                .map_err(|error| sort("list locks", error.into()))?,
+            // What this user may not see is not among its locks.
+            Err(error) if code(&error) == Some("NOPERM") => Vec::new(),
+            Err(error) => return Err(sort("list locks", error)),
+        };
+        candidates.extend(numbers.into_iter().filter_map(|n| names.get(n - 1).cloned()));
+    }
+    Ok(candidates)
+}
+
+async fn look(store: &Store, key: Key) -> Result<Snapshot> {
+    let doing = format!("inspect {key:?}");
+    let names = store.names(&key);
+    let args = [&*names.stem(), are_strings(store)];
+    let call =
+        Call { script: &INSPECT, keys: &keys(&names), args: &args, hinted: false, replicas: 0 };
+    let reply =
+        store.servers.call(names.slot(), call).await.map_err(|error| sort(&doing, error))?;
+    match read(&key, &reply.value) {
+        Some(Ok(snapshot)) => Ok(snapshot),
+        Some(Err(kind)) => Err(no_lock(store, &key, kind)),
+        None => Err(garbage(doing, &reply.value)),
+    }
+}
+
+/// Whether locks are strings, as the scripts want to hear it.
+fn are_strings(store: &Store) -> &'static str {
+    if store.settings.layout == Layout::String { "1" } else { "0" }
+}
+
+/// Refuses to touch what is at a key.
+fn no_lock(store: &Store, key: &Key, kind: String) -> Error {
+    let found = match (kind.as_str(), store.settings.layout) {
+        ("string", Layout::String) => "a string is there that never expires, so it may be data; if it is the lock of a client that sets no expiry, delete it by hand".to_owned(),
+        ("string", Layout::Hash) => "a string is there, which may be data; with layout=string one that expires is a lock".to_owned(),
+        _ => what_is_there(&[kind]),
+    };
+    Error::Conflict { key: key.clone(), found }
+}
+
+/// The keys of both lines: of fair mutexes, and of everything else.
+fn keys(names: &KeyNames) -> Vec<String> {
+    let mut keys = names.line(Mode::Mutex);
+    keys.push(names.line(Mode::Read).swap_remove(2));
+    keys
+}
+
+/// What the script saw of a lock, or the kind of something that is none.
+fn read(key: &Key, value: &Value) -> Option<Result<Snapshot, String>> {
+    type Holder = (String, String, i64, String);
+    let (kind, limit, fence, holders, waiters): (
+        String,
+        String,
+        String,
+        Vec<Holder>,
+        Vec<(String, String)>,
+    ) = FromRedisValue::from_redis_value_ref(value).ok()?;
+    if !matches!(kind.as_str(), "none" | "mutex" | "read" | "write" | "semaphore" | "token") {
+        return Some(Err(kind));
+    }
+    let fence = fence.parse().ok().map(Fence::new);
+    let limit = limit.parse().unwrap_or(0);
+    // Those who wait for a plain mutex leave no trace.
+    let plain = matches!(kind.as_str(), "mutex" | "token")
+        && !holders.iter().any(|(_, _, _, record)| record.starts_with("fair\t"));
+    let holders = holders
+        .into_iter()
+        .map(|(field, value, left, record)| {
+            let numbers: Vec<u64> = value.split(' ').filter_map(|n| n.parse().ok()).collect();
+            let slots: Vec<u32> = match kind.as_str() {
+                "semaphore" => numbers.iter().skip(1).map(|slot| *slot as u32).collect(),
+                _ => Vec::new(),
+            };
+            let mode = match kind.as_str() {
+                "semaphore" => Mode::Permits { take: slots.len() as u32, limit },
+                "mutex" | "token" => Mode::Mutex,
+                _ if field.ends_with(":write") => Mode::Write,
+                _ => Mode::Read,
+            };
+            let own =
+                if kind == "semaphore" { numbers.first().copied().map(Fence::new) } else { fence };
+            let left = u64::try_from(left).ok().map(Duration::from_millis);
+            Entry { left, fence: own, slots, ..entry(field, mode, &record) }
+        })
+        .collect();
+    let waiters = waiters.into_iter().map(|(field, record)| {
+        let mode = record.split('\t').next().and_then(read_mode).unwrap_or(Mode::Mutex);
+        entry(field, mode, &record)
+    });
+    let waiters: Vec<_> = waiters.collect();
+    let unknown = plain && waiters.is_empty();
+    let (key, waiters) = (key.clone(), (!unknown).then_some(waiters));
+    Some(Ok(Snapshot { key, holders, waiters, fence }))
+}
+
+/// What a record says of someone, if it is of this one.
+fn entry(field: String, mode: Mode, record: &str) -> Entry {
+    let parts: Vec<&str> = record.splitn(5, '\t').collect();
+    let (who, note, since) = match parts.as_slice() {
+        [_, since, of, who, note] if *of == field => {
+            let since = since.parse().ok().map(|since| UNIX_EPOCH + Duration::from_micros(since));
+            (Some((*who).to_owned()), Some((*note).to_owned()), since)
+        }
+        _ => (None, None, None::<SystemTime>),
+    };
+    let identity = field.strip_suffix(":write").unwrap_or(&field).to_owned();
+    let note = note.filter(|note| !note.is_empty());
+    Entry { identity, mode, who, note, since, left: None, fence: None, slots: Vec::new() }
+}
+
+fn read_mode(text: &str) -> Option<Mode> {
+    match text {
+        "mutex" | "fair" => Some(Mode::Mutex),
+        "read" => Some(Mode::Read),
+        "write" => Some(Mode::Write),
+        permits => {
+            let (take, limit) = permits.split_once('/')?;
+            Some(Mode::Permits { take: take.parse().ok()?, limit: limit.parse().ok()? })
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! The names of everything that belongs to one lock, and the slot they share in a Cluster.
+//!
+//! KeyNames that start with `redisson_` are Redisson's and are formed by its rule: the lock's name in
+//! braces, unless it has a brace itself. By that rule `x` and `{x}` get the same auxiliary names;
+//! harmless for channels, not for what we keep ourselves, so our own names tell the two apart.
+//!
+//! In a Cluster its rule sends the auxiliary names of some locks (`a{b`, `x{}y`, `a}b`) to other slots,
+//! and Redisson fails on them. We give those another hash tag, one that falls into the right slot.
+
+use crate::engine::Mode;
+
+/// The names around one lock.
+#[derive(Debug, Clone)]
+pub(in crate::engines) struct KeyNames {
+    lock: String,
+    /// The slot of the lock in a Cluster; elsewhere nobody asks.
+    slot: u16,
+    /// A hash tag of the lock's slot, for a lock in a Cluster whose own name makes none.
+    tag: Option<String>,
+}
+
+impl KeyNames {
+    /// The names of a key in stores that are used with this prefix.
+    pub(in crate::engines) fn new(prefix: &str, key: &str, in_cluster: bool) -> Self {
+        let lock = [prefix, key].concat();
+        if !in_cluster {
+            return Self { lock, slot: 0, tag: None };
+        }
+        let plain = Self { slot: slot(&lock), lock, tag: None };
+        let apart = |name: String| slot(&name) != plain.slot;
+        let tag = (apart(plain.stem() + ":") || apart(plain.state())).then(|| {
+            let tags = (0u32..).map(|n| format!("{n:x}"));
+            tags.into_iter().find(|tag| slot(tag) == plain.slot).expect("every slot has one")
+        });
+        Self { tag, ..plain }
+    }
+
+    /// The lock itself: Redisson's hash, or the string of `layout=string`.
+    pub(in crate::engines) fn lock(&self) -> &str {
+        &self.lock
+    }
+
+    /// Our hash beside it: the fence, and a record of the last holder.
+    pub(in crate::engines) fn state(&self) -> String {
+        self.own(STATE)
+    }
+
+    /// Redisson's fence counter.
+    pub(in crate::engines) fn token(&self) -> String {
+        self.shared("redisson_lock_token")
+    }
+
+    /// What the scripts with a line of waiters take, in their order.
+    pub(in crate::engines) fn line(&self, mode: Mode) -> Vec<String> {
+        let (queue, timeouts) = match mode {
+            Mode::Mutex => ("redisson_lock_queue", "redisson_lock_timeout"),
+            _ => ("", ""),
+        };
+        let or_own = |theirs: &str, ours| match theirs {
+            "" => self.own(ours),
+            theirs => self.shared(theirs),
+        };
+        vec![
+            self.lock.clone(),
+            self.state(),
+            or_own(queue, "lockkeeper_queue"),
+            or_own(timeouts, "lockkeeper_timeout"),
+            self.own("lockkeeper_beats"),
+            self.claims(),
+            self.who(),
+            self.permits(),
+            self.slots(),
+        ]
+    }
+
+    pub(in crate::engines) fn claims(&self) -> String {
+        self.own("lockkeeper_claims")
+    }
+
+    pub(in crate::engines) fn who(&self) -> String {
+        self.own("lockkeeper_who")
+    }
+
+    pub(in crate::engines) fn permits(&self) -> String {
+        self.own("lockkeeper_permits")
+    }
+
+    pub(in crate::engines) fn slots(&self) -> String {
+        self.own("lockkeeper_slots")
+    }
+
+    /// What a writer leaves at a server of a quorum, so that new readers let it go first.
+    pub(in crate::engines) fn wish(&self) -> String {
+        self.own("lockkeeper_wish")
+    }
+
+    /// The channel on which every waiter hears of a release; semaphores have none.
+    pub(in crate::engines) fn base_channel(&self, mode: Mode) -> String {
+        match mode {
+            Mode::Mutex => self.shared("redisson_lock__channel"),
+            _ => self.shared("redisson_rwlock"),
+        }
+    }
+
+    /// The channel of releases in `layout=string`, which foreign clients do not use.
+    pub(in crate::engines) fn string_channel(&self) -> String {
+        self.own("lockkeeper_channel")
+    }
+
+    /// What the channel of a single waiter starts with; its entry in the line follows.
+    pub(in crate::engines) fn wake_channel(&self, mode: Mode) -> String {
+        match mode {
+            Mode::Mutex => self.shared("redisson_lock__channel") + ":",
+            _ => self.own("lockkeeper_wake") + ":",
+        }
+    }
+
+    /// What the keys of single read holds start with.
+    pub(in crate::engines) fn stem(&self) -> String {
+        match (&self.tag, self.lock.contains('{')) {
+            (Some(tag), _) => format!("{{{tag}}}:{}", self.lock),
+            (None, true) => self.lock.clone(),
+            (None, false) => format!("{{{}}}", self.lock),
+        }
+    }
+
+    /// The slot of the lock in a Cluster; elsewhere one for all.
+    pub(in crate::engines) fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    fn shared(&self, kind: &str) -> String {
+        match (&self.tag, self.lock.contains('{')) {
+            // As below, in one piece, because every release needs it.
+            (None, false) => [kind, ":{", &self.lock, "}"].concat(),
+            _ => [kind, ":", &self.stem()].concat(),
+        }
+    }
+
+    fn own(&self, kind: &str) -> String {
+        match (&self.tag, self.lock.contains('{')) {
+            (Some(tag), _) => [kind, "#{", tag, "}:", &self.lock].concat(),
+            (None, true) => [kind, "#:", &self.lock].concat(),
+            (None, false) => [kind, ":{", &self.lock, "}"].concat(),
+        }
+    }
+}
+
+const STATE: &str = "lockkeeper";
+
+/// What the keys of single read holds start with, if this is the name of our hash beside a lock.
+pub(in crate::engines) fn stem_of(state: &str) -> Option<&str> {
+    let rest = state.strip_prefix(STATE)?;
+    rest.strip_prefix(':').or_else(|| rest.strip_prefix("#:")).or_else(|| rest.strip_prefix('#'))
+}
+
+/// The pattern that finds all locks whose name starts so, and their states, among others.
+pub(in crate::engines) fn pattern_of(start: &str) -> String {
+    let mut pattern = "*".to_owned();
+    for c in start.chars() {
+        if "*?[]\\^".contains(c) {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern + "*"
+}
+
+/// The lock whose state this is.
+pub(in crate::engines) fn lock_of_state(state: &str) -> Option<&str> {
+    let rest = state.strip_prefix(STATE)?;
+    if let Some(tagged) = rest.strip_prefix("#{") {
+        return Some(tagged.split_once("}:")?.1);
+    }
+    match rest.strip_prefix("#:") {
+        Some(lock) => Some(lock).filter(|lock| lock.contains('{')),
+        None => rest.strip_prefix(":{")?.strip_suffix('}').filter(|lock| !lock.contains('{')),
+    }
+}
+
+/// The slot of a name: the checksum of its hash tag if it has one, else of the whole.
+pub(in crate::engines) fn slot(name: &str) -> u16 {
+    let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    let hashed = tag.map_or(name, |(tag, _)| if tag.is_empty() { name } else { tag });
+    crc16(hashed.as_bytes()) % SLOTS
+}
+
+/// How many slots a Cluster has.
+pub(in crate::engines) const SLOTS: u16 = 16384;
+
+/// CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn names(key: &str) -> KeyNames {
+        KeyNames::new("", key, false)
+    }
+
+    #[test]
+    fn slots_are_those_of_the_server() {
+        for (name, expected) in [
+            ("foo", 12182),
+            ("redisson_lock__channel:{foo}", 12182),
+            ("a{b", 13340),
+            ("x{}y", 16116),
+            ("{a}b}", 15495),
+            ("lock:foo", 10995),
+        ] {
+            assert_eq!(slot(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn all_names_of_a_lock_share_its_slot_in_a_cluster() {
+        for key in
+            ["orders/42", "{user}/cart", "a{b}c", "a{b}c{d", "a{b", "x{}y", "{}", "a}b", "}{"]
+        {
+            let names = KeyNames::new("", key, true);
+            let mut all = [names.line(Mode::Mutex), names.line(Mode::Read)].concat();
+            all.extend([names.token(), names.base_channel(Mode::Read), names.string_channel()]);
+            all.extend([names.wake_channel(Mode::Read), names.wake_channel(Mode::Mutex)]);
+            all.push(names.stem() + ":field:rwlock_timeout:1");
+            for name in all {
+                assert_eq!(slot(&name), names.slot(), "{key}: {name}");
+            }
+        }
+        // Where Redisson's rule works, it is kept.
+        for key in ["N", "a{N}b"] {
+            assert_eq!(KeyNames::new("", key, true).tag, None);
+        }
+    }
+
+    #[test]
+    fn redisson_names_are_redissons() {
+        let plain = names("N");
+        assert_eq!(plain.base_channel(Mode::Mutex), "redisson_lock__channel:{N}");
+        assert_eq!(plain.base_channel(Mode::Read), "redisson_rwlock:{N}");
+        assert_eq!(plain.wake_channel(Mode::Mutex), "redisson_lock__channel:{N}:");
+        assert_eq!(plain.token(), "redisson_lock_token:{N}");
+        assert_eq!(
+            plain.line(Mode::Mutex)[2..4],
+            ["redisson_lock_queue:{N}", "redisson_lock_timeout:{N}"]
+        );
+        assert_eq!(plain.stem(), "{N}");
+        assert_eq!(names("a{N}").base_channel(Mode::Mutex), "redisson_lock__channel:a{N}");
+    }
+
+    proptest! {
+        #[test]
+        fn every_state_leads_back_to_its_own_lock(
+            a in "[a{}:*#]{1,6}",
+            b in "[a{}:*#]{1,6}",
+            in_cluster in any::<bool>(),
+        ) {
+            let state = |key| KeyNames::new("", key, in_cluster).state();
+            let (first, second) = (state(&a), state(&b));
+            prop_assert_eq!(lock_of_state(&first), Some(a.as_str()));
+            prop_assert_eq!(a == b, first == second);
+        }
+    }
+}

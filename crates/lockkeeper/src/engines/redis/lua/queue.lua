@@ -1,0 +1,192 @@
+-- What the scripts with a line of waiters share; they follow this text.
+--
+-- The line is a list of entries, the first one is next. `timeouts` is Redisson's idea of when a
+-- waiter is given up, `beats` is ours: a waiter of ours that is not heard of for its short lease is
+-- dropped by whoever comes next, by the server's clock. A waiter is woken on a channel of its own.
+
+-- Where several servers may have the lock, which one this is, under which configuration of theirs.
+local hint = table.remove(ARGV, 1)
+local origin = not tonumber(hint) and hint
+
+local lock, state, queue, timeouts, beats, claims, who, permits, slots = unpack(KEYS)
+local ttl, entry, claim, record = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local ordered, join = ARGV[5] == '1', ARGV[6] == '1'
+local lease, patience, life = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local publish, wake_channel, base_channel, stem = ARGV[10], ARGV[11], ARGV[12], ARGV[13]
+
+local clock = redis.call('time')
+local micros = clock[1] * 1000000 + clock[2]
+local now = math.floor(micros / 1000)
+
+-- Lua writes large numbers with an exponent, which loses digits.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+local function mint()
+  local fence = math.max(redis.call('hincrby', state, 'fence', 1), micros)
+  redis.call('hset', state, 'fence', text(fence))
+  if origin then
+    redis.call('hset', state, 'origin', origin)
+  end
+  redis.call('pexpire', state, life)
+  return fence
+end
+
+-- The last fence that was given.
+local function last_fence()
+  return tonumber(redis.call('hget', state, 'fence') or mint())
+end
+
+-- The last fence that was given, for those who share it. If another server gave it, or this one before
+-- others took over from it, later ones may have been lost on the way: the clock is beyond all of them.
+local function shared_fence()
+  if origin and redis.call('hget', state, 'origin') ~= origin then
+    return mint()
+  end
+  return last_fence()
+end
+
+local function extend(key, time)
+  if redis.call('pttl', key) < time then
+    redis.call('pexpire', key, text(time))
+  end
+end
+
+local function forget(waiter)
+  redis.call('lrem', queue, 0, waiter)
+  redis.call('zrem', timeouts, waiter)
+  redis.call('zrem', beats, waiter)
+end
+
+-- The first waiter that is alive.
+local function first()
+  while true do
+    local head = redis.call('lindex', queue, 0)
+    if not head then
+      return nil
+    end
+    local limit = redis.call('zscore', beats, head) or redis.call('zscore', timeouts, head)
+    if not limit or tonumber(limit) > now then
+      return head
+    end
+    forget(head)
+    redis.call('hdel', who, head)
+  end
+end
+
+local function my_turn()
+  local head = ordered and first()
+  return not head or head == entry
+end
+
+-- Redisson counts a waiter's timeout from the one before it, and whoever leaves takes its share off
+-- those behind it. Ours are judged by their beats, so a row of ours has one share: its first brings
+-- it, its last takes it along. A long line of ours costs no more calls than a short one.
+local function is_ours(waiter)
+  return waiter and redis.call('zscore', beats, waiter)
+end
+
+local function leave_line()
+  local at = redis.call('lpos', queue, entry)
+  if not at then
+    return false
+  end
+  local before = at > 0 and redis.call('lindex', queue, at - 1)
+  local alone = not is_ours(before) and not is_ours(redis.call('lindex', queue, at + 1))
+  -- A full server refuses a script whose first write needs memory. This one needs none.
+  forget(entry)
+  if alone then
+    for _, waiter in ipairs(redis.call('lrange', queue, at, -1)) do
+      if redis.call('zscore', timeouts, waiter) then
+        redis.call('zincrby', timeouts, -patience, waiter)
+      end
+    end
+  end
+  return true, at == 0
+end
+
+local function wake()
+  local head = first()
+  if head then
+    redis.call(publish, wake_channel .. head, '0')
+  end
+  return head
+end
+
+local function line_up()
+  if not redis.call('lpos', queue, entry) then
+    local last = redis.call('lindex', queue, -1)
+    local before = last and redis.call('zscore', timeouts, last)
+    local base = math.max(0, before and before - now or redis.call('pttl', lock))
+    local wait = is_ours(last) and math.max(base, patience) or base + patience
+    redis.call('rpush', queue, entry)
+    redis.call('zadd', timeouts, text(now + wait), entry)
+    redis.call('hset', who, entry, record)
+  else
+    -- A full server refuses a script whose first write needs memory: who waits already needs none.
+    redis.call('pexpire', queue, text(2 * patience))
+    if tonumber(redis.call('zscore', timeouts, entry) or 0) < now + lease then
+      redis.call('zadd', timeouts, text(now + patience), entry)
+    end
+  end
+  redis.call('zadd', beats, text(now + lease), entry)
+  -- A line whose waiters all died does not stay for ever.
+  for _, key in ipairs({queue, timeouts, beats, who}) do
+    extend(key, 2 * patience)
+  end
+end
+
+local function busy(left)
+  if join then
+    line_up()
+  end
+  return {0, left, first() == entry and 1 or 0}
+end
+
+-- Notes which of its owner's holds this claim is. What is left of an earlier hold does not count.
+local function count_claim(hold, is_first)
+  if claim == '' then
+    return false
+  end
+  if is_first then
+    redis.call('del', claims)
+  end
+  redis.call('hset', claims, claim, hold)
+  extend(claims, ttl)
+  return true
+end
+
+-- How many records of the dead may stay until somebody who finds the lock free looks for them.
+local UNSWEPT_RECORDS = 16
+
+-- Forgets holders who died and took the lock along: whoever else is noted waits, and has a beat.
+local function sweep_records()
+  local noted = redis.call('hlen', who)
+  if noted <= UNSWEPT_RECORDS or noted <= #redis.call('zrange', beats, 0, -1) then
+    return
+  end
+  local records = redis.call('hgetall', who)
+  for i = 1, #records, 2 do
+    if not redis.call('zscore', beats, records[i]) then
+      redis.call('hdel', who, records[i])
+    end
+  end
+end
+
+-- Whoever holds alone is noted in the state, as the common mutex does.
+local function admitted_alone(fence)
+  leave_line()
+  redis.call('hdel', who, entry)
+  redis.call('hset', state, 'held', record)
+  extend(state, life)
+  return {1, fence}
+end
+
+local function admitted(answer)
+  leave_line()
+  redis.call('hset', who, entry, record)
+  extend(who, ttl)
+  extend(state, life)
+  return answer
+end

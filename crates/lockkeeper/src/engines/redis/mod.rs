@@ -1,0 +1,168 @@
+//! Redis: one server, the master that sentinels know, or a Cluster.
+//!
+//! Locks are Redisson's hashes, so that a Java service can share them, or with `layout=string` the
+//! one string that most other libraries use. An acquire is one script, a release is one script, a
+//! waiter is told by pub/sub. The page docs/engines/redis.md says what is in the store and what
+//! survives which failure.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use redis::Value;
+
+use crate::core::clock::Moment;
+use crate::engine::{
+    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query, Reentrance,
+    Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+};
+use crate::engines::Registration;
+use crate::engines::endpoint::Endpoint;
+use crate::error::Result;
+use crate::key::Key;
+
+mod batch;
+pub(super) mod claim;
+mod cluster;
+pub(super) mod connection;
+pub(super) mod connector;
+pub(super) mod doctor;
+pub(super) mod error;
+pub(super) mod inspect;
+pub(super) mod layout;
+pub(super) mod renew;
+pub(super) mod script;
+mod sentinel;
+pub(super) mod settings;
+mod subscriber;
+pub(super) mod tls_probe;
+pub(super) mod topology;
+
+use claim::RedisClaim;
+use error::{NAME, sort};
+use layout::KeyNames;
+use settings::{Layout, Settings};
+use topology::Topology;
+
+pub(crate) const ENGINE: Registration =
+    Registration { ways: &["redis://host", "redis://host?layout=string"], ..SIBLING };
+
+/// For the schemes that promise the same as `redis:`.
+pub(crate) const SIBLING: Registration = Registration {
+    open: |endpoint| {
+        Box::pin(async move { Ok(Arc::new(Redis::connect(&endpoint).await?) as Arc<dyn Engine>) })
+    },
+    guarantees: |endpoint| settings::read(endpoint).map(|(_, settings)| promises(settings.layout)),
+    ways: &[],
+};
+
+/// What this engine promises.
+const fn promises(layout: Layout) -> Guarantees {
+    const ONE: &str = "layout=string has room for one holder; use layout=hash";
+    let hash = Guarantees {
+        engine: NAME,
+        read_write: Support::Yes,
+        semaphore: Support::Yes,
+        // The server does nothing else meanwhile, for some tens of milliseconds.
+        most_permits: 10_000,
+        order: Order::FifoOnRequest,
+        fence: FenceSource::Hybrid,
+        death: Death::Lease,
+        wakeup: Wakeup::Push,
+        scope: Scope::Network,
+        survives: Survives::None,
+        reentrance: Reentrance::Store,
+    };
+    match layout {
+        Layout::Hash => hash,
+        Layout::String => Guarantees {
+            read_write: Support::No(ONE),
+            semaphore: Support::No(ONE),
+            most_permits: 0,
+            order: Order::Chance("layout=string has no line of waiters; use layout=hash"),
+            wakeup: Wakeup::BackOff,
+            reentrance: Reentrance::Client,
+            ..hash
+        },
+    }
+}
+
+/// Locks in Redis. Made by [`connect`](Redis::connect), or by [`Client::connect`](crate::Client::connect).
+#[derive(Debug, Clone)]
+pub struct Redis {
+    store: Arc<Store>,
+}
+
+/// What all claims share.
+#[derive(Debug)]
+pub(super) struct Store {
+    pub(super) servers: Topology,
+    pub(super) settings: Settings,
+    /// Whether releases are told by sharded pub/sub.
+    pub(super) sharded: bool,
+}
+
+impl Store {
+    pub(super) fn names(&self, key: &Key) -> KeyNames {
+        KeyNames::new(&self.settings.prefix, key.as_str(), self.servers.is_cluster())
+    }
+
+    pub(super) fn publish(&self) -> &'static str {
+        if self.sharded { "spublish" } else { "publish" }
+    }
+}
+
+impl Redis {
+    /// Connects to what a URL names.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) for a URL that is not understood,
+    /// [`Error::Engine`](crate::Error::Engine) when nobody is there.
+    pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
+        let (servers, settings) = settings::read(endpoint)?;
+        if let Err(error) = servers.any(&redis::cmd("PING")).await {
+            return Err(tls_probe::explain(endpoint, NAME, sort("connect", error)).await);
+        }
+        let sharded = servers.is_cluster() && {
+            let known = servers.any(redis::cmd("PUBSUB").arg("SHARDNUMSUB")).await;
+            matches!(known, Ok(Value::Array(_)))
+        };
+        Ok(Self { store: Arc::new(Store { servers, settings, sharded }) })
+    }
+
+    /// The scripts that take and give back the common mutex, to measure what the library adds to them.
+    #[doc(hidden)]
+    pub fn mutex_scripts() -> [&'static str; 2] {
+        [script::MUTEX.text, script::MUTEX_RELEASE.text]
+    }
+}
+
+#[async_trait]
+impl Engine for Redis {
+    fn guarantees(&self) -> Guarantees {
+        promises(self.store.settings.layout)
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        Box::new(RedisClaim::new(self.store.clone(), request))
+    }
+
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
+        renew::renew(&self.store, leases).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        inspect::inspect(&self.store, query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::break_lock(&self.store, key).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        doctor::doctor(&self.store).await
+    }
+
+    async fn close(&self) {
+        self.store.servers.close();
+    }
+}

@@ -1,0 +1,331 @@
+//! Hears of releases: one subscription connection per server, for all keys of the client.
+//!
+//! Whoever listens to a channel gets a [`Subscription`]. It rings once when the subscription stands, so that
+//! its owner looks at the lock again: a release before that was not heard. It rings when the
+//! connection is gone, for the same reason. A message rings one bell per channel.
+//!
+//! Nothing but `PING` shares this connection: a server that gives a slot away ends subscriptions
+//! unasked, which the client crate would take for the answer to some command. The `PING` is needed:
+//! somebody who only listens does not notice that the other end is gone.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use redis::aio::{MultiplexedConnection, SendError};
+use redis::{
+    AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value,
+};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::timeout;
+
+use super::batch::silent;
+use super::connector::Connector;
+
+/// A shared channel to which nobody listens any more is kept for the next one, for so many messages.
+const UNHEARD: u32 = 16;
+
+/// How many channels are kept so.
+const KEPT: usize = 256;
+
+/// How long the connection may be quiet before the server is asked whether it is still there.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Listens to one server.
+#[derive(Debug)]
+pub(in crate::engines) struct Subscriber {
+    dial: Connector,
+    hearing: Mutex<Option<Arc<Hearing>>>,
+    /// The dialing that is under way. It goes on when those who wait for it give up, so that a server
+    /// which takes longer than their patience is reached all the same.
+    dialing: Mutex<Option<watch::Receiver<Dialed>>>,
+}
+
+/// What became of dialing, once that is known.
+type Dialed = Option<RedisResult<Arc<Hearing>>>;
+
+/// A channel that is listened to, until this is dropped.
+#[derive(Debug)]
+pub(in crate::engines) struct Subscription {
+    hearing: Arc<Hearing>,
+    channel: String,
+    /// Whether others will want the channel too.
+    shared: bool,
+    rung: Arc<Notify>,
+}
+
+/// One subscription connection.
+#[derive(Debug)]
+struct Hearing {
+    channels: Mutex<Channels>,
+    changes: mpsc::UnboundedSender<Change>,
+}
+
+#[derive(Debug, Default)]
+struct Channels {
+    by_name: HashMap<String, Channel>,
+    /// Why there is nothing to hear any more.
+    closed: Option<Option<RedisError>>,
+}
+
+#[derive(Debug, Default)]
+struct Channel {
+    live: bool,
+    bells: Vec<Arc<Notify>>,
+    unheard: u32,
+}
+
+#[derive(Debug)]
+enum Change {
+    Subscribe(String),
+    Unsubscribe(String),
+}
+
+impl Change {
+    fn command(&self, sharded: bool) -> Cmd {
+        let (name, channel) = match (self, sharded) {
+            (Change::Subscribe(channel), false) => ("SUBSCRIBE", channel),
+            (Change::Subscribe(channel), true) => ("SSUBSCRIBE", channel),
+            (Change::Unsubscribe(channel), false) => ("UNSUBSCRIBE", channel),
+            (Change::Unsubscribe(channel), true) => ("SUNSUBSCRIBE", channel),
+        };
+        let mut command = redis::cmd(name);
+        command.arg(channel);
+        command
+    }
+}
+
+impl Subscriber {
+    pub(in crate::engines) fn new(dial: Connector) -> Self {
+        Self { dial, hearing: Mutex::default(), dialing: Mutex::default() }
+    }
+
+    /// Begins to listen to a channel. `shared` tells that others will want it too.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any await.
+    pub(in crate::engines) async fn listen(
+        self: &Arc<Self>,
+        channel: String,
+        shared: bool,
+        sharded: bool,
+    ) -> RedisResult<Subscription> {
+        loop {
+            let hearing = self.connect(sharded).await?;
+            if let Some(bell) = hearing.listen(&channel, shared) {
+                return Ok(bell);
+            }
+            self.lock().take_if(|current| Arc::ptr_eq(current, &hearing));
+        }
+    }
+
+    /// Whether a channel is listened to.
+    pub(in crate::engines) fn hears(&self, channel: &str) -> bool {
+        self.current().is_some_and(|hearing| {
+            hearing.lock().by_name.get(channel).is_some_and(|channel| channel.live)
+        })
+    }
+
+    /// Gives the connection up; everyone who listens is rung.
+    pub(in crate::engines) fn close(&self) {
+        let hearing = self.lock().take();
+        if let Some(hearing) = hearing {
+            hearing.close(None);
+        }
+    }
+
+    async fn connect(self: &Arc<Self>, sharded: bool) -> RedisResult<Arc<Hearing>> {
+        if let Some(hearing) = self.current() {
+            return Ok(hearing);
+        }
+        let mut dialing = self.dialing(sharded);
+        let dialed = dialing.wait_for(Option::is_some).await.map(|dialed| dialed.clone());
+        // Nobody dials any more when the runtime is gone.
+        dialed.ok().flatten().unwrap_or_else(|| Err(silent()))
+    }
+
+    /// The dialing that is under way, which is begun if there is none.
+    fn dialing(self: &Arc<Self>, sharded: bool) -> watch::Receiver<Dialed> {
+        let mut dialing = self.dialing.lock().expect("nothing panics under this lock");
+        if let Some(under_way) = dialing.as_ref().filter(|told| told.has_changed().is_ok()) {
+            return under_way.clone();
+        }
+        let (tell, told) = watch::channel(None);
+        let ear = self.clone();
+        tokio::spawn(async move {
+            let dialed = ear.dial(sharded).await;
+            // Before it is told: what is kept here would keep the connection.
+            *ear.dialing.lock().expect("nothing panics under this lock") = None;
+            let _ = tell.send(Some(dialed));
+        });
+        dialing.insert(told).clone()
+    }
+
+    async fn dial(&self, sharded: bool) -> RedisResult<Arc<Hearing>> {
+        let (changes, queue) = mpsc::unbounded_channel();
+        let hearing = Arc::new(Hearing { channels: Mutex::default(), changes });
+        let heard = Arc::downgrade(&hearing);
+        let timeout = self.dial.timeout();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(timeout))
+            .set_response_timeout(Some(timeout))
+            .set_push_sender(move |push: PushInfo| {
+                let hearing = heard.upgrade().ok_or(SendError)?;
+                hearing.hear(push);
+                Ok::<_, SendError>(())
+            });
+        let (connection, generation) = self.dial.connect(config, ProtocolVersion::RESP3).await?;
+        let (heard, dial) = (Arc::downgrade(&hearing), self.dial.clone());
+        tokio::spawn(async move {
+            let trouble = tokio::select! {
+                trouble = keep_subscribed(connection, queue, sharded) => trouble,
+                () = dial.outdated(generation) => None,
+            };
+            if let Some(hearing) = heard.upgrade() {
+                hearing.close(trouble);
+            }
+        });
+        *self.lock() = Some(hearing.clone());
+        Ok(hearing)
+    }
+
+    fn current(&self) -> Option<Arc<Hearing>> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Hearing>>> {
+        self.hearing.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl Subscription {
+    /// Whether there is still something to hear; if not, why.
+    pub(in crate::engines) fn check(&self) -> Result<(), Option<RedisError>> {
+        self.hearing.lock().closed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Until it rings.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any await; a ring is not lost.
+    pub(in crate::engines) async fn rung(&self) {
+        self.rung.notified().await;
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.hearing.leave(self);
+    }
+}
+
+impl Hearing {
+    /// `None` when the connection is gone.
+    fn listen(self: &Arc<Self>, name: &str, shared: bool) -> Option<Subscription> {
+        let rung = Arc::new(Notify::new());
+        let mut channels = self.lock();
+        if channels.closed.is_some() {
+            return None;
+        }
+        if !channels.by_name.contains_key(name) {
+            channels.by_name.insert(name.to_owned(), Channel::default());
+            let _ = self.changes.send(Change::Subscribe(name.to_owned()));
+        }
+        let channel = channels.by_name.get_mut(name).expect("it was just put there");
+        channel.unheard = 0;
+        if channel.live {
+            rung.notify_one();
+        }
+        channel.bells.push(rung.clone());
+        drop(channels);
+        Some(Subscription { hearing: self.clone(), channel: name.to_owned(), shared, rung })
+    }
+
+    fn leave(&self, bell: &Subscription) {
+        let mut channels = self.lock();
+        let kept = channels.by_name.len() <= KEPT;
+        let Some(channel) = channels.by_name.get_mut(&bell.channel) else { return };
+        channel.bells.retain(|other| !Arc::ptr_eq(other, &bell.rung));
+        match channel.bells.first() {
+            // A ring that the leaving one did not hear must not be lost.
+            Some(next) => next.notify_one(),
+            None if bell.shared && kept => {}
+            None => self.forget(&mut channels, &bell.channel),
+        }
+    }
+
+    fn forget(&self, channels: &mut Channels, name: &str) {
+        channels.by_name.remove(name);
+        let _ = self.changes.send(Change::Unsubscribe(name.to_owned()));
+    }
+
+    fn hear(&self, push: PushInfo) {
+        let name = match push.data.first() {
+            Some(Value::BulkString(name)) => String::from_utf8_lossy(name),
+            _ => "".into(),
+        };
+        let mut channels = self.lock();
+        let channel = channels.by_name.get_mut(&*name);
+        match (push.kind, channel) {
+            (PushKind::Disconnection, _) => {
+                drop(channels);
+                self.close(None);
+            }
+            (PushKind::Subscribe | PushKind::SSubscribe, Some(channel)) => {
+                channel.live = true;
+                channel.bells.iter().for_each(|bell| bell.notify_one());
+            }
+            // Not by our wish: the slot moved to another server.
+            (PushKind::SUnsubscribe, Some(channel)) if channel.live => {
+                drop(channels);
+                self.close(None);
+            }
+            (PushKind::Message | PushKind::SMessage, Some(channel)) => {
+                match channel.bells.as_slice() {
+                    [] => {
+                        channel.unheard += 1;
+                        if channel.unheard >= UNHEARD {
+                            self.forget(&mut channels, &name);
+                        }
+                    }
+                    [first, ..] => first.notify_one(),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn close(&self, why: Option<RedisError>) {
+        let mut channels = self.lock();
+        if channels.closed.is_none() {
+            channels.closed = Some(why);
+        }
+        for (_, channel) in channels.by_name.drain() {
+            channel.bells.iter().for_each(|bell| bell.notify_one());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Channels> {
+        self.channels.lock().expect("nothing panics under this lock")
+    }
+}
+
+/// Sends what has to be sent, in order. Ends with the hearing, or with the connection, and tells why.
+async fn keep_subscribed(
+    mut connection: MultiplexedConnection,
+    mut changes: mpsc::UnboundedReceiver<Change>,
+    sharded: bool,
+) -> Option<RedisError> {
+    loop {
+        let command = match timeout(QUIET, changes.recv()).await {
+            Ok(None) => return None,
+            Ok(Some(change)) => change.command(sharded),
+            Err(_) => redis::cmd("PING"),
+        };
+        match connection.send_packed_command(&command).await {
+            Ok(Value::ServerError(error)) => return Some(error.into()),
+            Ok(_) => {}
+            Err(error) => return Some(error),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! One server, the master that sentinels know, or a Cluster: the same calls for all.
+
+use std::sync::Arc;
+
+use redis::{Cmd, RedisResult, Value};
+
+use super::cluster::Cluster;
+use super::connection::{Call, Connection, Reply};
+use super::subscriber::Subscription;
+
+/// Where the locks are.
+#[derive(Debug)]
+pub(in crate::engines) enum Topology {
+    One(Arc<Connection>),
+    Cluster(Box<Cluster>),
+}
+
+impl Topology {
+    /// Calls a script where the slot is. On the wire after the first poll if there is a connection.
+    pub(in crate::engines) async fn call(&self, slot: u16, call: Call<'_>) -> RedisResult<Reply> {
+        match self {
+            Topology::One(link) => link.call(call).await,
+            Topology::Cluster(cluster) => Box::pin(cluster.call(slot, call)).await,
+        }
+    }
+
+    /// Begins to listen to a channel of a slot.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any await.
+    pub(in crate::engines) async fn listen(
+        &self,
+        slot: u16,
+        channel: String,
+        shared: bool,
+        sharded: bool,
+    ) -> RedisResult<Subscription> {
+        let link = match self {
+            Topology::One(link) => link.clone(),
+            Topology::Cluster(cluster) => cluster.owner(slot).await?,
+        };
+        link.ear().listen(channel, shared, sharded).await
+    }
+
+    /// Whether this client listens to a channel.
+    pub(in crate::engines) async fn hears(&self, slot: u16, channel: &str) -> bool {
+        match self {
+            Topology::One(link) => link.ear().hears(channel),
+            Topology::Cluster(cluster) => {
+                cluster.owner(slot).await.is_ok_and(|link| link.ear().hears(channel))
+            }
+        }
+    }
+
+    /// Every server that holds locks.
+    pub(in crate::engines) async fn all(&self) -> RedisResult<Vec<Arc<Connection>>> {
+        match self {
+            Topology::One(link) => Ok(vec![link.clone()]),
+            Topology::Cluster(cluster) => cluster.owners().await,
+        }
+    }
+
+    /// Sends a command to any one of them.
+    pub(in crate::engines) async fn any(&self, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Topology::One(link) => link.command(command).await,
+            Topology::Cluster(cluster) => cluster.owner(0).await?.command(command).await,
+        }
+    }
+
+    pub(in crate::engines) fn is_cluster(&self) -> bool {
+        matches!(self, Topology::Cluster(_))
+    }
+
+    pub(in crate::engines) fn close(&self) {
+        match self {
+            Topology::One(link) => link.close(),
+            Topology::Cluster(cluster) => cluster.close(),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! One try at one lock: a vote, a fence that a majority agrees on, and giving it all back.
+//!
+//! All servers are asked at once, and the answer is there as soon as enough of them have spoken.
+//! A lock that a majority gave is ours; a minority is given back before anybody hears that it is busy.
+//!
+//! Easy to get wrong: the fence. The highest one that the majority gave is only ours once a majority
+//! has it in its counters, as holders' and not as bystanders': docs/redlock-proof.md says why.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Fence, Grant, Lease, Mode, Released, Request};
+use crate::error::{Error, Result};
+
+use super::fan_out::{FanOut, NodeCall, question};
+use super::node::{Node, Seat};
+use super::votes::Votes;
+use super::{NAME, Quorum, RedlockHeld};
+
+/// How long a contender waits before it asks again, in milliseconds: long compared with a round, and
+/// different for each, so that they do not split the votes for ever.
+const DELAY: std::ops::Range<u64> = 20..120;
+
+/// A claim on a lock of a quorum.
+#[derive(Debug)]
+pub(super) struct RedlockClaim {
+    quorum: Arc<Quorum>,
+    pub(super) request: Request,
+    /// Our part at each server.
+    seats: Arc<[Arc<Seat>]>,
+    granted: bool,
+    /// The highest fence that a server may still be raised to by us.
+    pub(super) floor: u64,
+    /// What the servers said to a release so far, one bit for each.
+    heard: u64,
+    kept: u64,
+}
+
+impl RedlockClaim {
+    pub(super) fn new(quorum: Arc<Quorum>, request: Request) -> Self {
+        let seats = quorum.nodes.iter().map(|node| node.seat(&request)).collect();
+        Self { quorum, request, seats, granted: false, floor: 0, heard: 0, kept: 0 }
+    }
+
+    /// Asks those servers for which there is a question.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        about: impl Fn(usize, Arc<Node>, Arc<Seat>) -> Option<NodeCall<T>>,
+    ) -> FanOut<T> {
+        let pairs = self.quorum.nodes.iter().zip(self.seats.iter()).enumerate();
+        let asked = pairs
+            .filter_map(|(at, (node, seat))| Some((at, about(at, node.clone(), seat.clone())?)));
+        FanOut::new(asked.collect())
+    }
+
+    async fn vote(&self) -> Votes {
+        let mut tally = Votes::new(self.seats.len(), self.quorum.majority());
+        let mut round = self.ask(|_, node, seat| Some(question(node.vote(seat, None))));
+        while !tally.is_over(self.request.mode) {
+            let Some((server, vote)) = round.next().await else { break };
+            tally.add(server, vote);
+        }
+        round.leave();
+        tally
+    }
+
+    /// The fence that a majority has in its counters as ours.
+    ///
+    /// Whoever gave it has it there already, so that mostly nothing is to be asked.
+    async fn agree(&self, fences: &mut [Option<u64>]) -> Option<u64> {
+        let majority = self.quorum.majority();
+        let lease = Arc::new(Lease::of(&self.request));
+        let mut fence = fences.iter().flatten().copied().max()?;
+        loop {
+            let mut agreed = fences.iter().filter(|there| **there == Some(fence)).count();
+            if agreed >= majority {
+                return Some(fence);
+            }
+            let known: Vec<_> = fences.to_vec();
+            let mut round = self.ask(|at, node, seat| {
+                (known[at] != Some(fence))
+                    .then(|| question(node.confirm(seat, lease.clone(), fence)))
+            });
+            let mut open = fences.len() - agreed;
+            let mut highest = fence;
+            while agreed < majority && agreed + open >= majority {
+                let Some((server, answer)) = round.next().await else { break };
+                open -= 1;
+                // One that did not answer may have it or not: it does not count.
+                fences[server] = answer.ok().flatten();
+                agreed += usize::from(fences[server] == Some(fence));
+                highest = highest.max(fences[server].unwrap_or(0));
+            }
+            round.leave();
+            if agreed >= majority {
+                return Some(fence);
+            }
+            if highest == fence {
+                return None;
+            }
+            // A server that answered late had counted further. The next round is with its number.
+            fence = highest;
+        }
+    }
+
+    /// Gives back what a minority gave. Topology that did not answer are told as well.
+    async fn undo(&self, tally: &Votes) {
+        let ttl = self.request.ttl;
+        let mut round = self.ask(|at, node, seat| {
+            let left_nothing = tally.others.contains(&at);
+            (!left_nothing).then(|| question(node.let_go(seat, ttl, false)))
+        });
+        let mut awaited = tally.given();
+        while awaited > 0 {
+            let Some((server, _)) = round.next().await else { break };
+            awaited -= usize::from(tally.fences[server].is_some());
+        }
+        round.leave();
+    }
+
+    fn doing(&self, what: &str) -> String {
+        format!("{what} {:?}", self.request.key)
+    }
+}
+
+#[async_trait]
+impl Claim for RedlockClaim {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        let mut tally = self.vote().await;
+        if tally.is_won() {
+            let is_shared = self.request.mode == Mode::Read;
+            let agreed = match is_shared {
+                true => self.share(&mut tally).await,
+                false => self.agree(&mut tally.fences).await,
+            };
+            if let Some(fence) = agreed {
+                self.granted = true;
+                return Ok(Some(Grant {
+                    fence: Fence::new(fence),
+                    slots: Vec::new(),
+                    ttl: self.request.ttl,
+                    since: asked,
+                    held: Arc::new(RedlockHeld { seats: self.seats.clone(), fence }),
+                }));
+            }
+            self.undo(&tally).await;
+            if is_shared && tally.is_won() {
+                // A majority let us in, but others read there by different counters.
+                return Ok(None);
+            }
+            let doing = self.doing("acquire");
+            return Err(Error::unreachable(NAME, doing, "no majority agreed on a fence in time"));
+        }
+        self.undo(&tally).await;
+        if tally.is_unknown() {
+            return Err(self.quorum.too_few(self.doing("acquire"), tally.silent));
+        }
+        tally.refusal().map_or(Ok(None), Err)
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(DELAY))).await;
+        Ok(())
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        let (ttl, count) = (self.request.ttl, self.seats.len());
+        let mut round = self.ask(|_, node, seat| Some(question(node.let_go(seat, ttl, true))));
+        let (mut silent, mut open) = (Vec::new(), count);
+        let enough = |bits: u64| bits.count_ones() as usize >= self.quorum.majority();
+        let mut is_done = false;
+        while !is_done && open > 0 {
+            let Some((server, answer)) = round.next().await else { break };
+            open -= 1;
+            match answer {
+                Ok(kept) => {
+                    self.heard |= 1 << server;
+                    self.kept |= u64::from(kept) << server;
+                }
+                Err(error) => silent.push((server, error)),
+            }
+            is_done = if self.granted { enough(self.kept) } else { enough(self.heard) };
+        }
+        round.leave();
+        if !enough(self.heard) {
+            return Err(self.quorum.too_few(self.doing("release"), silent));
+        }
+        let (heard, kept) = (std::mem::take(&mut self.heard), std::mem::take(&mut self.kept));
+        // Those who were not heard may have had it to the end.
+        let possible = kept.count_ones() as usize + count - heard.count_ones() as usize;
+        let was_granted = std::mem::take(&mut self.granted);
+        let gone = was_granted && possible < self.quorum.majority();
+        Ok(if gone { Released::AlreadyGone } else { Released::Yes })
+    }
+}

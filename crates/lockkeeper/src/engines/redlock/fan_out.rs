@@ -1,0 +1,98 @@
+//! One question to many servers at once, and their answers in the order in which they come.
+//!
+//! Easy to get wrong: every request has to be on the wire after the first poll, because a release goes
+//! before the next acquire only by being sent first. So the futures are polled here, in the caller's own
+//! task, and only those that nobody waits for any more are left to a task of their own.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A question to one server.
+pub(super) type NodeCall<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// A question that is asked when it is polled.
+pub(super) fn question<T>(asked: impl Future<Output = T> + Send + 'static) -> NodeCall<T> {
+    Box::pin(asked)
+}
+
+/// Questions under way.
+pub(super) struct FanOut<T> {
+    asked: Vec<(usize, NodeCall<T>)>,
+    answers: VecDeque<(usize, T)>,
+}
+
+impl<T: Send + 'static> FanOut<T> {
+    /// Questions, each with the number of its server.
+    pub(super) fn new(asked: Vec<(usize, NodeCall<T>)>) -> Self {
+        let answers = VecDeque::with_capacity(asked.len());
+        Self { asked, answers }
+    }
+
+    /// The next answer; `None` when all have come.
+    pub(super) async fn next(&mut self) -> Option<(usize, T)> {
+        poll_fn(|cx| {
+            self.poll(cx);
+            match self.answers.pop_front() {
+                Some(answer) => Poll::Ready(Some(answer)),
+                None if self.asked.is_empty() => Poll::Ready(None),
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Lets the questions that are still open come to their end without us.
+    pub(super) fn leave(mut self) {
+        if !self.asked.is_empty() {
+            tokio::spawn(async move { while self.next().await.is_some() {} });
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        let answers = &mut self.answers;
+        self.asked.retain_mut(|(server, question)| match question.as_mut().poll(cx) {
+            Poll::Ready(answer) => {
+                answers.push_back((*server, answer));
+                false
+            }
+            Poll::Pending => true,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_question_is_asked_before_the_first_answer_is_looked_at() {
+        let (sender, receiver) = oneshot::channel();
+        let second = Box::pin(async move {
+            let _ = sender.send(());
+            pending().await
+        });
+        let mut round: FanOut<()> = FanOut::new(vec![(0, Box::pin(ready(()))), (1, second)]);
+        assert_eq!(round.next().await, Some((0, ())));
+        receiver.await.expect("the second one was asked as well");
+    }
+
+    #[tokio::test]
+    async fn what_is_left_alone_comes_to_its_end() {
+        let (begin, begun) = oneshot::channel::<()>();
+        let (end, ended) = oneshot::channel();
+        let question = Box::pin(async move {
+            begun.await.unwrap();
+            end.send(()).unwrap();
+        });
+        let round: FanOut<()> = FanOut::new(vec![(0, question)]);
+        round.leave();
+        begin.send(()).unwrap();
+        ended.await.expect("it ran on");
+    }
+}

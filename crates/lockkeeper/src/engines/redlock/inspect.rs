@@ -1,0 +1,162 @@
+//! What the servers say together of who holds what.
+//!
+//! Somebody holds a lock if a majority says so, or could: servers that do not answer may know more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::engine::{Entry, Query, Snapshot};
+use crate::error::{Error, Result};
+use crate::key::Key;
+
+use super::Quorum;
+use super::fan_out::{FanOut, NodeCall, question};
+use crate::engines::redis::inspect;
+
+pub(super) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<Snapshot>> {
+    let query = Arc::new(query.clone());
+    let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
+        let (node, query) = (node.clone(), query.clone());
+        let asked = async move { inspect::inspect(node.store(), &query).await };
+        (at, question(asked))
+    });
+    let answers = all(quorum, "inspect locks", questions.collect()).await?;
+    let heard = answers.len();
+    let mut by_key: BTreeMap<Key, Vec<Snapshot>> = BTreeMap::new();
+    for snapshot in answers.into_iter().flatten() {
+        by_key.entry(snapshot.key.clone()).or_default().push(snapshot);
+    }
+    let needed = quorum.majority().saturating_sub(quorum.nodes.len() - heard).max(1);
+    let merged = by_key.into_iter().map(|(key, seen)| merge(key, seen, needed));
+    let is_of_interest = |snapshot: &Snapshot| {
+        !snapshot.holders.is_empty() || snapshot.waiters.as_ref().is_some_and(|w| !w.is_empty())
+    };
+    Ok(merged.filter(is_of_interest).collect())
+}
+
+pub(super) async fn break_lock(quorum: &Arc<Quorum>, key: &Key) -> Result<Vec<Entry>> {
+    let held = inspect(quorum, &Query::Key(key.clone())).await?;
+    let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
+        let (node, key) = (node.clone(), key.clone());
+        let asked = async move { inspect::break_lock(node.store(), &key).await };
+        (at, question(asked))
+    });
+    all(quorum, &format!("break {key:?}"), questions.collect()).await?;
+    Ok(held.into_iter().flat_map(|snapshot| snapshot.holders).collect())
+}
+
+/// The answers of all that answer; an error when that is no majority.
+async fn all<T: Send + 'static>(
+    quorum: &Quorum,
+    doing: &str,
+    questions: Vec<(usize, NodeCall<Result<T>>)>,
+) -> Result<Vec<T>> {
+    let mut round = FanOut::new(questions);
+    let (mut answers, mut silent) = (Vec::new(), Vec::new());
+    while let Some((server, answer)) = round.next().await {
+        match answer {
+            Ok(answer) => answers.push(answer),
+            Err(error) => silent.push((server, error)),
+        }
+    }
+    if answers.len() >= quorum.majority() {
+        return Ok(answers);
+    }
+    // What is no lock there was seen well enough.
+    let conflict = silent.iter().position(|(_, error)| matches!(error, Error::Conflict { .. }));
+    Err(match conflict {
+        Some(at) => silent.swap_remove(at).1,
+        None => quorum.too_few(doing, silent),
+    })
+}
+
+/// One view of what several servers saw of a lock.
+fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
+    let mut waiters: Option<Vec<Entry>> = None;
+    let mut holders: Vec<Vec<Entry>> = Vec::new();
+    let fence = seen.iter().filter_map(|snapshot| snapshot.fence).max();
+    for snapshot in seen {
+        for entry in snapshot.holders {
+            match holders.iter_mut().find(|views| is_same(&views[0], &entry)) {
+                Some(views) => views.push(entry),
+                None => holders.push(vec![entry]),
+            }
+        }
+        if let Some(line) = snapshot.waiters {
+            let known = waiters.get_or_insert_default();
+            for entry in line {
+                if !known.iter().any(|other| is_same(other, &entry)) {
+                    known.push(entry);
+                }
+            }
+        }
+    }
+    holders.retain(|views| views.len() >= needed);
+    settle(&mut holders);
+    let holders = holders.into_iter().map(|mut views| {
+        // A majority agreed on the fence and the end of the lease, so the one in the middle is right.
+        let middle = views.len() / 2;
+        views.sort_by_key(|entry| entry.left);
+        let left = views[middle].left;
+        views.sort_by_key(|entry| entry.fence);
+        Entry { left, ..views.swap_remove(middle) }
+    });
+    // Those who wait for a quorum are in no line; one that is there has others in it.
+    let waiters = waiters.filter(|line| !line.is_empty());
+    Snapshot { key, holders: holders.collect(), waiters, fence }
+}
+
+/// Leaves out who cannot be in beside the one that most servers saw, or of equals the later one.
+///
+/// A lock that changes hands is seen with both hands, by servers that were asked before and after.
+fn settle(holders: &mut Vec<Vec<Entry>>) {
+    let fence = |views: &[Entry]| views.iter().filter_map(|entry| entry.fence).max();
+    let surest = holders.iter().max_by_key(|views| (views.len(), fence(views)));
+    let Some(surest) = surest.map(|views| views[0].clone()) else { return };
+    holders.retain(|views| match surest.mode.is_exclusive() {
+        true => is_same(&views[0], &surest),
+        false => !views[0].mode.is_exclusive(),
+    });
+}
+
+fn is_same(one: &Entry, other: &Entry) -> bool {
+    one.identity == other.identity && one.mode == other.mode
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Fence, Mode};
+
+    /// What a server saw: the number of each holder, which is its fence too, and whether it reads.
+    fn seen(holders: &[(u64, Mode)]) -> Snapshot {
+        let entry = |(number, mode): &(u64, Mode)| Entry {
+            identity: number.to_string(),
+            mode: *mode,
+            who: None,
+            note: None,
+            since: None,
+            left: None,
+            fence: Some(Fence::new(*number)),
+            slots: Vec::new(),
+        };
+        let holders = holders.iter().map(entry).collect();
+        Snapshot { key: Key::new("key").unwrap(), holders, waiters: None, fence: None }
+    }
+
+    #[test]
+    fn a_lock_that_changes_hands_has_one_holder() {
+        use Mode::{Mutex, Read, Write};
+        for (views, expected) in [
+            (vec![seen(&[(1, Mutex)]), seen(&[(2, Mutex)])], vec!["2"]),
+            (vec![seen(&[(1, Mutex)]), seen(&[(2, Mutex)]), seen(&[(1, Mutex)])], vec!["1"]),
+            (vec![seen(&[(1, Read), (2, Read)]), seen(&[(3, Write)])], vec!["3"]),
+            (vec![seen(&[(1, Write)]), seen(&[(2, Read), (3, Read)])], vec!["2", "3"]),
+            (vec![], vec![]),
+        ] {
+            let merged = merge(Key::new("key").unwrap(), views, 1);
+            let found: Vec<_> = merged.holders.iter().map(|entry| &entry.identity).collect();
+            assert_eq!(found, expected);
+        }
+    }
+}

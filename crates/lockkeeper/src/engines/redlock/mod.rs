@@ -1,0 +1,198 @@
+//! Redlock: a lock that a majority of independent Redis servers gave.
+//!
+//! An engine made of engines: every server is asked as the Redis engine asks it, and what is written
+//! here is only what a majority is. Exclusion rests on clocks and on servers that remember; the fence
+//! does not rest on clocks at all. The page docs/engines/redlock.md says what is promised and what is
+//! not, docs/redlock-proof.md why the fences rise.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+
+use crate::core::clock::Moment;
+use crate::engine::{
+    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
+    Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+};
+use crate::engines::Registration;
+use crate::engines::endpoint::Endpoint;
+use crate::engines::redis::tls_probe;
+use crate::error::{Error, Result};
+use crate::key::Key;
+
+mod claim;
+mod doctor;
+mod fan_out;
+mod inspect;
+mod node;
+mod reader_fence;
+mod renew;
+mod rw_claim;
+mod settings;
+mod votes;
+
+use claim::RedlockClaim;
+use fan_out::{FanOut, question};
+use node::{Node, Seat};
+use settings::Settings;
+
+/// What this engine is called.
+const NAME: &str = "redlock";
+
+/// How long a majority may take to answer for the first time.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+pub(crate) const ENGINE: Registration = Registration {
+    open: |endpoint| {
+        Box::pin(async move { Ok(Arc::new(Redlock::connect(&endpoint).await?) as Arc<dyn Engine>) })
+    },
+    guarantees: |endpoint| settings::read(endpoint).map(|(_, settings)| promises(settings)),
+    ways: &["redlock://h1,h2,h3", "redlock://h1,h2,h3?strict=1m"],
+};
+
+/// What this engine promises.
+const fn promises(settings: Settings) -> Guarantees {
+    Guarantees {
+        engine: NAME,
+        read_write: Support::Yes,
+        semaphore: Support::No(
+            "with two permits, each of three users can have one at two of three servers",
+        ),
+        most_permits: 0,
+        order: Order::Chance(
+            "servers that know nothing of each other have no common line of waiters",
+        ),
+        fence: FenceSource::Quorum,
+        death: Death::Lease,
+        wakeup: Wakeup::BackOff,
+        scope: Scope::Network,
+        // A server that is gone for good hurts nobody, but one that comes back empty votes again.
+        survives: if settings.strict.is_some() { Survives::Minority } else { Survives::None },
+        reentrance: Reentrance::Client,
+    }
+}
+
+/// Locks that a majority of Redis servers gives.
+///
+/// Made by [`connect`](Redlock::connect), or by [`Client::connect`](crate::Client::connect).
+#[derive(Debug, Clone)]
+pub struct Redlock {
+    quorum: Arc<Quorum>,
+}
+
+/// What all claims share.
+#[derive(Debug)]
+struct Quorum {
+    nodes: Vec<Arc<Node>>,
+    settings: Settings,
+}
+
+/// What a claim of ours holds, by which renewals fill in servers that were missed.
+#[derive(Debug, Clone)]
+struct RedlockHeld {
+    /// Its part at each server.
+    seats: Arc<[Arc<Seat>]>,
+    fence: u64,
+}
+
+impl Held for RedlockHeld {}
+
+impl Quorum {
+    fn majority(&self) -> usize {
+        self.nodes.len() / 2 + 1
+    }
+
+    /// How many may be missing.
+    fn minority(&self) -> usize {
+        self.nodes.len() - self.majority()
+    }
+
+    /// The error of a question that no majority answered.
+    fn too_few(&self, doing: impl Into<String>, silent: Vec<(usize, Error)>) -> Error {
+        let retryable = silent.is_empty() || silent.iter().any(|(_, error)| error.is_retryable());
+        let (all, few) = (self.nodes.len(), self.nodes.len() - silent.len());
+        let each: Vec<_> = silent
+            .iter()
+            .map(|(server, error)| match error {
+                Error::Engine { source, .. } => {
+                    format!("{}: {source}", self.nodes[*server].name())
+                }
+                other => format!("{}: {other}", self.nodes[*server].name()),
+            })
+            .collect();
+        let source = format!("only {few} of {all} servers took part; {}", each.join("; "));
+        Error::Engine { engine: NAME, doing: doing.into(), retryable, source: source.into() }
+    }
+}
+
+impl Redlock {
+    /// Connects to the servers that a URL names. A majority has to be there.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a URL that is not understood, [`Error::Engine`] when too few answer.
+    pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
+        let (nodes, settings) = settings::read(endpoint)?;
+        let nodes: Vec<_> = nodes.into_iter().map(Arc::new).collect();
+        let quorum = Quorum { nodes, settings };
+        let started = Instant::now();
+        while let Err(error) = quorum.greet().await {
+            if !error.is_retryable() || started.elapsed() >= PATIENCE {
+                return Err(tls_probe::explain(endpoint, NAME, error).await);
+            }
+            tokio::time::sleep(settings.node_timeout).await;
+        }
+        Ok(Self { quorum: Arc::new(quorum) })
+    }
+}
+
+impl Quorum {
+    /// Whether a majority answers.
+    async fn greet(&self) -> Result<()> {
+        let pings = self.nodes.iter().enumerate();
+        let pings = pings.map(|(at, node)| (at, question(node.clone().ping())));
+        let mut round = FanOut::new(pings.collect());
+        let (mut heard, mut silent) = (0, Vec::new());
+        while heard < self.majority() {
+            match round.next().await {
+                Some((_, Ok(()))) => heard += 1,
+                Some((server, Err(error))) => silent.push((server, error)),
+                None => return Err(self.too_few("connect", silent)),
+            }
+        }
+        round.leave();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Engine for Redlock {
+    fn guarantees(&self) -> Guarantees {
+        promises(self.quorum.settings)
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        Box::new(RedlockClaim::new(self.quorum.clone(), request))
+    }
+
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
+        renew::renew(&self.quorum, leases).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        inspect::inspect(&self.quorum, query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::break_lock(&self.quorum, key).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        Ok(doctor::doctor(&self.quorum).await)
+    }
+
+    async fn close(&self) {
+        self.quorum.nodes.iter().for_each(|node| node.close());
+    }
+}

@@ -1,0 +1,108 @@
+//! Extends leases at every server, and fills in those that miss a lock which a majority has.
+//!
+//! A lease is renewed when a majority extended it, and gone when so many do not have it that no
+//! majority can. Filling in needs a lock that was just renewed: it never brings back one that is lost.
+//!
+//! Easy to get wrong: a server whose counter is not a reader's fence does not count, although the reader
+//! is let in there as well. Two readers could otherwise meet only where neither has its fence from.
+
+use std::sync::Arc;
+
+use crate::engine::{Lease, Mode, Renewal};
+use crate::error::Result;
+
+use super::fan_out::{FanOut, question};
+use super::{Quorum, RedlockHeld};
+
+/// What the servers said of some leases so far.
+struct Survey {
+    quorum: Arc<Quorum>,
+    /// What we know of each lease, unless it was given back meanwhile.
+    held: Vec<Option<RedlockHeld>>,
+    shared: Vec<bool>,
+    /// How many servers extended each lease.
+    renewed: Vec<usize>,
+    /// Which servers do not have it.
+    missing: Vec<Vec<usize>>,
+}
+
+/// Renews leases.
+pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    // The owner is not in the store.
+    let asked: Arc<[_]> =
+        leases.iter().map(|lease| Lease { owner: None, ..lease.clone() }).collect();
+    let questions = quorum.nodes.iter().enumerate();
+    let questions = questions.map(|(at, node)| (at, question(node.clone().renew(asked.clone()))));
+    let mut round = FanOut::new(questions.collect());
+
+    let mut survey = Survey {
+        quorum: quorum.clone(),
+        held: leases.iter().map(|lease| lease.held::<RedlockHeld>().cloned()).collect(),
+        shared: leases.iter().map(|lease| lease.mode == Mode::Read).collect(),
+        renewed: vec![0; leases.len()],
+        missing: vec![Vec::new(); leases.len()],
+    };
+    let mut silent = Vec::new();
+    while !(0..leases.len()).all(|at| survey.verdict(at) != Renewal::Unknown) {
+        match round.next().await {
+            Some((server, Ok(renewals))) => survey.add(server, &renewals),
+            Some((server, Err(error))) => silent.push((server, error)),
+            None => break,
+        }
+    }
+    if silent.len() > quorum.minority() {
+        round.leave();
+        return Err(quorum.too_few(format!("renew {} locks", leases.len()), silent));
+    }
+    let renewals = (0..leases.len()).map(|at| survey.verdict(at)).collect();
+    // Nobody has to wait for those who are slower than the majority.
+    tokio::spawn(async move {
+        while let Some((server, answer)) = round.next().await {
+            survey.add(server, &answer.unwrap_or_default());
+        }
+        survey.fill_in();
+    });
+    Ok(renewals)
+}
+
+impl Survey {
+    fn add(&mut self, server: usize, renewals: &[Renewal]) {
+        for (at, renewal) in renewals.iter().enumerate() {
+            match renewal {
+                Renewal::Renewed if self.counts(at, server) => self.renewed[at] += 1,
+                Renewal::Renewed | Renewal::Gone => self.missing[at].push(server),
+                Renewal::Unknown => {}
+            }
+        }
+    }
+
+    /// Whether a hold at this server is part of a majority.
+    fn counts(&self, at: usize, server: usize) -> bool {
+        let held = self.held[at].as_ref().filter(|_| self.shared[at]);
+        held.is_none_or(|held| held.seats[server].agrees(held.fence))
+    }
+
+    fn verdict(&self, at: usize) -> Renewal {
+        if self.renewed[at] >= self.quorum.majority() {
+            return Renewal::Renewed;
+        }
+        let is_gone = self.missing[at].len() > self.quorum.minority();
+        if is_gone { Renewal::Gone } else { Renewal::Unknown }
+    }
+
+    /// Takes what was renewed at the servers that miss it. A claim that is over takes nothing.
+    fn fill_in(&self) {
+        for (at, servers) in self.missing.iter().enumerate() {
+            if self.verdict(at) != Renewal::Renewed {
+                continue;
+            }
+            let Some(held) = &self.held[at] else { continue };
+            let questions = servers.iter().map(|server| {
+                let (node, seat) =
+                    (self.quorum.nodes[*server].clone(), held.seats[*server].clone());
+                (*server, question(node.fill(seat, held.fence)))
+            });
+            FanOut::new(questions.collect()).leave();
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A claim that has a connection of its own.
+//!
+//! It waits blocked in the server, and it holds for as long as the connection lives. An answer that was
+//! waited for may be old, so it is confirmed on the same connection before it counts.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use async_trait::async_trait;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::sleep;
+
+use super::session_engine::{Answered, Dedicated, Kept, SessionHeld, Shared};
+use super::session_lock::{Ask, Marked, SessionLock, Taken};
+use super::sessions::{Session, failed, within};
+use super::{GUARDED, STATEMENT, fence};
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Grant, Released, Request};
+use crate::error::{Error, Result};
+use crate::key::Key;
+
+/// One connection on its way to a lock.
+pub(super) struct SessionClaim<H: SessionLock> {
+    shared: Arc<Shared<H>>,
+    request: Request,
+    ask: Ask,
+    state: State<H>,
+}
+
+enum State<H: SessionLock> {
+    /// Without a connection.
+    Idle,
+    /// Blocked in the server. Kept here, so that nothing is lost when a wait is dropped.
+    Waiting {
+        session: Session,
+        blocked: Blocked<H>,
+    },
+    /// The server answered.
+    Woken(Answered<H>),
+    /// Ours, but a transaction is not over that is guarded by the fence before.
+    Guarded {
+        connection: Dedicated<H::Wire>,
+        looks: u32,
+    },
+    Held {
+        kept: Arc<Kept<H>>,
+        fence: i64,
+    },
+}
+
+type Blocked<H> = Pin<Box<dyn Future<Output = Answered<H>> + Send>>;
+
+impl<H: SessionLock> SessionClaim<H> {
+    pub(super) fn new(shared: Arc<Shared<H>>, request: Request, ask: Ask) -> Self {
+        Self { shared, request, ask, state: State::Idle }
+    }
+
+    fn block(&self, mut connection: Dedicated<H::Wire>) -> State<H> {
+        let (session, ask) = (connection.session.clone(), self.ask.clone());
+        let blocked = Box::pin(async move {
+            let answer = H::take(&mut connection.wire, &ask, true).await;
+            (connection, answer)
+        });
+        State::Waiting { session, blocked }
+    }
+
+    /// An answer that was waited for may be old: if we were stopped meanwhile, the server may have
+    /// ended the silent connection and let the next one in.
+    async fn confirm(
+        &mut self,
+        connection: Dedicated<H::Wire>,
+        fence: i64,
+        waited: bool,
+        asked: Moment,
+    ) -> Result<Grant> {
+        let kept = Kept { ask: self.ask.clone(), connection: AsyncMutex::new(Some(connection)) };
+        let kept = Arc::new(kept);
+        self.state = State::Held { kept: kept.clone(), fence };
+        if waited && !kept.beat().await {
+            self.state = State::Idle;
+            return Err(ended::<H>());
+        }
+        Ok(self.grant(kept, fence, asked))
+    }
+
+    fn grant(&self, kept: Arc<Kept<H>>, number: i64, asked: Moment) -> Grant {
+        Grant {
+            fence: fence(number),
+            slots: Vec::new(),
+            ttl: self.request.ttl,
+            since: asked,
+            held: Arc::new(SessionHeld(kept)),
+        }
+    }
+}
+
+#[async_trait]
+impl<H: SessionLock> Claim for SessionClaim<H> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        if let State::Held { kept, fence } = &self.state {
+            let (kept, fence) = (kept.clone(), *fence);
+            if kept.beat().await {
+                return Ok(Some(self.grant(kept, fence, asked)));
+            }
+            self.state = State::Idle;
+        }
+        if let State::Waiting { blocked, .. } = &mut self.state {
+            match poll_fn(|cx| Poll::Ready(blocked.as_mut().poll(cx))).await {
+                Poll::Pending => return Ok(None),
+                Poll::Ready(answered) => self.state = State::Woken(answered),
+            }
+        }
+        let (answered, waited, looks) = match std::mem::replace(&mut self.state, State::Idle) {
+            State::Woken(answered) => (answered, true, 0),
+            // The server hears of it meanwhile, so that it does not end the session.
+            State::Guarded { mut connection, looks } => {
+                match within(STATEMENT, H::beat(&mut connection.wire, &self.ask)).await {
+                    Ok(true) => ((connection, Ok(Taken::Unfenced)), true, looks + 1),
+                    Ok(false) => return Err(ended::<H>()),
+                    Err(error) => return Err(sort::<H>(&self.ask.key, error)),
+                }
+            }
+            _ => (self.shared.take(&self.ask).await?, false, 0),
+        };
+        match answered {
+            (connection, Ok(Taken::Fenced(fence))) => {
+                self.confirm(connection, fence, waited, asked).await.map(Some)
+            }
+            // If no fence can be had, the connection goes, and with it the lock.
+            (mut connection, Ok(Taken::Unfenced)) => {
+                match self.shared.mark(&self.ask, &mut connection).await? {
+                    Marked::Fenced(fence) => {
+                        self.confirm(connection, fence, waited, asked).await.map(Some)
+                    }
+                    Marked::Guarded if self.request.queue => {
+                        self.state = State::Guarded { connection, looks };
+                        Ok(None)
+                    }
+                    Marked::Guarded => {
+                        let giving = H::give_back(&mut connection.wire, &self.ask);
+                        if within(STATEMENT, giving).await.is_ok() {
+                            self.shared.spare(connection);
+                        }
+                        Ok(None)
+                    }
+                    Marked::Gone => Err(ended::<H>()),
+                }
+            }
+            (connection, Ok(Taken::Busy)) if self.request.queue => {
+                self.state = self.block(connection);
+                if let State::Waiting { blocked, .. } = &mut self.state
+                    && let Poll::Ready(answered) =
+                        poll_fn(|cx| Poll::Ready(blocked.as_mut().poll(cx))).await
+                {
+                    self.state = State::Woken(answered);
+                }
+                Ok(None)
+            }
+            (connection, Ok(Taken::Busy)) => {
+                self.shared.spare(connection);
+                Ok(None)
+            }
+            // The connection goes with this, and with it whatever it may have got.
+            (_, Err(error)) => Err(sort::<H>(&self.ask.key, error)),
+        }
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        match &mut self.state {
+            State::Waiting { blocked, .. } => {
+                let answered = blocked.await;
+                self.state = State::Woken(answered);
+            }
+            State::Guarded { looks, .. } => sleep(GUARDED.delay(*looks)).await,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn release(&mut self) -> Result<Released> {
+        match std::mem::replace(&mut self.state, State::Idle) {
+            State::Idle => Ok(Released::Yes),
+            // Closing the connection is enough for the server, but it may take a second to look.
+            State::Waiting { session, blocked } => {
+                let ended = self.shared.end(&session).await;
+                drop(blocked);
+                ended.map(|()| Released::Yes)
+            }
+            State::Woken((connection, _)) | State::Guarded { connection, .. } => {
+                let ended = self.shared.end(&connection.session).await;
+                drop(connection);
+                ended.map(|()| Released::Yes)
+            }
+            State::Held { kept, .. } => {
+                let taken = kept.connection.lock().await.take();
+                let Some(mut connection) = taken else { return Ok(Released::AlreadyGone) };
+                let giving = H::give_back(&mut connection.wire, &self.ask);
+                match within(STATEMENT, giving).await {
+                    Ok(true) => {
+                        self.shared.spare(connection);
+                        self.shared.sessions.sweep(&self.ask.key).await;
+                        Ok(Released::Yes)
+                    }
+                    // The connection ended before we asked, and its lock with it.
+                    Ok(false) | Err(sqlx::Error::Database(_)) => Ok(Released::AlreadyGone),
+                    Err(sqlx::Error::Io(error)) if error.kind() != std::io::ErrorKind::TimedOut => {
+                        Ok(Released::AlreadyGone)
+                    }
+                    // Closed now: the server frees the lock when it sees that.
+                    Err(error) => Err(failed::<H::Wire>(error, "release a lock")),
+                }
+            }
+        }
+    }
+}
+
+fn ended<H: SessionLock>() -> Error {
+    let engine = H::GUARANTEES.engine;
+    Error::unreachable(engine, "acquire a lock", "its connection ended meanwhile")
+}
+
+/// A number that two keys share is the one refusal that a caller can do something about.
+fn sort<H: SessionLock>(key: &Key, error: sqlx::Error) -> Error {
+    match error.as_database_error() {
+        Some(database) if database.is_unique_violation() => Error::Conflict {
+            key: key.clone(),
+            found: "another key has the same number on this server; choose another name".into(),
+        },
+        _ => failed::<H::Wire>(error, "acquire a lock"),
+    }
+}
+
+impl<H: SessionLock> fmt::Debug for SessionClaim<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionClaim").field("request", &self.request).finish_non_exhaustive()
+    }
+}

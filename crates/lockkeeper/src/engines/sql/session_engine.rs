@@ -1,0 +1,247 @@
+//! Locks that the server itself holds for a connection: what such strategies share.
+//!
+//! Each claim has a connection of its own. It waits blocked in the server, and it holds for as long as
+//! the connection lives; a heartbeat vouches for that, and the server is told to end a session from
+//! which it hears nothing for as long as a lease. On any doubt the connection is closed: asking twice
+//! on one connection would count twice, and a lock is never assumed.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::task::JoinSet;
+
+use super::session_claim::SessionClaim;
+use super::session_lock::{Ask, Marked, Seen, SessionLock, Taken};
+use super::sessions::{Dialect, Session, Sessions, failed, is_refusal, within};
+use super::{STATEMENT, fence};
+use crate::core::clock::Moment;
+use crate::engine::{
+    Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal, Request, Snapshot,
+};
+use crate::error::Result;
+use crate::key::Key;
+
+/// Connections that are kept for the next claim.
+const SPARE: usize = 8;
+
+/// The engine of one kind of bound lock.
+#[derive(Debug)]
+pub(crate) struct SessionEngine<H: SessionLock> {
+    shared: Arc<Shared<H>>,
+}
+
+pub(super) struct Shared<H: SessionLock> {
+    pub(super) sessions: Sessions<H::Wire>,
+    spare: Mutex<Vec<Dedicated<H::Wire>>>,
+}
+
+/// A connection of one claim.
+pub(crate) struct Dedicated<W> {
+    pub(crate) wire: W,
+    pub(crate) session: Session,
+    /// After how much silence the server ends it, if it was told.
+    silence: Option<Duration>,
+}
+
+/// A connection, and what the server said on it.
+pub(super) type Answered<H> = (Dedicated<<H as SessionLock>::Wire>, sqlx::Result<Taken>);
+
+/// A held lock. Its connection is gone once there was any doubt about it.
+pub(super) struct Kept<H: SessionLock> {
+    pub(super) ask: Ask,
+    pub(super) connection: AsyncMutex<Option<Dedicated<H::Wire>>>,
+}
+
+/// What goes with a grant, for the heartbeat.
+pub(super) struct SessionHeld<H: SessionLock>(pub(super) Arc<Kept<H>>);
+
+impl<H: SessionLock> Held for SessionHeld<H> {}
+
+impl<H: SessionLock> Clone for SessionHeld<H> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<H: SessionLock> fmt::Debug for SessionHeld<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionHeld").field("key", &self.0.ask.key).finish_non_exhaustive()
+    }
+}
+
+impl<H: SessionLock> SessionEngine<H> {
+    pub(crate) fn new(sessions: Sessions<H::Wire>) -> Self {
+        Self { shared: Arc::new(Shared { sessions, spare: Mutex::default() }) }
+    }
+}
+
+#[async_trait]
+impl<H: SessionLock> Engine for SessionEngine<H> {
+    fn guarantees(&self) -> Guarantees {
+        H::GUARANTEES
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        let ask = Ask {
+            key: request.key.clone(),
+            read: request.mode == Mode::Read,
+            ttl: request.ttl,
+            note: request.note.as_deref().map(|note| note.replace('\0', "")),
+        };
+        Box::new(SessionClaim::new(self.shared.clone(), request, ask))
+    }
+
+    /// An attempt uses another connection than the release before it.
+    fn ordered(&self) -> bool {
+        false
+    }
+
+    /// Every connection is asked by itself, all at a time.
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
+        let mut beats = JoinSet::new();
+        let mut renewals = vec![Renewal::Gone; leases.len()];
+        for (n, lease) in leases.iter().enumerate() {
+            if let Some(SessionHeld(kept)) = lease.held::<SessionHeld<H>>().cloned() {
+                beats.spawn(async move { (n, kept.beat().await) });
+            }
+        }
+        while let Some(beat) = beats.join_next().await {
+            if let Ok((n, true)) = beat {
+                renewals[n] = Renewal::Renewed;
+            }
+        }
+        Ok(renewals)
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        let mut snapshots: Vec<Snapshot> = Vec::new();
+        for seen in self.shared.look(query).await? {
+            if snapshots.last().is_none_or(|last| last.key.as_str() != seen.key) {
+                let Ok(key) = Key::new(&seen.key) else { continue };
+                let (holders, waiters) = (Vec::new(), H::SEES_WAITERS.then(Vec::new));
+                snapshots.push(Snapshot { key, holders, waiters, fence: Some(fence(seen.last)) });
+            }
+            let Some(snapshot) = snapshots.last_mut() else { continue };
+            match seen.holds {
+                true => snapshot.holders.push(seen.entry),
+                false => snapshot.waiters.get_or_insert_default().push(seen.entry),
+            }
+        }
+        Ok(snapshots)
+    }
+
+    /// Ends the connections that hold it.
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        let mut broken = Vec::new();
+        for seen in self.shared.look(&Query::Key(key.clone())).await? {
+            if seen.holds {
+                self.shared.end(&seen.session).await?;
+                broken.push(seen.entry);
+            }
+        }
+        Ok(broken)
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        H::Wire::doctor(&self.shared.sessions).await
+    }
+
+    async fn close(&self) {
+        lock(&self.shared.spare).clear();
+        self.shared.sessions.close().await;
+    }
+}
+
+impl<H: SessionLock> Shared<H> {
+    async fn look(&self, query: &Query) -> Result<Vec<Seen>> {
+        let mut session = self.sessions.any().await?;
+        let answer = within(STATEMENT, H::look(session.wire(), query)).await;
+        session.settle(answer, "look at locks")
+    }
+
+    pub(super) async fn end(&self, ended: &Session) -> Result<()> {
+        let mut session = self.sessions.any().await?;
+        let answer = within(STATEMENT, session.wire().end(ended)).await;
+        session.settle(answer, "end a connection")
+    }
+
+    pub(super) async fn mark(&self, ask: &Ask, holder: &mut Dedicated<H::Wire>) -> Result<Marked> {
+        let mut session = self.sessions.of(&ask.key).await?;
+        let answer = within(STATEMENT, H::mark(session.wire(), holder, ask)).await;
+        session.settle(answer, "acquire a lock")
+    }
+
+    /// Asks on a connection that may have been idle for long; if that one is dead, on a new one.
+    pub(super) async fn take(&self, ask: &Ask) -> Result<Answered<H>> {
+        let spare = lock(&self.spare).pop();
+        let was_idle = spare.is_some();
+        let mut connection = match spare {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        let mut answer = within(STATEMENT, connection.take::<H>(ask)).await;
+        if was_idle && answer.is_err() && !is_refusal::<H::Wire>(&answer) {
+            connection = self.connect().await?;
+            answer = within(STATEMENT, connection.take::<H>(ask)).await;
+        }
+        Ok((connection, answer))
+    }
+
+    async fn connect(&self) -> Result<Dedicated<H::Wire>> {
+        let mut wire = self.sessions.connect().await?;
+        let session = within(STATEMENT, wire.session()).await;
+        let session = session.map_err(|error| failed::<H::Wire>(error, "connect"))?;
+        Ok(Dedicated { wire, session, silence: None })
+    }
+
+    pub(super) fn spare(&self, connection: Dedicated<H::Wire>) {
+        let mut spare = lock(&self.spare);
+        if spare.len() < SPARE {
+            spare.push(connection);
+        }
+    }
+}
+
+impl<W: Dialect> Dedicated<W> {
+    async fn take<H: SessionLock<Wire = W>>(&mut self, ask: &Ask) -> sqlx::Result<Taken> {
+        if self.silence != Some(ask.ttl) {
+            H::limit(&mut self.wire, ask.ttl).await?;
+            self.silence = Some(ask.ttl);
+        }
+        H::take(&mut self.wire, ask, false).await
+    }
+}
+
+impl<H: SessionLock> Kept<H> {
+    /// Whether the lock is still ours. An answer that does not come in time is a no: the connection
+    /// is closed, which also makes it one.
+    pub(super) async fn beat(&self) -> bool {
+        let mut home = self.connection.lock().await;
+        let Some(mut connection) = home.take() else { return false };
+        let limit = (self.ask.ttl / 3).clamp(Duration::from_secs(1), STATEMENT);
+        match within(limit, H::beat(&mut connection.wire, &self.ask)).await {
+            Ok(true) => {
+                *home = Some(connection);
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                tracing::debug!(key = %self.ask.key, %error, "a lock's connection is gone");
+                false
+            }
+        }
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("nothing panics under this lock")
+}
+
+impl<H: SessionLock> fmt::Debug for Shared<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("sessions", &self.sessions).finish_non_exhaustive()
+    }
+}

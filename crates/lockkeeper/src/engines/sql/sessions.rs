@@ -1,0 +1,243 @@
+//! Connections of a client's own, never borrowed from anyone's pool.
+//!
+//! Requests about one key always use the same connection, in the order in which they were made: a
+//! release that was begun before an attempt reaches the server before it. A connection whose request
+//! failed, was given up or took too long is closed, since nobody knows what it would answer next.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::Connection;
+use sqlx::error::DatabaseError;
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::{Instant, timeout};
+
+use super::{STATEMENT, stripe};
+use crate::engine::Finding;
+use crate::error::{Error, Result};
+use crate::key::Key;
+
+/// One of so many releases also removes what nobody needs any more.
+const SWEEPS: u32 = 500;
+
+/// A connection that was idle for so long is asked whether it still is one.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// How long such a connection may take to answer.
+const PING: Duration = Duration::from_secs(2);
+
+/// A kind of connection, and what is said on it first.
+#[async_trait]
+pub(crate) trait Dialect: Connection + Sized {
+    /// The engine's name.
+    const ENGINE: &'static str;
+
+    /// Settings that this session needs.
+    async fn greet(&mut self) -> sqlx::Result<()>;
+
+    /// Whether somebody else's transaction was in the way for too long. Nothing happened then.
+    fn was_in_the_way(error: &dyn DatabaseError) -> bool;
+
+    /// As what the server knows this connection.
+    async fn session(&mut self) -> sqlx::Result<Session>;
+
+    /// Ends another connection, and waits until it has let go of what it held.
+    async fn end(&mut self, session: &Session) -> sqlx::Result<()>;
+
+    /// Removes what nobody needs any more.
+    async fn sweep(&mut self) -> sqlx::Result<()>;
+
+    /// What would hurt in this deployment.
+    async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>>;
+
+    /// What the server said.
+    fn words(error: &dyn DatabaseError) -> String {
+        error.to_string()
+    }
+
+    /// What to do about an error that does not say it by itself.
+    fn advice(error: &dyn DatabaseError) -> Option<&'static str>;
+
+    /// What it means that the client crate cannot connect in the way it is set up.
+    fn misconfigured() -> Option<&'static str> {
+        None
+    }
+
+    /// Whether the same request may succeed later.
+    fn may_pass(error: &dyn DatabaseError) -> bool;
+}
+
+/// A connection, as the server knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Session {
+    pub(crate) number: i64,
+    /// What the server says of this connection and not of the next one that gets its number: a server
+    /// gives the number of a connection that ended to another one, sooner or later.
+    pub(crate) mark: Option<String>,
+}
+
+/// The connections of one client: several for requests about keys, one apart for renewals,
+/// so that a lease never waits for somebody's attempt.
+pub(crate) struct Sessions<C: Dialect> {
+    options: C::Options,
+    requests: Vec<Home<C>>,
+    renewals: Home<C>,
+}
+
+/// Where a connection is while nobody uses it, and since when.
+type Home<C> = Mutex<Option<(C, Instant)>>;
+
+/// A connection for the time of one request. Given back by [`settle`](Borrowed::settle), else closed.
+pub(crate) struct Borrowed<'a, C: Dialect> {
+    home: Option<MutexGuard<'a, Option<(C, Instant)>>>,
+    connection: Option<C>,
+}
+
+impl<C: Dialect> Sessions<C> {
+    pub(crate) fn new(options: C::Options, connections: usize) -> Self {
+        let requests = (0..connections.max(1)).map(|_| Mutex::default()).collect();
+        Self { options, requests, renewals: Mutex::default() }
+    }
+
+    /// The connection for requests about a key, when those before it are done.
+    pub(crate) async fn of(&self, key: &Key) -> Result<Borrowed<'_, C>> {
+        self.borrow(&self.requests[stripe(key, self.requests.len())]).await
+    }
+
+    /// The connection for requests that are about no key in particular.
+    pub(crate) async fn any(&self) -> Result<Borrowed<'_, C>> {
+        self.borrow(&self.requests[0]).await
+    }
+
+    /// The connection for renewals.
+    pub(crate) async fn for_renewals(&self) -> Result<Borrowed<'_, C>> {
+        self.borrow(&self.renewals).await
+    }
+
+    /// A new connection that is nobody else's.
+    pub(crate) async fn connect(&self) -> Result<C> {
+        let connecting = async {
+            let mut connection = C::connect_with(&self.options).await?;
+            connection.greet().await?;
+            Ok(connection)
+        };
+        within(STATEMENT, connecting).await.map_err(|error| failed::<C>(error, "connect"))
+    }
+
+    /// One of many releases also removes what nobody needs any more. Whatever becomes of this, the
+    /// release has happened.
+    pub(crate) async fn sweep(&self, key: &Key) {
+        if fastrand::u32(..SWEEPS) > 0 {
+            return;
+        }
+        let Ok(mut session) = self.of(key).await else { return };
+        let answer = within(STATEMENT, session.wire().sweep()).await;
+        if let Err(error) = session.settle(answer, "remove what nobody needs") {
+            tracing::debug!(%error, "left for the next sweep");
+        }
+    }
+
+    /// Closes what is open and not in use.
+    pub(crate) async fn close(&self) {
+        for home in self.requests.iter().chain([&self.renewals]) {
+            if let Ok(mut home) = home.try_lock()
+                && let Some((connection, _)) = home.take()
+            {
+                // The goodbye is a courtesy; the server notices either way.
+                let _ = timeout(Duration::from_secs(1), connection.close()).await;
+            }
+        }
+    }
+
+    /// A connection that was idle for long may have been ended by the server, or by whoever forwards it.
+    async fn borrow<'a>(&'a self, home: &'a Home<C>) -> Result<Borrowed<'a, C>> {
+        let mut home = home.lock().await;
+        let connection = match home.take() {
+            Some((connection, since)) if since.elapsed() < IDLE => connection,
+            Some((mut connection, _)) => match within(PING, connection.ping()).await {
+                Ok(()) => connection,
+                Err(_) => self.connect().await?,
+            },
+            None => self.connect().await?,
+        };
+        Ok(Borrowed { home: Some(home), connection: Some(connection) })
+    }
+}
+
+impl<C: Dialect> Borrowed<'_, C> {
+    /// The connection itself.
+    pub(crate) fn wire(&mut self) -> &mut C {
+        self.connection.as_mut().expect("it is here until it is settled")
+    }
+
+    /// As [`settle`](Borrowed::settle), for a request that may be made again: `None` if somebody
+    /// else's transaction was in its way, as one that is guarded by the lock is.
+    pub(crate) fn settle_unless_busy<T>(
+        self,
+        answer: sqlx::Result<T>,
+        doing: &str,
+    ) -> Result<Option<T>> {
+        match answer {
+            Err(sqlx::Error::Database(error)) if C::was_in_the_way(error.as_ref()) => {
+                self.settle(Ok(None), doing)
+            }
+            answer => self.settle(answer.map(Some), doing),
+        }
+    }
+
+    /// Gives the connection back, unless its state is unknown, and sorts the error.
+    pub(crate) fn settle<T>(mut self, answer: sqlx::Result<T>, doing: &str) -> Result<T> {
+        // A refusal is an answer like any other: the connection is good for the next request.
+        if answer.is_ok() || is_refusal::<C>(&answer) {
+            let connection = self.connection.take().map(|connection| (connection, Instant::now()));
+            *self.home.take().expect("settled once") = connection;
+        }
+        answer.map_err(|error| failed::<C>(error, doing))
+    }
+}
+
+/// Whether the server understood and said no, for good.
+pub(super) fn is_refusal<C: Dialect>(answer: &sqlx::Result<impl Sized>) -> bool {
+    let error = answer.as_ref().err().and_then(sqlx::Error::as_database_error);
+    error.is_some_and(|error| !C::may_pass(error))
+}
+
+/// Waits for an answer for so long.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = sqlx::Result<T>>,
+) -> sqlx::Result<T> {
+    timeout(limit, work).await.unwrap_or_else(|_| {
+        let silence = format!("no answer within {}", humantime::format_duration(limit));
+        Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, silence)))
+    })
+}
+
+/// Sorts an error of the client crate.
+pub(crate) fn failed<C: Dialect>(error: sqlx::Error, doing: &str) -> Error {
+    let retryable = match &error {
+        sqlx::Error::Database(error) => C::may_pass(error.as_ref()),
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
+        _ => false,
+    };
+    let source: Box<dyn StdError + Send + Sync> = match error.as_database_error() {
+        Some(refusal) => match C::advice(refusal) {
+            Some(advice) => format!("{}; {advice}", C::words(refusal)).into(),
+            None => C::words(refusal).into(),
+        },
+        None => match (&error, C::misconfigured()) {
+            (sqlx::Error::Configuration(_), Some(meaning)) => meaning.into(),
+            _ => Box::new(error),
+        },
+    };
+    Error::Engine { engine: C::ENGINE, doing: doing.to_owned(), retryable, source }
+}
+
+impl<C: Dialect> fmt::Debug for Sessions<C> {
+    /// Without the options: they carry the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sessions").field("engine", &C::ENGINE).finish_non_exhaustive()
+    }
+}

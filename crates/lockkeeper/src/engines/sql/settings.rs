@@ -1,0 +1,69 @@
+//! What the URL of a database says.
+//!
+//! Options are ours or the client crate's: those it reads from a URL by itself, and nothing else may be
+//! left in it, since an option that nobody knows is an error.
+
+use sqlx::ConnectOptions;
+
+use crate::engines::endpoint::{Endpoint, Options};
+use crate::error::{Error, Result};
+
+/// What both databases are told: by which strategy `S` locks are kept, and how to connect.
+pub(crate) struct Settings<S, O> {
+    pub(crate) strategy: S,
+    pub(crate) options: O,
+    pub(crate) connections: usize,
+    /// Whether to make the tables if they are not there.
+    pub(crate) create: bool,
+    password_file: Option<String>,
+}
+
+impl<S: Copy, O: ConnectOptions> Settings<S, O> {
+    /// Reads what is left of the `options` of a URL. The first strategy is the one that is used if none
+    /// is named; `native` are the client crate's options.
+    pub(crate) fn of(
+        endpoint: &Endpoint,
+        mut options: Options,
+        strategies: &[(&'static str, S)],
+        native: &[&'static str],
+    ) -> Result<Self> {
+        let strategy = options.choice("strategy", strategies)?.unwrap_or(strategies[0].1);
+        let create = options.choice("create", &[("yes", true), ("no", false)])?.unwrap_or(true);
+        let connections = connections(options.take("connections")?)?;
+        let password_file = options.take("password_file")?;
+        let mut url = endpoint.expose().clone();
+        url.set_query(None);
+        for name in native {
+            if let Some(value) = options.take(name)? {
+                url.query_pairs_mut().append_pair(name, &value);
+            }
+        }
+        options.finish()?;
+        let options = O::from_url(&url)
+            .map_err(|error| Error::Config(format!("{}: {error}", endpoint.scheme())))?
+            .disable_statement_logging();
+        Ok(Self { strategy, options, connections, create, password_file })
+    }
+
+    /// Reads the password that is in a file, if there is one.
+    pub(crate) fn with_password(mut self, set: impl FnOnce(O, &str) -> O) -> Result<Self> {
+        if let Some(path) = &self.password_file {
+            let text = std::fs::read_to_string(path).map_err(|e| {
+                Error::Config(format!("option password_file: cannot read {path:?}: {e}"))
+            })?;
+            self.options = set(self.options, text.trim_end_matches(['\r', '\n']));
+        }
+        Ok(self)
+    }
+}
+
+/// How many connections a client keeps for its requests.
+fn connections(option: Option<String>) -> Result<usize> {
+    let Some(text) = option else { return Ok(4) };
+    match text.parse() {
+        Ok(n @ 1..=64) => Ok(n),
+        _ => Err(Error::Config(format!(
+            "option connections cannot be {text:?}; it is a number from 1 to 64"
+        ))),
+    }
+}

@@ -1,0 +1,284 @@
+//! Names on the server: what a key's node is called, and how the nodes in a line are read and ordered.
+//!
+//! Node names are Curator's: `_c_<uuid>-lock-<sequence>`, and `__READ__` and `__WRIT__` for a read-write
+//! lock. The sequence is a signed 32-bit counter that wraps around and restarts with a new parent, so it
+//! orders those who are in line together, and is never a fence.
+
+use std::fmt::Write;
+
+use crate::engine::Mode;
+use crate::key::Key;
+
+/// What a node in a line is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Kind {
+    Mutex,
+    // A reader that was a writer shares its sequence, and comes after it.
+    Write,
+    Read,
+    Lease,
+    /// A reader of kazoo's, which does not see our nodes.
+    KazooRead,
+}
+
+/// The marks by which nodes are told apart.
+const WORDS: [(&str, Kind); 6] = [
+    ("__READ__", Kind::Read),
+    ("__WRIT__", Kind::Write),
+    ("lock-", Kind::Mutex),
+    ("lease-", Kind::Lease),
+    // kazoo's: its nodes are in one line with ours, though we never make such.
+    ("__lock__", Kind::Mutex),
+    ("__rlock__", Kind::KazooRead),
+];
+
+impl Kind {
+    pub(super) fn of(mode: Mode) -> Self {
+        match mode {
+            Mode::Mutex => Kind::Mutex,
+            Mode::Write => Kind::Write,
+            Mode::Read => Kind::Read,
+            Mode::Permits { .. } => Kind::Lease,
+        }
+    }
+
+    pub(super) fn mode(self) -> Mode {
+        match self {
+            Kind::Mutex => Mode::Mutex,
+            Kind::Write => Mode::Write,
+            Kind::Read | Kind::KazooRead => Mode::Read,
+            // A foreign lease does not say how many there are.
+            Kind::Lease => Mode::Permits { take: 1, limit: 0 },
+        }
+    }
+
+    /// Whether those who made such nodes see each other.
+    pub(super) fn mixes(self, other: Kind) -> bool {
+        let kazoo = [self, other].contains(&Kind::KazooRead);
+        (self == Kind::Mutex) == (other == Kind::Mutex) && !kazoo
+    }
+
+    /// What a lock is used as that has such a node at the head of its line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::KazooRead => "a read-write lock of kazoo's",
+            other => other.mode().kind(),
+        }
+    }
+
+    /// The end of a node's name, before its sequence.
+    pub(super) fn word(self) -> &'static str {
+        WORDS.iter().find(|(_, kind)| *kind == self).expect("every kind has a word").0
+    }
+}
+
+/// A node in a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Node {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    sequence: i32,
+}
+
+impl Node {
+    fn parse(name: &str) -> Option<Self> {
+        let read = |(word, kind): &(&str, Kind)| {
+            let (head, tail) = name.rsplit_once(word)?;
+            // kazoo's id is nothing but digits. `block-0000000001` is somebody else's.
+            let kazoo = head.len() == 32 && head.bytes().all(|byte| byte.is_ascii_hexdigit());
+            if !(head.is_empty() || head.ends_with('-') || kazoo) {
+                return None;
+            }
+            // Ten places, of which one is the sign once the counter has wrapped around.
+            let sequence = tail.parse().ok().filter(|n: &i32| format!("{n:010}") == tail)?;
+            Some(Self { name: name.to_owned(), kind: *kind, sequence })
+        };
+        WORDS.iter().find_map(read)
+    }
+
+    /// `_c_<uuid>-`, which is the same for all nodes of one claim; the whole name if it has none.
+    pub(super) fn id(&self) -> &str {
+        let id = self.name.get(..ID_LENGTH);
+        id.filter(|id| id.starts_with("_c_")).unwrap_or(&self.name)
+    }
+
+    /// A place in the line before a semaphore looks like that of a mutex.
+    pub(super) fn waiting_for_permits(self) -> Self {
+        Self { kind: Kind::Lease, ..self }
+    }
+
+    /// Which permit of how many a lease of ours is. A foreign one does not say.
+    pub(super) fn permit(&self) -> Option<(u32, u32)> {
+        let middle = self.name.get(ID_LENGTH..)?.split_once("-lease-")?.0;
+        let (slot, limit) = middle.split_once('.')?;
+        Some((slot.parse().ok()?, limit.parse().ok()?))
+    }
+}
+
+/// The nodes among the children of a lock that are in its line, in order. Strangers are left out.
+pub(super) fn line(children: &[String]) -> Vec<Node> {
+    let mut nodes: Vec<_> = children.iter().filter_map(|name| Node::parse(name)).collect();
+    if let Some(base) = nodes.first().map(|node| node.sequence) {
+        // The counter wraps around: what counts is the distance, and nobody waits for 2^31 others.
+        nodes.sort_by_key(|node| (node.sequence.wrapping_sub(base), node.kind));
+    }
+    nodes
+}
+
+/// A permit of kazoo's among the children of a lock: a node of 32 hexadecimal digits.
+pub(super) fn kazoo_permit(children: &[String]) -> Option<&str> {
+    let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let permit = children.iter().find(|name| name.len() == 32 && name.bytes().all(hex));
+    permit.map(String::as_str)
+}
+
+/// The length of `_c_<uuid>-`.
+const ID_LENGTH: usize = 40;
+
+/// A new `_c_<uuid>-`, by which a node is found again when the reply to its creation was lost.
+pub(super) fn new_id() -> String {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits).expect("the operating system gives random bits");
+    // Marked as random, as others expect a UUID to be.
+    bits[6] = (bits[6] & 0x0f) | 0x40;
+    bits[8] = (bits[8] & 0x3f) | 0x80;
+    let hex: String = bits.iter().fold(String::new(), |mut hex, byte| {
+        write!(hex, "{byte:02x}").expect("a string takes everything");
+        hex
+    });
+    let (a, b, c, d, e) = (&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+    format!("_c_{a}-{b}-{c}-{d}-{e}-")
+}
+
+/// A key as one path segment, so that lock `a` is no parent of lock `a/b`.
+///
+/// `top` says that it stands at the top of the tree, where one name is taken.
+pub(super) fn encode(key: &Key, top: bool) -> String {
+    let key = key.as_str();
+    let taken = matches!(key, "." | "..") || (top && key == "zookeeper");
+    let mut segment = String::with_capacity(key.len());
+    for (at, byte) in key.bytes().enumerate() {
+        let plain = (byte.is_ascii_graphic() || byte == b' ') && byte != b'/' && byte != b'%';
+        if plain && !(taken && at == 0) {
+            segment.push(char::from(byte));
+        } else {
+            write!(segment, "%{byte:02X}").expect("a string takes everything");
+        }
+    }
+    segment
+}
+
+/// The key that a path segment stands for; `None` if it was not made by [`encode`].
+pub(super) fn decode(segment: &str, top: bool) -> Option<Key> {
+    let key = Key::new(percent_decode(segment)?).ok()?;
+    (encode(&key, top) == segment).then_some(key)
+}
+
+/// Text with its `%XX` resolved; `None` if that is not text.
+pub(super) fn percent_decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        rest = tail;
+        if *first == b'%' {
+            let code = std::str::from_utf8(rest.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(code, 16).ok()?);
+            rest = &rest[2..];
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn names(line: &[Node]) -> Vec<&str> {
+        line.iter().map(|node| node.name.as_str()).collect()
+    }
+
+    #[test]
+    fn nodes_of_all_who_follow_the_recipe_are_read_and_strangers_are_not() {
+        let curator = "_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-0000000012";
+        let children =
+            ["leases", "locks", "0abc", "lock-12", "block-0000000010", "lock-0000000011", curator]
+                .map(str::to_owned);
+        assert_eq!(names(&line(&children)), ["lock-0000000011", curator]);
+        assert_eq!(Node::parse("lock--000000177").map(|node| node.sequence), Some(-177));
+        let node = Node::parse(curator).unwrap();
+        assert_eq!(node.id(), "_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-");
+        assert_eq!(node.kind, Kind::Mutex);
+        let id = new_id();
+        assert_eq!(id.len(), ID_LENGTH);
+        let lease = Node::parse(&format!("{id}2.5-lease-0000000007")).unwrap();
+        assert_eq!((lease.id(), lease.permit(), lease.kind), (&*id, Some((2, 5)), Kind::Lease));
+        assert_eq!(Node::parse(&format!("{id}lease-0000000007")).unwrap().permit(), None);
+    }
+
+    #[test]
+    fn nodes_of_kazoo_are_waited_for_and_never_made() {
+        let kazoo = "1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b__lock__0000000003".to_owned();
+        let before = "_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-0000000002".to_owned();
+        let after = "_c_63345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-0000000004".to_owned();
+        let ordered = line(&[after.clone(), kazoo.clone(), before.clone()]);
+        assert_eq!(names(&ordered), [&before, &kazoo, &after]);
+        let reader = Node::parse("1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b__rlock__0000000003").unwrap();
+        assert_eq!(reader.kind, Kind::KazooRead);
+        assert!(!Kind::Write.mixes(reader.kind) && !reader.kind.mixes(Kind::Write));
+        assert!(kazoo_permit(&["1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b".to_owned()]).is_some());
+        assert!(kazoo_permit(&[kazoo, before, after]).is_none());
+        assert_eq!((Kind::Mutex.word(), Kind::Read.word()), ("lock-", "__READ__"));
+    }
+
+    #[test]
+    fn order_survives_the_wrap_of_the_counter() {
+        let ordered =
+            ["lock-2147483646", "lock-2147483647", "lock--2147483648", "lock--2147483647"];
+        for turn in 0..ordered.len() {
+            let mut children = ordered.map(str::to_owned);
+            children.rotate_left(turn);
+            assert_eq!(names(&line(&children)), ordered);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_put_in_order(start: i32, steps in prop::collection::vec(0..1_000i32, 1..40), seed: u64) {
+            let mut sequence = start;
+            let mut ordered = Vec::new();
+            for step in steps {
+                sequence = sequence.wrapping_add(step + 1);
+                ordered.push(format!("lock-{sequence:010}"));
+            }
+            let mut children = ordered.clone();
+            fastrand::Rng::with_seed(seed).shuffle(&mut children);
+            let line = line(&children);
+            prop_assert_eq!(names(&line), ordered);
+        }
+
+        #[test]
+        fn keys_come_back_from_their_segments(key in "[^\\p{C}]{1,100}", top: bool) {
+            let Ok(key) = Key::new(&key) else { return Ok(()) };
+            let segment = encode(&key, top);
+            prop_assert!(!segment.contains('/') && !matches!(&*segment, "." | ".." | ""));
+            prop_assert_eq!(decode(&segment, top), Some(key));
+        }
+    }
+
+    #[test]
+    fn plain_keys_are_plain_segments_and_reserved_ones_are_not() {
+        let encoded = |key: &str, top| encode(&Key::new(key).unwrap(), top);
+        assert_eq!(encoded("orders-42_x.y", false), "orders-42_x.y");
+        assert_eq!(encoded("a/b%é", false), "a%2Fb%25%C3%A9");
+        assert_eq!((encoded("..", false), encoded(".a", false)), ("%2E.".into(), ".a".into()));
+        assert_eq!(encoded("zookeeper", true), "%7Aookeeper");
+        assert_eq!(encoded("zookeeper", false), "zookeeper");
+        // What nobody of us wrote is nobody's key.
+        assert_eq!(decode("%61", false), None);
+        assert_eq!(decode("%zz", false), None);
+    }
+}

@@ -1,0 +1,230 @@
+//! `zookeeper:` keeps locks as ephemeral sequential nodes, in the layout of Curator's recipes.
+//!
+//! Everyone who wants a lock makes a node in its directory; the lowest sequence holds, and everyone
+//! else listens to the one node that is in their way. Nodes belong to a session, which a client has one
+//! of, so a dead holder's lock is free when the servers give its session up.
+//!
+//! Easy to get wrong: a follower may show a past in which our session was alive. What is granted or
+//! renewed is therefore always confirmed by a write, which a majority has to agree to.
+
+mod claim;
+mod data;
+mod doctor;
+mod error;
+mod inspect;
+mod layout;
+mod queue_node;
+mod record;
+mod renew;
+mod semaphore_claim;
+mod session;
+mod settings;
+#[cfg(feature = "zookeeper-tls")]
+mod tls;
+mod watch;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use self::error::NAME;
+use self::queue_node::Standing;
+use self::session::{Session, Sessions};
+use self::settings::Settings;
+use super::Registration;
+use super::yield_signal::YieldSignal;
+use crate::core::clock::Moment;
+use crate::engine::{
+    Claim, Death, Engine, Entry, Fence, FenceSource, Finding, Grant, Guarantees, Held, Lease, Mode,
+    Order, Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+};
+use crate::engines::endpoint::Endpoint;
+use crate::error::{Error, Loss, Result};
+use crate::key::Key;
+
+/// Where those stand who want permits of a semaphore.
+const LOCKS: &str = "locks";
+
+/// Where its permits are.
+const LEASES: &str = "leases";
+
+pub(crate) const ENGINE: Registration = Registration {
+    open: |endpoint| Box::pin(async { Ok(Arc::new(open(endpoint).await?) as Arc<dyn Engine>) }),
+    guarantees: |endpoint| Settings::parse(endpoint).map(|_| GUARANTEES),
+    ways: &["zookeeper://h1,h2,h3/locks"],
+};
+
+/// The same over TLS.
+#[cfg(feature = "zookeeper-tls")]
+pub(crate) const SECURE: Registration = Registration { ways: &[], ..ENGINE };
+
+/// What this engine promises.
+const GUARANTEES: Guarantees = Guarantees {
+    engine: error::NAME,
+    read_write: Support::Yes,
+    semaphore: Support::Yes,
+    // They are made in one request, which keeps the servers busy; with a long note it holds fewer.
+    most_permits: 1_000,
+    order: Order::Fifo,
+    fence: FenceSource::Revision,
+    death: Death::Session,
+    wakeup: Wakeup::Push,
+    scope: Scope::Network,
+    survives: Survives::Minority,
+    reentrance: Reentrance::Client,
+};
+
+/// Locks in a ZooKeeper ensemble.
+#[derive(Debug)]
+pub struct ZooKeeper {
+    shared: Arc<Shared>,
+}
+
+/// Opens `zookeeper://h1,h2,h3/root` or, with TLS, `zookeepers://`.
+async fn open(endpoint: Endpoint) -> Result<ZooKeeper> {
+    let settings = Settings::parse(&endpoint)?;
+    check_process()?;
+    let sessions = Sessions::connect(settings.clone()).await?;
+    let shared = Shared { settings, sessions, in_use: Arc::default() };
+    Ok(ZooKeeper { shared: Arc::new(shared) })
+}
+
+/// Refuses to wait in vain: one thread per process serves the sockets and timers of the client crate,
+/// and a process that is forked after it was started does not have it.
+fn check_process() -> Result<()> {
+    static STARTED_BY: OnceLock<u32> = OnceLock::new();
+    if *STARTED_BY.get_or_init(std::process::id) == std::process::id() {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        engine: NAME,
+        what: "connect in a process that was forked from one which had connected (the thread that \
+               serves its sockets stayed there); fork first, or start a program"
+            .to_owned(),
+    })
+}
+
+#[async_trait]
+impl Engine for ZooKeeper {
+    fn guarantees(&self) -> Guarantees {
+        GUARANTEES
+    }
+
+    fn lease_of(&self, ttl: Duration) -> Duration {
+        ttl.min(self.shared.sessions.length() / 2)
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        match request.mode {
+            Mode::Permits { take, limit } => {
+                Box::new(semaphore_claim::SemaphoreClaim::new(&self.shared, request, take, limit))
+            }
+            _ => Box::new(claim::QueueClaim::new(&self.shared, request)),
+        }
+    }
+
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
+        renew::renew(leases, asked).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        inspect::inspect(&self.shared, query).await
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::break_lock(&self.shared, key).await
+    }
+
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.shared, key).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        doctor::doctor(&self.shared).await
+    }
+
+    async fn why_silent(&self) -> Option<String> {
+        self.shared.settings.why_unreachable().await
+    }
+
+    async fn close(&self) {
+        // What is still held lives by the session, which ends with the last of it then.
+        if Arc::strong_count(&self.shared.in_use) == 1 {
+            self.shared.sessions.close().await;
+        }
+    }
+}
+
+/// What all claims of a client share.
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    sessions: Sessions,
+    /// Cloned by every claim that holds.
+    in_use: Arc<()>,
+}
+
+/// The nodes of a grant.
+#[derive(Debug, Clone)]
+struct ZooKeeperHeld {
+    session: Arc<Session>,
+    /// The node that is watched over.
+    standing: Standing,
+    /// All its nodes.
+    paths: Vec<String>,
+    yielding: YieldSignal,
+    /// What its node has to say since then.
+    news: Option<Vec<u8>>,
+}
+
+impl Held for ZooKeeperHeld {
+    fn gone(&self) -> Option<Signal<Loss>> {
+        let (standing, yielding) = (self.standing.clone(), self.yielding.clone());
+        Some(Box::pin(watch::watch_over(standing, yielding, self.news.clone())))
+    }
+
+    fn yield_requested(&self) -> Option<Signal> {
+        Some(self.yielding.rung())
+    }
+}
+
+/// One who was let in.
+struct Entered {
+    /// The node that is watched over.
+    standing: Standing,
+    /// All its nodes.
+    paths: Vec<String>,
+    fence: Fence,
+    slots: Vec<u32>,
+    /// What its node has to say since then.
+    news: Option<Vec<u8>>,
+}
+
+impl Shared {
+    /// The directory of a lock.
+    fn dir(&self, key: &Key) -> String {
+        let root = &self.settings.root;
+        format!("{root}/{}", layout::encode(key, root.is_empty()))
+    }
+
+    /// The root, as a path of its own.
+    fn root(&self) -> &str {
+        if self.settings.root.is_empty() { "/" } else { &self.settings.root }
+    }
+
+    /// A grant for as long as the session is vouched for by a write that left later than `asked`.
+    fn grant(
+        &self,
+        request: &Request,
+        entry: Entered,
+        bell: &YieldSignal,
+        asked: &Moment,
+    ) -> Result<Grant> {
+        let Entered { standing, paths, fence, slots, news } = entry;
+        let ttl = request.ttl.min(standing.session.vouched(asked)?);
+        let (session, yielding) = (standing.session.clone(), bell.clone());
+        let held = ZooKeeperHeld { session, standing, paths, yielding, news };
+        Ok(Grant { fence, slots, ttl, since: *asked, held: Arc::new(held) })
+    }
+}

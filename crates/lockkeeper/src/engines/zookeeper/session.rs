@@ -1,0 +1,317 @@
+//! The one session of a client: what all its nodes live and die with.
+//!
+//! A session that expired is dead for ever, and so is everything that was held by it; the next
+//! acquire makes a new one. A session that moves to another server in time keeps its locks.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use zookeeper_client as zk;
+
+use super::error::{NAME, failed};
+use super::layout::{Node, line};
+use super::settings::Settings;
+use crate::core::acquire::CALL_LIMIT;
+use crate::core::clock::{Clock, Moment};
+use crate::error::{Error, Result};
+
+/// How often all servers are tried before there is said to be none.
+const PASSES: usize = 4;
+
+/// How much of a request a renewal uses: servers cut whoever sends more than `jute.maxbuffer`, 1 MB unless
+/// it is set.
+pub(super) const PACKET: usize = 256 * 1024;
+
+/// A session, alive or not.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) zk: zk::Client,
+    /// When its servers heard of us, the latest last.
+    heard: Mutex<VecDeque<Event>>,
+}
+
+/// A question that a server of the session answered: it heard of us between these two moments.
+#[derive(Debug, Clone, Copy)]
+struct Event {
+    asked: Moment,
+    answered: Moment,
+    /// Whether the leader itself heard of it.
+    by_leader: bool,
+}
+
+/// How many of them are remembered: more than fit into the length of a session.
+const MEMORY: usize = 24;
+
+impl Session {
+    async fn open(settings: &Settings) -> Result<Arc<Self>> {
+        let mut asked = Clock::System.now();
+        let mut zk = connect(settings, settings.session).await?;
+        let granted = zk.session_timeout();
+        if granted != settings.session {
+            // The client paces its heartbeats, and leaves a silent server, by what it asks for.
+            asked = Clock::System.now();
+            zk = connect(settings, granted).await?;
+        }
+        let opened = Event { asked, answered: Clock::System.now(), by_leader: true };
+        let session = Arc::new(Self { zk, heard: Mutex::new(VecDeque::from([opened])) });
+        tokio::spawn(listen(Arc::downgrade(&session), session.length() / 16));
+        Ok(session)
+    }
+
+    /// How long the servers keep it without hearing of us.
+    pub(super) fn length(&self) -> Duration {
+        self.zk.session_timeout()
+    }
+
+    /// How long a confirmed write that left later than `asked` vouches for the session from then on.
+    ///
+    /// Only the leader ends sessions, and it does so when it has not heard of one for its length. A
+    /// write alone does not count as being heard of: a server of the session tells the leader whom it
+    /// heard of every half a tick, which is a quarter of the shortest session, and it may be cut off
+    /// before it does. So the write vouches for half of the length, and for no more than what is left
+    /// since the last answer of which the leader was certainly told. That matters to a process that
+    /// was stopped for a while; everyone else has had one in time.
+    ///
+    /// # Errors
+    /// When that is too little to be of use. It passes: soon the leader is told of us.
+    pub(super) fn vouched(&self, asked: &Moment) -> Result<Duration> {
+        let vouched = vouched(self.length(), self.heard().iter(), asked);
+        if vouched < self.length() / 4 {
+            let why = "this process was stopped for so long that its session may be about to end";
+            return Err(Error::unreachable(NAME, "vouch for a lock".to_owned(), why));
+        }
+        Ok(vouched)
+    }
+
+    fn heard(&self) -> MutexGuard<'_, VecDeque<Event>> {
+        self.heard.lock().expect("nothing panics under this lock")
+    }
+
+    /// Who is in line in a directory, which may not be there.
+    pub(super) async fn line(&self, dir: &str) -> Result<Vec<Node>> {
+        match self.zk.list_children(dir).await {
+            Ok(children) => Ok(line(&children)),
+            Err(zk::Error::NoNode) => Ok(Vec::new()),
+            Err(error) => Err(failed(format!("look at {dir:?}"))(error)),
+        }
+    }
+
+    /// The transaction that made a node, which may be gone. The request leaves now.
+    pub(super) fn created(
+        &self,
+        path: &str,
+    ) -> impl Future<Output = Result<Option<i64>>> + Send + use<> {
+        let (stat, doing) = (self.zk.check_stat(path), format!("look at {path:?}"));
+        async move { Ok(stat.await.map_err(failed(doing))?.map(|stat| stat.czxid)) }
+    }
+
+    /// Whether it expired or was closed.
+    pub(super) fn is_over(&self) -> bool {
+        self.zk.state().is_terminated()
+    }
+
+    /// Until it expired or was closed.
+    pub(super) async fn over(&self) {
+        let mut states = self.zk.state_watcher();
+        while !states.state().is_terminated() {
+            states.changed().await;
+        }
+    }
+}
+
+async fn connect(settings: &Settings, session: Duration) -> Result<zk::Client> {
+    let servers = settings.servers();
+    let doing = || format!("open a session at {servers}");
+    let connecting = async {
+        // All servers are tried once each; a busy one may need more than the time it is given.
+        for _ in 1..PASSES {
+            match settings.connector(session).connect(&servers).await {
+                Err(zk::Error::NoHosts) => {}
+                connected => return connected,
+            }
+        }
+        settings.connector(session).connect(&servers).await
+    };
+    match timeout(CALL_LIMIT, connecting).await {
+        Ok(connected) => connected.map_err(failed(doing())),
+        Err(_) => Err(Error::unreachable(NAME, doing(), "no answer")),
+    }
+}
+
+/// Asks something now and then, and notes the answers, for as long as the session is used.
+///
+/// It does not wait for an answer before it asks again, nor keep the session open while it waits.
+async fn listen(session: Weak<Session>, pace: Duration) {
+    loop {
+        sleep(pace).await;
+        let asked = Clock::System.now();
+        let answer = match session.upgrade() {
+            Some(session) if !session.is_over() => session.zk.check_stat("/"),
+            _ => return,
+        };
+        let session = session.clone();
+        tokio::spawn(async move {
+            if answer.await.is_ok()
+                && let Some(session) = session.upgrade()
+            {
+                let mut heard = session.heard();
+                if heard.len() == MEMORY {
+                    heard.pop_front();
+                }
+                heard.push_back(Event { asked, answered: Clock::System.now(), by_leader: false });
+            }
+        });
+    }
+}
+
+/// What is left of a session at a moment, and at most half of it; see [`Session::vouched`].
+fn vouched<'a>(length: Duration, heard: impl Iterator<Item = &'a Event>, now: &Moment) -> Duration {
+    let told = heard.filter(|heard| heard.by_leader || now.since(&heard.answered) >= length / 4);
+    let last = told.map(|heard| now.since(&heard.asked)).min();
+    last.map_or(Duration::ZERO, |age| length.saturating_sub(age).min(length / 2))
+}
+
+/// The way to the session of the moment.
+#[derive(Debug)]
+pub(super) struct Sessions {
+    settings: Settings,
+    current: Mutex<Option<Arc<Session>>>,
+    /// Held by whoever makes a new one, so that a crowd makes only one.
+    making: tokio::sync::Mutex<()>,
+}
+
+impl Sessions {
+    pub(super) async fn connect(settings: Settings) -> Result<Self> {
+        let session = Session::open(&settings).await?;
+        Ok(Self { settings, current: Mutex::new(Some(session)), making: Default::default() })
+    }
+
+    /// The session, or a new one if that is over.
+    pub(super) async fn get(&self) -> Result<Arc<Session>> {
+        if let Some(session) = self.alive() {
+            return Ok(session);
+        }
+        let _making = self.making.lock().await;
+        if let Some(session) = self.alive() {
+            return Ok(session);
+        }
+        let session = Session::open(&self.settings).await?;
+        tracing::info!(session = %session.zk.session_id(), "a new session");
+        *self.current() = Some(session.clone());
+        Ok(session)
+    }
+
+    /// How long the servers keep the session, or what will be asked for.
+    pub(super) fn length(&self) -> Duration {
+        self.current().as_ref().map_or(self.settings.session, |session| session.length())
+    }
+
+    /// Ends the session, and waits until the servers know.
+    pub(super) async fn close(&self) {
+        let Some(session) = self.current().take() else { return };
+        let mut states = session.zk.state_watcher();
+        // It is closed when the last one who uses it lets go.
+        drop(session);
+        let closed = async {
+            while !states.state().is_terminated() {
+                states.changed().await;
+            }
+        };
+        let _ = timeout(Duration::from_secs(1), closed).await;
+    }
+
+    fn alive(&self) -> Option<Arc<Session>> {
+        self.current().clone().filter(|session| !session.is_over())
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
+        self.current.lock().expect("nothing panics under this lock")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_testkit::server::zookeeper::Ensemble;
+    use tokio::task::spawn_blocking;
+
+    use super::*;
+    use crate::{Client, Loss};
+
+    #[tokio::test]
+    async fn a_write_vouches_for_less_after_the_process_was_stopped() {
+        let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
+        let length = Duration::from_secs(4);
+        let url = servers.url("stopped", length);
+        let engine = super::super::open(url.parse().unwrap()).await.unwrap();
+        let session = engine.shared.sessions.get().await.unwrap();
+        let vouched = || session.vouched(&Clock::System.now());
+        // While it runs, there is always half of it.
+        let started = tokio::time::Instant::now();
+        while started.elapsed() < length {
+            assert_eq!(vouched().unwrap(), length / 2);
+            sleep(Duration::from_millis(20)).await;
+        }
+        // Everything in this process stands still.
+        std::thread::sleep(length * 5 / 8);
+        let left = vouched().unwrap();
+        assert!(left <= length * 3 / 8, "{left:?} are more than what is left");
+        std::thread::sleep(length / 4);
+        assert!(vouched().is_err(), "nearly nothing is left");
+        let again = async {
+            while vouched().ok() != Some(length / 2) {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(length * 4, again).await.expect("the servers hear of it again");
+    }
+
+    #[test]
+    fn a_follower_that_is_cut_off_takes_along_what_it_heard_last() {
+        let length = Duration::from_secs(8);
+        let now = Clock::System.now();
+        let heard = |asked, answered, by_leader| Event {
+            asked: now.before(Duration::from_secs(asked)),
+            answered: now.before(Duration::from_secs(answered)),
+            by_leader,
+        };
+        let left = |all: &[Event]| vouched(length, all.iter(), &now).as_secs();
+        // The leader was told of what is older than a quarter.
+        assert_eq!(left(&[heard(3, 3, false), heard(1, 1, false)]), 4);
+        assert_eq!(left(&[heard(6, 6, false), heard(1, 1, false)]), 2);
+        // The answer counts for when it was told, the question for how old it is.
+        assert_eq!(left(&[heard(7, 7, false), heard(5, 1, false)]), 1);
+        assert_eq!(left(&[heard(7, 7, false), heard(5, 2, false)]), 3);
+        assert_eq!(left(&[heard(9, 9, false), heard(1, 1, false)]), 0);
+        assert_eq!(left(&[heard(1, 0, true)]), 4);
+        assert_eq!(left(&[]), 0);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_session_that_somebody_closed_takes_its_locks_along_and_another_one_is_made() {
+        let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
+        let url = servers.url("closed", Duration::from_secs(10));
+        let engine = super::super::open(url.parse().unwrap()).await.unwrap();
+        let shared = engine.shared.clone();
+        let client = Client::new(engine);
+        let guard = client.mutex("key").acquire().await.unwrap();
+        let session = shared.sessions.get().await.unwrap();
+        let mut lost = Box::pin(guard.lost());
+        let loss = loop {
+            // Both are the same session to the server: one moves it here, the other one back, until
+            // the end of the one here is the end of both.
+            let connector = zk::Client::connector().with_session(session.zk.session().clone());
+            drop(connector.connect(&servers.hosts()).await);
+            if let Ok(loss) = timeout(Duration::from_millis(300), &mut lost).await {
+                break loss;
+            }
+        };
+        assert!(matches!(loss, Loss::Disconnected(_)), "{loss:?}");
+        assert!(guard.check().is_err());
+        let again = client.mutex("key").acquire().await.unwrap();
+        assert!(again.fence() > guard.fence());
+        let next = shared.sessions.get().await.unwrap();
+        assert_ne!(next.zk.session_id(), session.zk.session_id());
+    }
+}

@@ -1,0 +1,37 @@
+//! What a `zookeepers:` URL says about certificates.
+//!
+//! The client trusts no authority by itself, so one has to be named.
+
+use zookeeper_client::TlsOptions;
+
+use crate::engines::endpoint::Options;
+use crate::error::{Error, Result};
+
+/// Takes the options `ca`, `cert` and `key`.
+pub(super) fn read(options: &mut Options) -> Result<TlsOptions> {
+    // The first one counts; an application that chose another provider keeps it.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let Some(ca) = pem(options, "ca")? else {
+        return Err(Error::Config(
+            "zookeepers: needs the authority that vouches for the servers: ca=FILE".to_owned(),
+        ));
+    };
+    let refuse = |what: &str, error| Error::Config(format!("option {what}: {error}"));
+    let tls = TlsOptions::new().with_pem_ca(&ca).map_err(|error| refuse("ca", error))?;
+    match (pem(options, "cert")?, pem(options, "key")?) {
+        (None, None) => Ok(tls),
+        (Some(cert), Some(key)) => {
+            tls.with_pem_identity(&cert, &key).map_err(|error| refuse("cert, key", error))
+        }
+        _ => Err(Error::Config(
+            "the options cert and key go together: name both files, or neither".to_owned(),
+        )),
+    }
+}
+
+/// What is in a file that an option names.
+fn pem(options: &mut Options, name: &'static str) -> Result<Option<String>> {
+    let Some(path) = options.take(name)? else { return Ok(None) };
+    let text = std::fs::read_to_string(&path);
+    text.map(Some).map_err(|error| Error::Config(format!("option {name}: {path:?}: {error}")))
+}
