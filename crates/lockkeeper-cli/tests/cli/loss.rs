@@ -191,14 +191,14 @@ fn a_silent_server_is_named(url: &str, stop_server: impl FnOnce()) {
 #[test]
 fn a_silent_redis_server_is_named() {
     let server = Server::start();
-    a_silent_server_is_named(&server.url(), || server.freeze());
+    a_silent_server_is_named(&server.url(), || server.pause());
 }
 
 #[test]
 fn a_silent_zookeeper_server_is_named() {
     let servers = Ensemble::single();
     let url = servers.url("silent", Duration::from_secs(6));
-    a_silent_server_is_named(&url, || servers.servers()[0].process().pause());
+    a_silent_server_is_named(&url, || servers[0].pause());
 }
 
 #[test]
