@@ -12,7 +12,8 @@ use std::fmt::Write;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::server::redis::{Sentinels, Server, eventually};
+use lockkeeper_testkit::server::eventually;
+use lockkeeper_testkit::server::redis::{Sentinels, Server};
 
 use crate::arbiter::{Arbiter, Side, Tally};
 use crate::driver::{Driver, Outcome, Program};

@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use lockkeeper::Client;
-use lockkeeper_testkit::database::Postgres;
+use lockkeeper_testkit::server::Postgres;
 use lockkeeper_testkit::server::redis::{Cluster, Server};
 use lockkeeper_testkit::server::{etcd, zookeeper};
 use tokio::runtime::Runtime;

@@ -15,8 +15,8 @@ use serde::Deserialize;
 
 use crate::args::{OnLost, Secret, Where};
 use crate::exit::Failure;
+use crate::output::{Say, quoted};
 use crate::prompt;
-use crate::say::Say;
 
 /// The engine that needs nothing.
 const DEFAULT_URL: &str = "file:";
@@ -180,8 +180,8 @@ impl Config {
     /// Warns if a file with a password is for everyone.
     fn warn_if_readable(&self, path: &Path) {
         if fs::metadata(path).is_ok_and(|about| about.is_file() && about.mode() & 0o004 != 0) {
-            let path = path.display();
-            self.warn(format_args!("everyone can read the password in {path}: chmod 600 {path}"));
+            let (path, word) = (path.display(), quoted(path));
+            self.warn(format_args!("everyone can read the password in {path}: chmod 600 {word}"));
         }
     }
 

@@ -9,13 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper::clock::Clock;
+use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
-    Claim, Engine, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal, Request,
+    Claim, Engine, Entry, Grant, Guarantees, Held, Lease, Mode, Query, Released, Renewal, Request,
     Snapshot,
 };
 use lockkeeper::{Fence, Key, Result, Token};
-use tokio::time::Instant;
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,9 +69,9 @@ impl Buggy {
     }
 
     /// Tells the client that its lease is longer than it is.
-    fn exaggerate(&self, lease: &mut Lease, ttl: Duration) {
-        let real = std::mem::replace(&mut lease.ttl, ttl);
-        self.real.lock().expect("nothing panics under this lock").insert(lease.token, real);
+    fn exaggerate(&self, grant: &mut Grant, token: Token, ttl: Duration) {
+        let real = std::mem::replace(&mut grant.ttl, ttl);
+        self.real.lock().expect("nothing panics under this lock").insert(token, real);
     }
 
     fn real(&self, lease: &Lease) -> Lease {
@@ -85,7 +84,7 @@ impl Buggy {
         snapshots.is_ok_and(|found| found.iter().any(|snapshot| !snapshot.holders.is_empty()))
     }
 
-    async fn take_anew(&self, lease: &Lease) -> bool {
+    async fn take_anew(&self, lease: &Lease, asked: Moment) -> bool {
         let request = Request {
             key: lease.key.clone(),
             token: lease.token,
@@ -97,20 +96,20 @@ impl Buggy {
             queue: false,
             note: None,
         };
-        matches!(self.engine.claim(request).attempt().await, Ok(Some(_)))
+        matches!(self.engine.claim(request).attempt(asked).await, Ok(Some(_)))
     }
 
     /// A grant that no store gave.
-    async fn imagine(&self, request: &Request) -> Result<Option<Grant>> {
+    async fn imagine(&self, request: &Request, asked: Moment) -> Result<Option<Grant>> {
         let query = Query::Key(request.key.clone());
         let snapshots = self.engine.inspect(&query).await?;
         let last = snapshots.first().and_then(|snapshot| snapshot.fence).unwrap_or_default();
         Ok(Some(Grant {
             fence: Fence::new(last.get() + 1),
             slots: Vec::new(),
-            lease: Lease::of(request),
-            bound: false,
-            gone: None,
+            ttl: request.ttl,
+            since: asked,
+            held: Arc::new(()),
         }))
     }
 }
@@ -129,9 +128,9 @@ impl Engine for Buggy {
         Box::new(BuggyClaim { claim, request, engine: self.clone(), failed: false, woken: false })
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
         let leases: Vec<_> = leases.iter().map(|lease| self.real(lease)).collect();
-        let mut renewals = match self.engine.renew(&leases).await {
+        let mut renewals = match self.engine.renew(&leases, asked).await {
             Err(_) if self.bug == Bug::UnknownIsYes => vec![Renewal::Renewed; leases.len()],
             renewals => renewals?,
         };
@@ -139,7 +138,7 @@ impl Engine for Buggy {
             let yes = *renewal == Renewal::Gone
                 && match self.bug {
                     Bug::RenewWithoutOwnerCheck => self.somebody_holds(&lease.key).await,
-                    Bug::RenewRecreates => self.take_anew(lease).await,
+                    Bug::RenewRecreates => self.take_anew(lease, asked).await,
                     _ => false,
                 };
             if yes {
@@ -162,6 +161,16 @@ impl Engine for Buggy {
     }
 }
 
+/// What only a message ends, and not the clock.
+#[derive(Debug)]
+struct Endless;
+
+impl Held for Endless {
+    fn expires(&self) -> bool {
+        false
+    }
+}
+
 #[derive(Debug)]
 struct BuggyClaim {
     claim: Box<dyn Claim>,
@@ -175,26 +184,28 @@ struct BuggyClaim {
 
 #[async_trait]
 impl Claim for BuggyClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         let engine = &self.engine;
         if engine.bug == Bug::NewTokenOnRetry && self.failed {
             self.request.token = Token::fresh();
             self.claim = engine.engine.claim(self.request.clone());
         }
-        let asked = Instant::now();
-        let answer = self.claim.attempt().await;
+        let answer = self.claim.attempt(asked).await;
         self.failed = answer.is_err();
         let Some(mut grant) = answer? else {
             let believes = engine.bug == Bug::NoRecheckAfterWait && self.woken;
-            return if believes { engine.imagine(&self.request).await } else { Ok(None) };
+            return if believes { engine.imagine(&self.request, asked).await } else { Ok(None) };
         };
-        let ttl = grant.lease.ttl;
         match engine.bug {
-            Bug::ValidityFromReply => engine.exaggerate(&mut grant.lease, ttl + asked.elapsed()),
-            Bug::NoDriftAllowance => {
-                engine.exaggerate(&mut grant.lease, (ttl + Duration::from_millis(2)) * 100 / 99);
+            Bug::ValidityFromReply => {
+                let ttl = grant.ttl + engine.clock().since(&asked);
+                engine.exaggerate(&mut grant, self.request.token, ttl);
             }
-            Bug::LostByFlag => grant.bound = true,
+            Bug::NoDriftAllowance => {
+                let ttl = (grant.ttl + Duration::from_millis(2)) * 100 / 99;
+                engine.exaggerate(&mut grant, self.request.token, ttl);
+            }
+            Bug::LostByFlag => grant.held = Arc::new(Endless),
             Bug::FenceNotRaised => grant.fence = Fence::new(grant.fence.get() & !1),
             Bug::FencePerClient => {
                 grant.fence = Fence::new(engine.fences.fetch_add(1, Ordering::Relaxed) + 1);

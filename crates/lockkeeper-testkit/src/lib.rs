@@ -1,11 +1,10 @@
 //! The test kit of lockkeeper, for its own engines and for those written elsewhere.
 //!
 //! - [`conformance!`] runs every case against an engine; one line is all that an engine needs.
-//! - [`Link`](link::Link) cuts one client off, hangs its calls or swallows replies.
-//! - [`database`] starts real database servers, to be frozen, crashed and started again.
+//! - [`FaultLink`](fault_link::FaultLink) cuts one client off, hangs its calls or swallows replies.
 //! - [`Holder`](holder::Holder) is a process of its own that holds a lock, to be stopped and killed.
-//! - [`Proxy`](proxy::Proxy) breaks a connection as networks do; [`Server`](server::Server) is a real
-//!   server on a free port, to be paused, killed and restarted.
+//! - [`Proxy`](proxy::Proxy) breaks a connection as networks do.
+//! - [`server`] starts real servers on free ports, to be paused, killed and restarted.
 //! - [`ports`] finds ports for servers that are killed and started again.
 //! - [`Load`](load::Load) lets many take a few locks again and again while servers are hurt.
 //! - [`storm`] does the same with processes that are stopped and killed, and with all kinds of locks.
@@ -17,10 +16,9 @@
 pub mod bugs;
 mod certificates;
 pub mod conformance;
-pub mod database;
+pub mod fault_link;
 pub mod history;
 pub mod holder;
-pub mod link;
 pub mod load;
 pub mod poll;
 pub mod ports;

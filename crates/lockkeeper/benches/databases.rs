@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper::Client;
-use lockkeeper_testkit::database::{Mariadb, Postgres};
+use lockkeeper_testkit::server::{Mariadb, Postgres};
 use sqlx::{Connection, MySqlConnection, PgConnection};
 
 const ROUNDS: usize = 200;

@@ -13,6 +13,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use etcd_client::{Compare, CompareOp, LockOptions, PutOptions, Txn, TxnOp};
+use lockkeeper::clock::Clock;
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{Mode, Request};
 use lockkeeper::{Client, Key, Token};
@@ -25,7 +26,7 @@ type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 #[tokio::main]
 async fn main() -> Outcome {
     let servers = Servers::start(1);
-    let address = servers.address(0);
+    let address = servers[0].address().to_string();
     let mut raw = etcd_client::Client::connect([&address], None).await?;
     let lease = raw.lease_grant(60, None).await?.id();
     let client = Client::connect(format!("etcd://{address}?prefix=floor/")).await?;
@@ -117,11 +118,11 @@ async fn hand_off(
         })
     };
     let mut holder = claim();
-    holder.attempt().await?.ok_or("it is free")?;
+    holder.attempt(Clock::System.now()).await?.ok_or("it is free")?;
     let mut line = Vec::new();
     for _ in 0..waiting {
         let mut claim = claim();
-        if claim.attempt().await?.is_some() {
+        if claim.attempt(Clock::System.now()).await?.is_some() {
             return Err("let in beside the holder".into());
         }
         line.push(claim);
@@ -140,7 +141,7 @@ async fn hand_off(
     let before = servers.requests();
     holder.release().await?;
     next.wait().await?;
-    next.attempt().await?.ok_or("it is the next one's turn")?;
+    next.attempt(Clock::System.now()).await?.ok_or("it is the next one's turn")?;
     let requests = servers.requests() - before;
     if others.iter().any(|other| other.is_finished()) {
         return Err("somebody else was woken".into());

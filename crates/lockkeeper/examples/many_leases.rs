@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
     Claim, Engine, Entry, Guarantees, Lease, Query, Renewal, Request, Snapshot,
 };
@@ -81,7 +82,7 @@ async fn fill(store: &Memory, n: u64) -> Result<()> {
         queue: true,
         note: None,
     };
-    store.claim(request).attempt().await?;
+    store.claim(request).attempt(Clock::System.now()).await?;
     Ok(())
 }
 
@@ -115,11 +116,11 @@ impl Engine for Blind {
         self.store.claim(request)
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
         if self.blind {
             return Ok(vec![Renewal::Renewed; leases.len()]);
         }
-        self.store.renew(leases).await
+        self.store.renew(leases, asked).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {

@@ -57,7 +57,7 @@ async fn main() {
     let ratio = times[1].as_secs_f64() / times[3].as_secs_f64();
     println!("  lockkeeper on five is {ratio:.2} of rslock on five");
 
-    servers[4].freeze();
+    servers[4].pause();
     let mut slowest = Duration::ZERO;
     let started = Instant::now();
     for _ in 0..CYCLES {
@@ -67,7 +67,7 @@ async fn main() {
     println!(
         "with one of five stopped: {mean:?} on average, {slowest:?} at most, {healthy:?} before"
     );
-    servers[4].thaw();
+    servers[4].resume();
 }
 
 /// One way to take a lock and give it back.

@@ -76,7 +76,7 @@ impl Guard {
 
     /// How many replicas of the store had the lock when it was granted; `None` where nobody asked them.
     pub fn replicas(&self) -> Option<u32> {
-        self.hold().claim().as_ref().and_then(|claim| claim.replicas())
+        self.hold().held().replicas()
     }
 
     /// Whether the lock is still ours, by the clock at this very moment.
@@ -142,7 +142,7 @@ impl Guard {
     /// # Cancel safety
     /// May be dropped and called again at any time.
     pub fn yield_requested(&self) -> impl Future<Output = ()> + Send + 'static {
-        let asked = self.hold().claim().as_ref().and_then(|claim| claim.yield_requested());
+        let asked = self.hold().held().yield_requested();
         async move {
             match asked {
                 Some(asked) => asked.await,
@@ -178,7 +178,7 @@ impl Guard {
     /// A child process that inherits it keeps the lock alive after this process is gone.
     #[cfg(unix)]
     pub fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
-        self.hold().claim().as_ref().and_then(|claim| claim.bequeath())
+        self.hold().held().bequeath()
     }
 
     /// Another guard of the same hold, for a re-entrant owner. Called under the lock of `local`.

@@ -40,6 +40,7 @@ pub struct Lock {
     fair: bool,
     spin: Option<Backoff>,
     margin: Option<Duration>,
+    kept_when_lost: bool,
     owner: Option<Owner>,
     note: Option<Arc<str>>,
 }
@@ -55,6 +56,7 @@ impl Lock {
             fair: false,
             spin: None,
             margin: None,
+            kept_when_lost: false,
             owner: None,
             note: None,
         }
@@ -81,6 +83,17 @@ impl Lock {
     /// Default: a third of the lease; for a fixed lease, whose end is known, the clocks' tolerance alone.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.margin = Some(margin);
+        self
+    }
+
+    /// Leaves it to the guard alone to give the lock back, also after it was lost to the clock.
+    ///
+    /// Where the store keeps a lock for as long as a session, a connection or this process lives, the
+    /// client gives back what ran out by the clock, so that a guard that somebody forgot does not keep
+    /// the lock for ever. A holder that always lets go, but may need longer than its lease to stop,
+    /// keeps the others out until then. Nothing changes where the store itself ends a lease.
+    pub fn keep_when_lost(mut self) -> Self {
+        self.kept_when_lost = true;
         self
     }
 
@@ -281,6 +294,7 @@ impl Lock {
             fair: self.fair,
             spin: self.spin,
             margin: self.margin,
+            kept_when_lost: self.kept_when_lost,
             owner: self.owner.clone(),
             note: self.note.clone(),
         })
@@ -296,6 +310,7 @@ pub(crate) struct Terms {
     pub(crate) fixed: bool,
     pub(crate) spin: Option<Backoff>,
     pub(crate) owner: Option<Owner>,
+    pub(crate) kept_when_lost: bool,
     fair: bool,
     margin: Option<Duration>,
     note: Option<Arc<str>>,

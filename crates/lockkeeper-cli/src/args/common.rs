@@ -61,7 +61,7 @@ pub(crate) struct Terms {
     #[arg(short = 'x', long, visible_alias = "ex", short_alias = 'e', conflicts_with = "limit")]
     pub(crate) exclusive: bool,
     /// Let so many in at once; everyone must name the same number
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = limit, allow_negative_numbers = true)]
     pub(crate) limit: Option<u32>,
     /// First come, first served, also between processes
     #[arg(long)]
@@ -73,14 +73,14 @@ pub(crate) struct Terms {
     #[arg(long, value_name = "WHY")]
     pub(crate) note: Option<String>,
     /// Exit with N instead of 75 if the lock is busy
-    #[arg(short = 'E', long, value_name = "N")]
+    #[arg(short = 'E', long, value_name = "N", value_parser = exit_code, allow_negative_numbers = true)]
     pub(crate) conflict_exit_code: Option<u8>,
 }
 
 /// What becomes of a command whose lock is held for it.
 #[derive(Debug, Args)]
-pub(crate) struct Care {
-    /// From TERM to KILL when the command must end [env: LOCKKEEPER_GRACE] [default: 5s, at most ttl/4]
+pub(crate) struct Supervision {
+    /// From TERM to KILL when the command must end [env: LOCKKEEPER_GRACE] [default: 5s, at most ttl/6]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
     /// What to do with the command when the lock is lost [default: term]
@@ -121,6 +121,37 @@ pub(crate) enum OnYield {
     Usr1,
     /// Let it run
     Ignore,
+}
+
+/// Some words, for people.
+pub(super) fn words(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("say in some words why, for instance 'host backup-3 is gone'".to_owned()),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+/// A process, as `ps` shows it.
+pub(super) fn pid(text: &str) -> Result<i32, String> {
+    let advice = "it is the number of a process, from 1 on, for instance $$";
+    text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| advice.to_owned())
+}
+
+fn limit(text: &str) -> Result<u32, String> {
+    let advice = "it is a whole number from 1 on";
+    text.parse().ok().filter(|limit| *limit > 0).ok_or_else(|| advice.to_owned())
+}
+
+fn exit_code(text: &str) -> Result<u8, String> {
+    text.parse().map_err(|_| "an exit code is a number from 0 to 255".to_owned())
+}
+
+/// A duration that cannot be nothing.
+pub(super) fn some_time(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("it must be longer than 0, for instance 500ms, 30s, 5m".to_owned()),
+        time => Ok(time),
+    }
 }
 
 /// A duration, as in a URL or a file.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueHint};
 use clap_complete::Shell;
 
-use super::common::{Care, Secret, Terms, Where, duration};
+use super::common::{Secret, Supervision, Terms, Where, duration, pid, some_time, words};
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
@@ -16,21 +16,21 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) terms: Terms,
     #[command(flatten)]
-    pub(crate) care: Care,
+    pub(crate) supervision: Supervision,
     /// A fixed lease: not renewed, the command is ended with it
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, conflicts_with = "ttl")]
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, conflicts_with = "ttl")]
     pub(crate) lease: Option<Duration>,
     /// Enter what anyone with the same owner holds, such as an outer `run`; it does not keep them out
     #[arg(long, value_name = "ID")]
     pub(crate) owner: Option<String>,
     /// End the command after so long, and exit 124
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true)]
     pub(crate) max_hold: Option<Duration>,
     /// Keep the lock at least so long, also when the command ends sooner
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) min_hold: Option<Duration>,
     /// Run at most once per slot of so long, across machines
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true)]
     pub(crate) once_per: Option<Duration>,
     /// Let a run that failed be tried again in its slot of --once-per
     #[arg(long, requires = "once_per")]
@@ -56,13 +56,13 @@ pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) terms: Terms,
     /// Release after this time unless renewed [default: 5m, without --pid]
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true)]
     pub(crate) lease: Option<Duration>,
     /// Release when this process is gone; without --lease, only then
     ///
     /// In a script, `--pid $$` is the script itself, also inside ( ) and $( ), which are processes of
     /// their own: bash calls those $BASHPID.
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
     pub(crate) pid: Option<i32>,
     /// The owner to hold it for [default: a random one]
     #[arg(long, value_name = "ID")]
@@ -78,7 +78,7 @@ pub(crate) struct Acquire {
 #[derive(Debug, Args)]
 pub(crate) struct Renew {
     /// How long from now on [default: as long as at first]
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true)]
     pub(crate) lease: Option<Duration>,
     /// What `acquire` printed
     #[arg(value_name = "HANDLE")]
@@ -124,7 +124,7 @@ pub(crate) struct Watch {
     #[arg(long)]
     pub(crate) json: bool,
     /// How often to look
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "1s")]
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "1s")]
     pub(crate) interval: Duration,
     /// Only locks whose key starts so
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
@@ -136,7 +136,7 @@ pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) place: Where,
     /// Why, which is said to stderr along with who was broken
-    #[arg(long, value_name = "WHY")]
+    #[arg(long, value_name = "WHY", value_parser = words)]
     pub(crate) why: String,
     /// Do not ask
     #[arg(short = 'y', long)]
@@ -166,7 +166,7 @@ pub(crate) struct Elect {
     #[command(flatten)]
     pub(crate) place: Where,
     #[command(flatten)]
-    pub(crate) care: Care,
+    pub(crate) supervision: Supervision,
     /// How long a leader whose machine died stays leader [env: LOCKKEEPER_TTL] [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) ttl: Option<Duration>,
@@ -183,7 +183,7 @@ pub(crate) struct Elect {
     #[arg(long, conflicts_with_all = ["argv", "once", "forever"])]
     pub(crate) observe: bool,
     /// How often --observe looks
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "1s")]
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "1s")]
     pub(crate) interval: Duration,
     /// The election
     #[arg(value_name = "NAME")]
@@ -223,7 +223,7 @@ pub(crate) struct Bench {
     #[command(flatten)]
     pub(crate) secret: Secret,
     /// How long all measurements take together
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, default_value = "10")]
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "10")]
     pub(crate) seconds: Duration,
     /// How many processes contend
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]

@@ -43,7 +43,7 @@ fn ttl_and_grace_come_from_the_file_too() {
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
     let (code, said) = refused("ttl = \"6s\"\ngrace = 5\n", None);
-    assert!(code == Some(64) && said.contains("a lease of 6.0s"), "{said}");
+    assert!(code == Some(64) && said.contains("a lease of 6s"), "{said}");
     let (code, said) = refused("ttl = \"6s\"\ngrace = 5\n", Some("1m"));
     assert_eq!(code, Some(0), "{said}");
     let (code, said) = refused("ttl = \"soon\"\n", None);

@@ -3,11 +3,14 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper_testkit::server::redis::Server;
 use lockkeeper_testkit::server::zookeeper::Ensemble;
+use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
 use crate::place::{Place, Running, eventually, is_there, state_of};
@@ -30,17 +33,21 @@ enum Fate {
     ServerGone,
     WrapperKilled,
     GuardianKilled,
+    /// Stopped by a signal: the wrapper lets it go on.
     GuardianStopped,
+    /// Kept from running by a debugger: nothing lets it go on.
+    GuardianFrozen,
     WrapperStopped,
 }
 
-const FATES: [Fate; 7] = [
+const FATES: [Fate; 8] = [
     Fate::Expiry,
     Fate::Broken,
     Fate::ServerGone,
     Fate::WrapperKilled,
     Fate::GuardianKilled,
     Fate::GuardianStopped,
+    Fate::GuardianFrozen,
     Fate::WrapperStopped,
 ];
 
@@ -48,7 +55,9 @@ impl Fate {
     /// A lease that ends, or one that is renewed.
     fn flags(self) -> &'static str {
         match self {
-            Fate::Expiry | Fate::GuardianStopped | Fate::WrapperStopped => "--lease 5s",
+            Fate::Expiry | Fate::GuardianStopped | Fate::GuardianFrozen | Fate::WrapperStopped => {
+                "--lease 5s"
+            }
             _ => "--ttl 3s",
         }
     }
@@ -113,10 +122,13 @@ impl Cell {
         let mut holder = self.holder.take().unwrap();
         let wrapper = holder.pid();
         let guardian = guardian_of(wrapper);
-        // The next holder looks for everyone of the one before.
-        let check =
-            "for p in $(cat pids); do kill -0 $p 2>/dev/null && echo overlap $p; done; echo in";
-        let next = format!("run --ttl 3s k{n} -- {check}");
+        // The next holder looks for everyone of the one before. A zombie has ended, and only waits to be
+        // waited for, which needs time on a busy machine; the holder leaves none behind.
+        let check = "for p in $(cat pids); do read stat 2>/dev/null < /proc/$p/stat && \
+                     case \"$stat\" in *') Z '*|*') X '*) ;; *) echo overlap $stat;; esac; done; \
+                     echo in";
+        // With the usual lease: it is not what is tried here.
+        let next = format!("run k{n} -- {check}");
         let early = !matches!(self.fate, Fate::Broken | Fate::ServerGone);
         let mut waiter = early.then(|| self.place.start(&next));
         match self.fate {
@@ -126,7 +138,8 @@ impl Cell {
             }
             Fate::WrapperKilled => holder.signal(Signal::SIGKILL),
             Fate::GuardianKilled => kill(guardian, Signal::SIGKILL).unwrap(),
-            Fate::GuardianStopped => stop(guardian),
+            Fate::GuardianStopped => kill(guardian, Signal::SIGSTOP).unwrap(),
+            Fate::GuardianFrozen => freeze(guardian),
             Fate::WrapperStopped => {
                 stop(wrapper);
                 // By the guardian, in time; then the wrapper gives back what only it can.
@@ -135,6 +148,10 @@ impl Cell {
             }
         }
         while holder.is_running() {
+            if self.fate == Fate::GuardianFrozen {
+                // One that is debugged is waited for by its debugger first.
+                let _ = waitpid(guardian, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL));
+            }
             std::thread::sleep(Duration::from_millis(2));
         }
         let left = match self.fate {
@@ -171,6 +188,13 @@ impl Drop for Cell {
 fn stop(process: Pid) {
     kill(process, Signal::SIGSTOP).unwrap();
     eventually("it stops", || (state_of(process.as_raw()) == Some('T')).then_some(()));
+}
+
+/// Keeps a process from running, whatever signals it gets, until it is killed or this thread ends.
+fn freeze(process: Pid) {
+    ptrace::seize(process, ptrace::Options::empty()).unwrap();
+    ptrace::interrupt(process).unwrap();
+    eventually("it stops", || (state_of(process.as_raw()) == Some('t')).then_some(()));
 }
 
 /// The guardian is the wrapper's only child.
@@ -247,7 +271,7 @@ fn nothing_outlives_its_lock_on_redis() {
 fn nothing_outlives_its_lock_on_zookeeper() {
     let servers = Ensemble::single();
     let url = servers.url("descendants", Duration::from_secs(6));
-    every_fate(Some(&url), || servers.servers()[0].process().kill());
+    every_fate(Some(&url), || servers[0].kill());
 }
 
 /// A command that starts others in sessions of their own, faster than they can be looked for one by one.
@@ -279,6 +303,88 @@ fn a_command_that_breeds_is_ended_to_the_last() {
     }
 }
 
+/// A machine that is busy with other things, and a guardian that does nothing: the wrapper is in time
+/// alone, with more threads that never rest than there are cores.
+#[test]
+fn a_busy_machine_ends_a_command_in_time_without_its_guardian() {
+    let server = Server::start();
+    let url = server.url();
+    let over = AtomicBool::new(false);
+    let cores = std::thread::available_parallelism().map_or(4, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores * 2 {
+            scope.spawn(|| while !over.load(Ordering::Relaxed) {});
+        }
+        let wrong: Vec<_> = (0..6)
+            .flat_map(|n| {
+                let cell = Cell::start(Some(&url), Fate::GuardianFrozen, COMMANDS[n], n);
+                cell.judge(n).err()
+            })
+            .collect();
+        over.store(true, Ordering::Relaxed);
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    });
+}
+
+/// A process may take long to die, or never do, as one that waits in the kernel for a disk. Where the
+/// store keeps a lock for as long as we live, nobody is let in before, whatever the lease was.
+#[test]
+fn a_process_that_does_not_die_keeps_the_lock() {
+    let servers = Ensemble::single();
+    let zookeeper = servers.url("undying", Duration::from_secs(6));
+    for url in [None, Some(zookeeper.as_str())] {
+        let mut cell = Cell::start(url, Fate::Expiry, COMMANDS[0], 0);
+        let mut holder = cell.holder.take().unwrap();
+        let worker = Pid::from_raw(cell.pids()[1]);
+        let began = Instant::now();
+        // Dead for everyone else when it is killed, but there until we have waited for it.
+        freeze(worker);
+        while began.elapsed() < Duration::from_secs(8) {
+            assert!(holder.is_running(), "{}: it leaves its worker behind", cell.name);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(state_of(worker.as_raw()), Some('Z'), "{}", cell.name);
+        cell.place.run("run -n k0 true").exits(75);
+        waitpid(worker, Some(WaitPidFlag::__WALL)).unwrap();
+        holder.end().exits(79);
+        cell.place.run("run -n k0 true").exits(0);
+    }
+}
+
+/// Without its guardian nobody would hear of the command's end, nor of a signal, nor of --max-hold.
+#[test]
+fn a_guardian_that_is_stopped_is_let_go_on() {
+    let place = Place::new();
+    nix::unistd::mkfifo(&place.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let script = "echo > started; read x < go; exit 5";
+    let start = |flags: &str| {
+        let run = place.start(&format!("run {flags} k -- {script}"));
+        place.content("started");
+        std::fs::remove_file(place.path("started")).unwrap();
+        let guardian = guardian_of(run.pid());
+        kill(guardian, Signal::SIGSTOP).unwrap();
+        run
+    };
+    let run = start("");
+    std::fs::write(place.path("go"), "\n").unwrap();
+    run.end().exits(5);
+    let run = start("");
+    run.signal(Signal::SIGTERM);
+    run.end().exits(143);
+    start("--max-hold 3s").end().exits(124);
+    place.run("run -n k true").exits(0);
+}
+
+/// Whoever starts us may have ignored SIGCHLD, as daemons do that wait for nobody. We do wait.
+#[test]
+fn a_command_is_waited_for_although_sigchld_is_ignored() {
+    let place = Place::new();
+    let lockkeeper = env!("CARGO_BIN_EXE_lockkeeper");
+    let script = format!("env --ignore-signal=CHLD {lockkeeper} run inner sh -c 'exit 5'");
+    // As the command of another run, which ends it if it hangs.
+    place.run(&format!("run --max-hold 20s k -- {script}")).exits(5);
+}
+
 /// A guardian that was stopped for longer than the lease finds orders that are old, and the last one.
 #[test]
 fn a_guardian_that_was_stopped_does_not_end_a_healthy_command() {
@@ -288,9 +394,9 @@ fn a_guardian_that_was_stopped_does_not_end_a_healthy_command() {
     place.content("started");
     let guardian = guardian_of(run.pid());
     // The wrapper renews, and moves the deadline; it only steps in where that does not happen.
-    stop(guardian);
+    freeze(guardian);
     std::thread::sleep(Duration::from_secs(5));
-    kill(guardian, Signal::SIGCONT).unwrap();
+    ptrace::detach(guardian, None).unwrap();
     std::fs::write(place.path("go"), "\n").unwrap();
     run.end().exits(5);
 }

@@ -187,3 +187,12 @@ fn without_proc_the_message_names_the_file_that_is_missing() {
     }
     assert!(File::open("/proc/self/stat").is_ok(), "only the others were without");
 }
+
+#[test]
+fn a_descriptor_that_is_not_open_is_said_to_be_that() {
+    let place = Place::new();
+    place
+        .run("run --status-file /dev/fd/9 k true")
+        .exits(125)
+        .says("descriptor 9 is not open; open it, for instance with 9>status.json");
+}

@@ -44,6 +44,9 @@ fn the_lock_stays_with_the_guardian_however_late_it_is() {
     let members = family(&place);
     let guardian = guardian_of(&wrapper.pid().to_string());
     let tell = |signal| kill(Pid::from_raw(guardian), signal).unwrap();
+    // The wrapper would let it go on.
+    wrapper.signal(Signal::SIGSTOP);
+    eventually("it stops", || (state_of(wrapper.pid().as_raw()) == Some('T')).then_some(()));
     tell(Signal::SIGSTOP);
     eventually("the guardian stops", || (state_of(guardian) == Some('T')).then_some(()));
     wrapper.signal(Signal::SIGKILL);

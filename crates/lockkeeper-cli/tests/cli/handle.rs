@@ -22,6 +22,37 @@ fn a_handle_holds_from_acquire_to_release() {
 }
 
 #[test]
+fn a_handle_is_found_from_another_environment() {
+    let place = Place::new();
+    let handle = place.run("acquire k").exits(0).stdout;
+    place.run("run -n k true").exits(75);
+    // As a job of cron has it.
+    let mut other = place.lockkeeper("acquire other");
+    let second = other.env_remove("XDG_RUNTIME_DIR").output().unwrap();
+    let second = String::from_utf8(second.stdout).unwrap();
+    for handle in [handle, second] {
+        place.run(&format!("release {handle}")).exits(0);
+    }
+    place.run("run -n k true").exits(0);
+    place.run("run -n other true").exits(0);
+}
+
+#[test]
+fn a_handle_of_another_user_is_said_to_be_that() {
+    let place = Place::new();
+    let handle = place.run("acquire k").exits(0).stdout;
+    let (id, fence) = (&handle[..16], handle.trim().rsplit('-').next().unwrap());
+    let theirs = nix::unistd::geteuid().as_raw() + 4_000_000;
+    for verb in ["renew", "release"] {
+        place
+            .run(&format!("{verb} {id}-{theirs}-{fence}"))
+            .exits(64)
+            .says(&format!("belongs to another user (uid {theirs})"));
+    }
+    place.run(&format!("release {handle}")).exits(0);
+}
+
+#[test]
 fn acquire_says_busy_as_run_does() {
     let place = Place::new();
     let handle = place.run("acquire k").exits(0).stdout;

@@ -253,3 +253,15 @@ fn the_lease_of_a_handle_is_shown_on_an_engine_without_leases() {
     assert_eq!(left(), Value::Null, "it ends with a process, not with a time");
     place.run(&format!("release {handle}")).exits(0);
 }
+
+/// Those who only look make nothing.
+#[test]
+fn looking_does_not_make_the_lock_directory() {
+    let place = Place::new();
+    place.run("ls").exits(0).says("no locks in use");
+    place.run("show k").exits(1).prints("nobody holds it");
+    place.run("break k --yes --why test").exits(0).says("nobody held");
+    assert!(!place.path("locks").exists());
+    place.run("run k true").exits(0);
+    assert!(place.path("locks").exists());
+}

@@ -37,39 +37,44 @@ async fn kinds(store: &Store) -> Vec<Kind> {
 pub(super) async fn dropped_at_any_poll_a_free_lock_leaves_nothing(store: Store) {
     let (client, other) = (store.client().await, store.client().await);
     for Kind { lock, .. } in kinds(&store).await {
-        for polls in 1..POLLS {
-            let acquired = poll_times(lock(&client).acquire(), polls).await;
-            let complete = acquired.is_some();
-            drop(acquired);
-            take_soon(lock(&other)).await.release().await.unwrap();
-            nothing_left(&other, "key").await;
-            if complete {
-                break;
-            }
-            assert!(polls + 1 < POLLS, "a free lock is not taken within {polls} polls");
-        }
+        nothing_is_left(&other, lock, async |polls| {
+            poll_times(lock(&client).acquire(), polls).await.is_some()
+        })
+        .await;
     }
 }
 
 pub(super) async fn dropped_at_any_poll_a_busy_lock_leaves_nothing(store: Store) {
     let (client, other) = (store.client().await, store.client().await);
     for Kind { lock, opponent } in kinds(&store).await {
-        for polls in 1..POLLS {
+        nothing_is_left(&other, lock, async |polls| {
             let guard = opponent(&other).acquire_within(SOON).await.unwrap();
             let (acquired, ()) = tokio::join!(poll_times(lock(&client).acquire(), polls), async {
                 sleep(Duration::from_millis(5)).await;
                 guard.release().await.unwrap();
             });
-            let complete = acquired.is_some();
-            drop(acquired);
-            take_soon(lock(&other)).await.release().await.unwrap();
-            nothing_left(&other, "key").await;
-            if complete {
-                break;
-            }
-            assert!(polls + 1 < POLLS, "a lock that came free is not taken within {polls} polls");
+            acquired.is_some()
+        })
+        .await;
+    }
+}
+
+/// Drops an acquire after one poll, after two, and so on until it completes; each time the lock must
+/// come free again. `acquire` returns whether it completed.
+async fn nothing_is_left(
+    other: &Client,
+    lock: fn(&Client) -> Lock,
+    mut acquire: impl AsyncFnMut(usize) -> bool,
+) {
+    for polls in 1..POLLS {
+        let complete = acquire(polls).await;
+        take_soon(lock(other)).await.release().await.unwrap();
+        nothing_left(other, "key").await;
+        if complete {
+            return;
         }
     }
+    panic!("the lock is not taken within {POLLS} polls");
 }
 
 pub(super) async fn a_dropped_guard_is_given_back(store: Store) {

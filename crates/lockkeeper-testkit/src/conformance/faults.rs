@@ -7,7 +7,7 @@ use lockkeeper::{Error, Release};
 
 use super::Store;
 use super::check::{SOON, busy, nothing_left, take};
-use crate::link::Call;
+use crate::fault_link::Call;
 use crate::poll::poll_once;
 
 pub(super) async fn a_lost_reply_to_an_acquire_is_one_grant(store: Store) {

@@ -9,6 +9,9 @@ use tokio::time::{Instant, sleep};
 use super::Store;
 use super::check::{nothing_left, queued, take};
 
+/// Longer than any answer takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// How often a lock changes hands under the eyes of those who look.
 const HAND_OFFS: usize = 50;
 
@@ -142,12 +145,24 @@ pub(super) async fn data_that_is_no_lock_is_left_alone(store: Store) {
             client.semaphore(&key, 3),
         ] {
             let shown = format!("{lock:?}");
-            match lock.try_acquire().await {
-                Err(Error::Conflict { .. } | Error::Unsupported { .. }) => {}
-                // Where a lock has room beside it.
-                Ok(Some(guard)) => drop(guard.release().await.unwrap()),
-                other => panic!("{what} is no lock, but {shown}: {other:?}"),
+            let mut answers = Vec::new();
+            for waits in [false, true] {
+                let answer = match waits {
+                    false => lock.clone().try_acquire().await,
+                    // Whatever is no lock is not waited for.
+                    true => lock.clone().acquire_within(PATIENCE).await.map(Some),
+                };
+                answers.push(match answer {
+                    Err(Error::Conflict { .. } | Error::Unsupported { .. }) => "refused",
+                    // Where a lock has room beside it.
+                    Ok(Some(guard)) => {
+                        guard.release().await.unwrap();
+                        "granted"
+                    }
+                    other => panic!("{what} is no lock, but {shown}, waiting {waits}: {other:?}"),
+                });
             }
+            assert_eq!(answers[0], answers[1], "{what}: {shown}");
         }
         match client.inspect(&key).await {
             Ok(None) | Err(Error::Conflict { .. }) => {}

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Store;
 use super::check::{SOON, busy, eventually, queued, take};
-use crate::link::Call;
+use crate::fault_link::Call;
 use crate::poll::poll_once;
 
 pub(super) async fn a_fixed_lease_ends_by_itself(store: Store) {

@@ -12,13 +12,13 @@
 //! must refuse, and the case asserts that it refuses. An engine whose clock is the runtime's runs in
 //! paused time; the others run in real time, with leases as short as they allow.
 
+mod api;
 mod cancel;
 mod check;
 mod election;
 mod exclusion;
 mod faults;
 mod fences;
-mod front;
 mod inspect;
 mod leases;
 mod multi;
@@ -145,9 +145,9 @@ macro_rules! __cases {
             names::different_names_never_share_a_lock
             names::bad_names_are_refused
 
-            front::bad_settings_are_refused_with_what_is_accepted
-            front::the_blocking_front_does_the_same
-            front::the_last_blocking_handle_waits_for_its_release
+            api::bad_settings_are_refused_with_what_is_accepted
+            api::the_blocking_front_does_the_same
+            api::the_last_blocking_handle_waits_for_its_release
         }
     };
 }
@@ -158,7 +158,7 @@ macro_rules! __each_case {
     ({ test $store:tt } $($module:ident :: $case:ident)*) => {$(
         #[test]
         fn $case() {
-            $crate::conformance::run(stringify!($case), module_path!(), || $store);
+            $crate::conformance::run(stringify!($case), module_path!(), $store);
         }
     )*};
     ({ table } $($module:ident :: $case:ident)*) => {
@@ -177,8 +177,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 ///
 /// # Panics
 /// When the case fails, or does not end.
-pub fn run(case: &str, module: &str, store: impl FnOnce() -> Store) {
-    let store = store().helper(Program::test(module));
+pub fn run(case: &str, module: &str, store: Store) {
+    let store = store.helper(Program::test(module));
     let (_, body) = CASES.iter().find(|(name, _)| *name == case).expect("made from the same list");
     let mut runtime = match store.is_paused() {
         true => tokio::runtime::Builder::new_current_thread(),

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::Store;
 use super::check::{busy, take};
-use crate::link::Call;
+use crate::fault_link::Call;
 
 pub(super) async fn permits_are_never_exceeded(store: Store) {
     const LIMIT: u32 = 4;

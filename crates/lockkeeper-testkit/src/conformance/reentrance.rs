@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use super::Store;
 use super::check::{busy, nothing_left, take};
-use crate::link::Call;
+use crate::fault_link::Call;
 use crate::poll::poll_once;
 
 pub(super) async fn an_owner_enters_again_and_others_do_not(store: Store) {

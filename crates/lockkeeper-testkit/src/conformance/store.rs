@@ -12,8 +12,8 @@ use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{Engine, Support};
 use lockkeeper::{Client, Error, Guarantees, Lock, Result};
 
+use crate::fault_link::{Call, FaultLink};
 use crate::holder::{Holder, Program};
-use crate::link::{Call, Link};
 
 /// A fresh store: it makes clients that know nothing of each other.
 pub struct Store {
@@ -151,8 +151,8 @@ impl Store {
     }
 
     /// A client, and the switches of its way to the store.
-    pub(super) async fn linked(&self) -> (Client, Link) {
-        let link = Link::new((self.open)().await.expect("the engine can be opened"));
+    pub(super) async fn linked(&self) -> (Client, FaultLink) {
+        let link = FaultLink::new((self.open)().await.expect("the engine can be opened"));
         (Client::new(link.clone()), link)
     }
 

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::Store;
 use super::check::{busy, eventually, queued, take};
+use crate::fault_link::Call;
 use crate::holder::Holder;
-use crate::link::Call;
 use crate::poll::poll_once;
 
 pub(super) async fn a_free_lock_is_taken_at_once_and_a_busy_one_is_an_answer(store: Store) {

@@ -1,167 +1,103 @@
 //! Real servers for tests: each on a free port, in a directory of its own, gone when dropped.
+//!
+//! Whatever the server, [`Supervised`] starts, pauses, resumes, kills and restarts it; every server
+//! dereferences to it. A missing program is a failure that names its Debian package; nothing is skipped.
 
+mod database;
 pub mod etcd;
+mod mariadb;
+mod pgbouncer;
+mod postgres;
 pub mod redis;
-mod warden;
+mod supervised;
 pub mod zookeeper;
 
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use tempfile::TempDir;
+pub use database::{DatabaseServer, Dialect};
+pub use mariadb::{Mariadb, MariadbDialect};
+pub use pgbouncer::Pgbouncer;
+pub use postgres::{Postgres, PostgresDialect};
+pub use supervised::Supervised;
 
-use crate::ports::free_port;
-
-pub use redis::{Persistence, redis};
-pub use warden::Warden;
-
-/// How long a server may take to start, or to stop when it is asked to.
-const PATIENCE: Duration = Duration::from_secs(15);
-
-/// How to run a server.
-#[derive(Debug, Clone, Copy)]
-pub struct Recipe {
-    /// The program.
-    pub program: &'static str,
-    /// The Debian package that it is in.
-    pub package: &'static str,
-    /// Its arguments, given its port and the directory for its data.
-    pub arguments: fn(u16, &Path) -> Vec<String>,
-    /// Whether it is ready to be used, asked over a new connection.
-    pub ready: fn(TcpStream) -> io::Result<bool>,
-}
-
-/// What a restarted server finds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Data {
-    /// What it left on disk.
-    Kept,
-    /// Nothing.
-    Lost,
-}
-
-/// A server that runs. Stopped when dropped.
-#[derive(Debug)]
-pub struct Server {
-    recipe: Recipe,
-    port: u16,
-    dir: TempDir,
-    child: Child,
-}
-
-impl Server {
-    /// Starts a server and waits until it is ready.
-    ///
-    /// # Panics
-    /// When the program is not installed, with a message that names the package; when it does not
-    /// start, with what it said.
-    pub fn start(recipe: Recipe) -> Self {
-        let dir = TempDir::with_prefix("lockkeeper-").expect("there is room for a directory");
-        let port = free_port();
-        let child = spawn(recipe, port, dir.path());
-        let mut server = Self { recipe, port, dir, child };
-        server.wait_until_ready();
-        server
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
-    /// Stops it without its noticing, with `SIGSTOP`. Connections stay open.
-    pub fn pause(&self) {
-        self.signal(Signal::SIGSTOP);
-    }
-
-    /// Lets it run again, with `SIGCONT`.
-    pub fn resume(&self) {
-        self.signal(Signal::SIGCONT);
-    }
-
-    /// Kills it with `SIGKILL`; returns when it is dead.
-    pub fn kill(&mut self) {
-        self.signal(Signal::SIGKILL);
-        self.child.wait().expect("a child can be waited for");
-    }
-
-    /// Kills it if it still runs and starts it again on the same port; waits until it is ready.
-    ///
-    /// # Panics
-    /// As [`start`](Server::start).
-    pub fn restart(&mut self, data: Data) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            self.kill();
-        }
-        if data == Data::Lost {
-            self.dir = TempDir::with_prefix("lockkeeper-").expect("there is room for a directory");
-        }
-        self.child = spawn(self.recipe, self.port, self.dir.path());
-        self.wait_until_ready();
-    }
-
-    fn wait_until_ready(&mut self) {
-        let started = Instant::now();
-        loop {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                panic!("{} ended at once ({status}): {}", self.recipe.program, self.said());
-            }
-            let stream = TcpStream::connect_timeout(&self.address(), PATIENCE);
-            if stream.and_then(self.recipe.ready).unwrap_or(false) {
-                return;
-            }
-            let waited = started.elapsed();
-            assert!(waited < PATIENCE, "{} is not ready: {}", self.recipe.program, self.said());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn said(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("process ids are small"));
-        kill(pid, signal).unwrap_or_else(|e| panic!("cannot send {signal}: {e}"));
+/// Waits until something is so; if it never is, says how it was instead.
+///
+/// # Panics
+/// When it is not so after half a minute.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> Result<(), String>) {
+    let started = Instant::now();
+    while let Err(how) = is_so() {
+        assert!(started.elapsed() < Duration::from_secs(30), "not so: {what}; but {how}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        if !matches!(self.child.try_wait(), Ok(None)) {
-            return;
-        }
-        // One that is paused hears nothing else first.
-        self.signal(Signal::SIGCONT);
-        self.signal(Signal::SIGTERM);
-        let asked = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && asked.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// The path of an installed program.
+///
+/// # Panics
+/// When it is missing, naming the Debian package that contains it.
+fn program(name: &str, package: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut directories: Vec<_> = std::env::split_paths(&path).collect();
+    // Where Debian installs what users do not start by hand.
+    directories.extend(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
+    let found =
+        directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file());
+    found.unwrap_or_else(|| panic!("{name} is not installed; on Debian: apt-get install {package}"))
 }
 
-fn spawn(recipe: Recipe, port: u16, dir: &Path) -> Child {
-    let log = std::fs::File::create(dir.join("log")).expect("a new directory takes files");
-    let again = log.try_clone().expect("a file can be opened twice");
-    let spawned = Command::new(recipe.program)
-        .args((recipe.arguments)(port, dir))
-        .stdin(Stdio::null())
-        .stdout(log)
-        .stderr(again)
-        .spawn();
-    spawned.unwrap_or_else(|error| match error.kind() {
-        io::ErrorKind::NotFound => panic!(
-            "{} is not installed; on Debian: apt-get install {}",
-            recipe.program, recipe.package
-        ),
-        _ => panic!("cannot start {}: {error}", recipe.program),
-    })
+/// Runs a program to its end and returns what it printed.
+///
+/// # Panics
+/// When it fails, with what it printed.
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+    let [out, err] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{command:?} failed: {out}{err}");
+    out
+}
+
+/// `h1:p1,h2:p2`, for a URL.
+fn hosts<S: Deref<Target = Supervised>>(servers: &[S]) -> String {
+    let addresses: Vec<_> = servers.iter().map(|server| server.address().to_string()).collect();
+    addresses.join(",")
+}
+
+/// Connects to a server. One that is paused accepts, and never answers.
+fn connect(port: u16) -> io::Result<TcpStream> {
+    let limit = Duration::from_secs(2);
+    let stream = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), limit)?;
+    stream.set_read_timeout(Some(limit))?;
+    Ok(stream)
+}
+
+/// Whether a server accepts connections.
+fn accepts(port: u16) -> bool {
+    connect(port).is_ok()
+}
+
+/// Sends a request to a server that hangs up after its answer.
+fn ask(port: u16, request: &str) -> io::Result<String> {
+    let mut stream = connect(port)?;
+    stream.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    #[should_panic(
+        expected = "no-such-server is not installed; on Debian: apt-get install its-package"
+    )]
+    fn a_missing_program_names_its_package() {
+        super::program("no-such-server", "its-package");
+    }
 }

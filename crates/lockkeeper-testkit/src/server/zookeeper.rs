@@ -1,14 +1,14 @@
 //! ZooKeeper, one server or an ensemble, from Debian's package `zookeeper`.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::ops::Deref;
 use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
-
-use super::Warden;
+use super::supervised::{Home, PATIENCE, Supervised};
+use super::{ask, connect, hosts, program};
 use crate::ports::free_port;
 
 const JAR: &str = "/usr/share/java/zookeeper.jar";
@@ -30,26 +30,17 @@ const JVM: [&str; 8] = [
 /// Short ticks, and sessions up to a minute all the same.
 const SHORT_TICKS: &str = "tickTime=250\nminSessionTimeout=500\nmaxSessionTimeout=60000\n";
 
-/// How long an ensemble may take to be of service. A busy machine starts a JVM slowly.
-const PATIENCE: Duration = Duration::from_secs(120);
-
 /// Servers that form one store.
 #[derive(Debug)]
 pub struct Ensemble {
     servers: Vec<Server>,
     /// The port for TLS.
     secure: Option<u16>,
-    _directory: TempDir,
 }
 
 /// One of them.
 #[derive(Debug)]
-pub struct Server {
-    port: u16,
-    arguments: Vec<String>,
-    log: std::path::PathBuf,
-    process: Warden,
-}
+pub struct Server(Supervised);
 
 impl Ensemble {
     /// One server by itself, with a tick of a quarter of a second.
@@ -101,48 +92,35 @@ impl Ensemble {
     }
 
     fn start<const N: usize>(more: &str, jvm: &[String]) -> Self {
-        assert!(
-            Path::new(JAR).exists(),
-            "{JAR} is missing; install the Debian package zookeeper: apt-get install -y zookeeper"
-        );
-        let directory = tempfile::tempdir().expect("a temporary directory can be made");
-        let ports = [(); 9].map(|()| free_port());
-        let (clients, peers, votes) = (&ports[..3], &ports[3..6], &ports[6..]);
-        let mut members = String::new();
-        if N > 1 {
-            for n in 0..N {
-                members += &format!("server.{n}=127.0.0.1:{}:{}\n", peers[n], votes[n]);
-            }
-        }
-        let servers = (0..N).map(|n| {
-            let home = directory.path().join(n.to_string());
-            std::fs::create_dir(&home).expect("a directory can be made");
-            std::fs::write(home.join("myid"), n.to_string()).expect("a file can be written");
-            let configuration = home.join("zoo.cfg");
-            let text = format!(
-                "{more}initLimit=120\nsyncLimit=20\ndataDir={}\nclientPort={}\n\
+        assert!(Path::new(JAR).exists(), "{JAR} is missing; on Debian: apt-get install zookeeper");
+        let java = program("java", "default-jre-headless");
+        let members: String = match N {
+            1 => String::new(),
+            _ => (0..N)
+                .map(|n| format!("server.{n}=127.0.0.1:{}:{}\n", free_port(), free_port()))
+                .collect(),
+        };
+        let server = |n: usize| {
+            let (port, home) = (free_port(), Home::new());
+            home.write("myid", &n.to_string());
+            let settings = format!(
+                "{more}initLimit=120\nsyncLimit=20\ndataDir={}\nclientPort={port}\n\
                  clientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
                  admin.enableServer=false\n4lw.commands.whitelist=srvr,dump\n{members}",
-                home.display(),
-                clients[n],
+                home.path().display(),
             );
-            std::fs::write(&configuration, text).expect("a file can be written");
-            let mut arguments = jvm.to_vec();
-            arguments.extend(JVM.map(str::to_owned));
-            arguments.push(configuration.display().to_string());
-            let log = home.join("log");
-            let process = Warden::start("java", &arguments, &log);
-            Server { port: clients[n], arguments, log, process }
-        });
-        let ensemble = Self { servers: servers.collect(), secure: None, _directory: directory };
-        ensemble.serving(N);
+            let mut command = Command::new(&java);
+            command.args(jvm).args(JVM).arg(home.write("zoo.cfg", &settings));
+            Server(Supervised::spawn(home, port, command, |port| status(port, "Mode: ").is_some()))
+        };
+        let ensemble = Self { servers: (0..N).map(server).collect(), secure: None };
+        ensemble.iter().for_each(|server| server.wait_until_ready());
         ensemble
     }
 
     /// `h1:p1,h2:p2`, for a URL.
     pub fn hosts(&self) -> String {
-        let hosts = self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port));
-        hosts.collect::<Vec<_>>().join(",")
+        hosts(self)
     }
 
     /// `host:port` for TLS.
@@ -158,31 +136,17 @@ impl Ensemble {
         format!("zookeeper://{}/{root}?session={}ms", self.hosts(), session.as_millis())
     }
 
-    /// The servers.
-    pub fn servers(&self) -> &[Server] {
-        &self.servers
-    }
-
     /// Which one leads.
     ///
     /// # Panics
     /// When none does.
     pub fn leader(&self) -> usize {
-        let leads =
-            |server: &Server| matches!(server.mode().as_deref(), Some("leader" | "standalone"));
-        self.servers.iter().position(leads).expect("one of them leads")
+        self.iter().position(Server::leads).expect("one of them leads")
     }
 
     /// Which one holds more client connections than it answers this question on.
     pub fn connected(&self) -> Option<usize> {
-        self.servers.iter().position(|server| server.connections() > 1)
-    }
-
-    /// Starts a server that was killed, and waits until all serve.
-    pub fn restart(&mut self, n: usize) {
-        let server = &mut self.servers[n];
-        server.process = Warden::start("java", &server.arguments, &server.log);
-        self.serving(self.servers.len());
+        self.iter().position(|server| server.connections() > 1)
     }
 
     /// Waits until so many are of service.
@@ -191,8 +155,9 @@ impl Ensemble {
     /// When that takes too long.
     pub fn serving(&self, wanted: usize) {
         let started = Instant::now();
-        while self.servers.iter().filter(|server| server.mode().is_some()).count() < wanted {
-            assert!(started.elapsed() < PATIENCE, "no {wanted} servers: {}", self.logs());
+        while self.iter().filter(|server| server.mode().is_some()).count() < wanted {
+            let logs: String = self.iter().map(|server| server.log()).collect();
+            assert!(started.elapsed() < PATIENCE, "no {wanted} servers: {logs}");
             sleep(Duration::from_millis(50));
         }
     }
@@ -200,14 +165,8 @@ impl Ensemble {
     /// Closes a session that somebody has, as its owner could, and any server: a password is made of the
     /// number of the session. Says whether there was one.
     pub fn close_a_session(&self) -> bool {
-        let Some(leader) = self
-            .servers
-            .iter()
-            .find(|server| matches!(server.mode().as_deref(), Some("leader" | "standalone")))
-        else {
-            return false;
-        };
-        let dump = leader.ask("dump").unwrap_or_default();
+        let Some(leader) = self.iter().find(|server| server.leads()) else { return false };
+        let dump = ask(leader.port(), "dump").unwrap_or_default();
         let number = |word: &str| {
             i64::from_str_radix(word.trim_end_matches(':').strip_prefix("0x")?, 16).ok()
         };
@@ -216,47 +175,39 @@ impl Ensemble {
         let chosen = fastrand::choice(&sessions);
         chosen.is_some_and(|session| leader.close(*session).is_ok())
     }
+}
 
-    fn logs(&self) -> String {
-        let logs = self.servers.iter().map(|server| std::fs::read_to_string(&server.log));
-        logs.map(|log| log.unwrap_or_default()).collect()
+impl Deref for Ensemble {
+    type Target = [Server];
+
+    fn deref(&self) -> &[Server] {
+        &self.servers
     }
 }
 
 impl Server {
-    /// Its client port.
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
-    /// Its process, to be stopped and killed.
-    pub fn process(&self) -> &Warden {
-        &self.process
-    }
-
     /// `leader`, `follower` or `standalone`; `None` while it is of no service.
     pub fn mode(&self) -> Option<String> {
-        self.status("Mode: ")
+        status(self.port(), "Mode: ")
     }
 
     /// How many clients are connected, the one that asks included.
     pub fn connections(&self) -> usize {
-        self.status("Connections: ").and_then(|number| number.parse().ok()).unwrap_or(0)
+        status(self.port(), "Connections: ").and_then(|number| number.parse().ok()).unwrap_or(0)
     }
 
     /// How many packets it received so far.
     pub fn received(&self) -> u64 {
-        self.status("Received: ").and_then(|number| number.parse().ok()).unwrap_or(0)
+        status(self.port(), "Received: ").and_then(|number| number.parse().ok()).unwrap_or(0)
     }
 
-    fn status(&self, name: &str) -> Option<String> {
-        let answer = self.ask("srvr").ok()?;
-        answer.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
+    fn leads(&self) -> bool {
+        matches!(self.mode().as_deref(), Some("leader" | "standalone"))
     }
 
     /// Moves a session to a new connection, and closes it.
     fn close(&self, session: i64) -> std::io::Result<()> {
-        let mut stream = self.connect()?;
+        let mut stream = connect(self.port())?;
         let mut hello = 45i32.to_be_bytes().to_vec();
         hello.extend(0i32.to_be_bytes());
         hello.extend(0i64.to_be_bytes());
@@ -272,22 +223,20 @@ impl Server {
         // The server answers, and hangs up.
         stream.read_to_end(&mut Vec::new()).map(drop)
     }
+}
 
-    fn connect(&self) -> std::io::Result<TcpStream> {
-        let address = (Ipv4Addr::LOCALHOST, self.port).into();
-        let limit = Duration::from_secs(1);
-        let stream = TcpStream::connect_timeout(&address, limit)?;
-        stream.set_read_timeout(Some(limit))?;
-        Ok(stream)
-    }
+impl Deref for Server {
+    type Target = Supervised;
 
-    fn ask(&self, question: &str) -> std::io::Result<String> {
-        let mut stream = self.connect()?;
-        stream.write_all(question.as_bytes())?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
+    fn deref(&self) -> &Supervised {
+        &self.0
     }
+}
+
+/// A line of what a server says about itself; `None` while it is of no service.
+fn status(port: u16, name: &str) -> Option<String> {
+    let answer = ask(port, "srvr").ok()?;
+    answer.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
 }
 
 /// What a server gives out as the password of a session: bytes of Java's random numbers, with a seed that

@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::bugs::{Bug, Buggy};
+use crate::fault_link::FaultLink;
 use crate::history::{History, Recorder, Resource, Violation, check};
-use crate::link::Link;
 use nemesis::Nemesis;
 use store::Store;
 use worker::Worker;
@@ -144,7 +144,7 @@ impl Simulation {
     /// A client's way to the store, with everything on it that can fail.
     fn way(self, store: &Store, random: &mut fastrand::Rng) -> Way {
         let faults = Faults::new(store.clone(), random.u64(..));
-        let link = Link::new(Arc::new(faults.clone()));
+        let link = FaultLink::new(Arc::new(faults.clone()));
         let engine: Arc<dyn Engine> = match self.bug {
             Some(bug) => Arc::new(Buggy::new(Arc::new(link.clone()), bug)),
             None => Arc::new(link.clone()),
@@ -161,7 +161,7 @@ impl Simulation {
 #[derive(Debug)]
 struct Way {
     client: Client,
-    link: Link,
+    link: FaultLink,
     faults: Faults,
     calm: Plan,
 }

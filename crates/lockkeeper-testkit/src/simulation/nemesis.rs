@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::store::Store;
 use super::{KEYS, Way};
-use crate::link::Call;
+use crate::fault_link::Call;
 
 #[derive(Debug)]
 pub(super) struct Nemesis {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper::clock::Clock;
+use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
     Claim, Engine, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal, Request,
     Snapshot,
@@ -77,12 +77,12 @@ impl Engine for Store {
         Box::new(Watched { claim: self.memory.claim(request), asked, store: self.clone() })
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
         let leases: Vec<_> = leases
             .iter()
             .map(|lease| Lease { ttl: self.really(lease.ttl), ..lease.clone() })
             .collect();
-        self.memory.renew(&leases).await
+        self.memory.renew(&leases, asked).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
@@ -107,10 +107,10 @@ struct Watched {
 
 #[async_trait]
 impl Claim for Watched {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
-        let mut grant = self.claim.attempt().await?;
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        let mut grant = self.claim.attempt(asked).await?;
         if let Some(grant) = &mut grant {
-            grant.lease.ttl = self.asked.ttl;
+            grant.ttl = self.asked.ttl;
             if self.asked.mode != Mode::Read {
                 let this = (self.asked.key.to_string(), grant.fence.get());
                 let now = self.store.recorder.now();

@@ -16,13 +16,15 @@ use super::backoff::RETRIES;
 use super::clock::Moment;
 use super::hold::Hold;
 use super::local_queue::Ticket;
-use super::release::{BackgroundWork, release_until_confirmed};
+use super::release::{BackgroundWork, Releasing};
 use crate::client::Inner;
 use crate::engine::{Claim, Grant};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
+use crate::key::Key;
 use crate::layers::Call;
 use crate::lock::Terms;
+use crate::owner::Token;
 
 /// How long a single call to an engine may take before its caller is told that there is no answer.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
@@ -51,8 +53,9 @@ pub(crate) async fn acquire(
     let mut tries = 0;
     loop {
         let error = match acquisition.attempt().await {
-            Ok(Some((grant, asked, took))) => {
-                if grant.bound || took < terms.signal_after(grant.lease.ttl) {
+            Ok(Some((grant, asked))) => {
+                let old = inner.clock.since(&grant.since);
+                if !grant.held.expires() || old < terms.signal_after(grant.ttl) {
                     return Ok(Some(acquisition.admit(terms, grant, asked)));
                 }
                 // The holder would have to stop before it began. The next answer may be faster.
@@ -93,6 +96,8 @@ struct Acquisition {
     step: Step,
     /// Given up only after the undoing is on the wire.
     ticket: Option<Ticket>,
+    key: Key,
+    token: Token,
     ttl: Duration,
 }
 
@@ -107,24 +112,25 @@ type Asking = Pin<Box<dyn Future<Output = (Box<dyn Claim>, Result<Option<Grant>>
 
 impl Acquisition {
     fn new(inner: &Arc<Inner>, terms: &Terms, ticket: Ticket, once: bool) -> Self {
-        let claim = inner.engine.claim(terms.request(inner.tokens.next(), !once));
-        let step = Step::Idle(claim);
-        Self { inner: inner.clone(), step, ticket: Some(ticket), ttl: terms.ttl }
+        let token = inner.tokens.next();
+        let step = Step::Idle(inner.engine.claim(terms.request(token, !once)));
+        let (key, ttl) = (terms.key.clone(), terms.ttl);
+        Self { inner: inner.clone(), step, ticket: Some(ticket), key, token, ttl }
     }
 
-    /// One attempt, the moment before it left, and how long it took.
-    async fn attempt(&mut self) -> Result<Option<(Grant, Moment, Duration)>> {
+    /// One attempt, and the moment before it left.
+    async fn attempt(&mut self) -> Result<Option<(Grant, Moment)>> {
         let engine = self.inner.engine_name();
         let asked = self.inner.clock.now();
         if let Step::Idle(mut claim) = std::mem::replace(&mut self.step, Step::Done) {
             // The claim moves into the future, so that the two can be left to the background as one.
             self.step = Step::Asking(Box::pin(async move {
-                let answer = claim.attempt().await;
+                let answer = claim.attempt(asked).await;
                 (claim, answer)
             }));
         }
         let Step::Asking(asking) = &mut self.step else {
-            unreachable!("a acquisition that is done is not asked again")
+            unreachable!("an acquisition that is done is not asked again")
         };
         // Most answers of embedded engines are there at once, and need no timer.
         let answered = match first_poll(asking).await {
@@ -138,7 +144,7 @@ impl Acquisition {
         self.step = Step::Idle(claim);
         let took = self.inner.clock.since(&asked);
         self.inner.meters.called(Call::Attempt, took, answer.is_ok());
-        answer.map(|grant| grant.map(|grant| (grant, asked, took)))
+        answer.map(|grant| grant.map(|grant| (grant, asked)))
     }
 
     /// Whether a call is still under way. It is undone when it ends, and only another claim can be tried.
@@ -167,7 +173,7 @@ impl Acquisition {
         let Step::Idle(claim) = std::mem::replace(&mut self.step, Step::Done) else {
             unreachable!("an attempt that answered left the claim here")
         };
-        let (hold, guard) = Hold::new(&self.inner, terms, claim, grant, asked);
+        let (hold, guard) = Hold::new(&self.inner, terms, self.token, claim, grant, asked);
         if let Some(ticket) = self.ticket.take() {
             ticket.admit(&hold);
         }
@@ -176,36 +182,32 @@ impl Acquisition {
 
     /// Undoes the claim; mostly there is nothing to undo, and this is done at once.
     async fn give_up(mut self) {
-        if let Some(mut work) = self.undo()
-            && first_poll(&mut work).await.is_pending()
-        {
-            self.inner.in_background(BackgroundWork::Finish(work));
+        if let Step::Idle(claim) = std::mem::replace(&mut self.step, Step::Done) {
+            self.releasing(claim).begin().await;
         }
     }
 
-    fn undo(&mut self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
-        let claim: Pin<Box<dyn Future<Output = Box<dyn Claim>> + Send>> =
-            match std::mem::replace(&mut self.step, Step::Done) {
-                Step::Idle(claim) => Box::pin(std::future::ready(claim)),
-                Step::Asking(asking) => Box::pin(async move { asking.await.0 }),
-                Step::Done => return None,
-            };
-        let (inner, ticket, ttl) = (self.inner.clone(), self.ticket.take(), self.ttl);
-        Some(Box::pin(async move {
-            let mut work = Box::pin(release_until_confirmed(inner, claim.await, ttl));
-            let first = first_poll(&mut work).await;
-            drop(ticket);
-            if first.is_pending() {
-                let _ = work.await;
-            }
-        }))
+    /// The way out of a claim that nobody wants any more.
+    fn releasing(&mut self, claim: Box<dyn Claim>) -> Releasing {
+        let (inner, key) = (self.inner.clone(), self.key.clone());
+        Releasing::abandoned(inner, key, claim, self.ticket.take(), self.ttl)
     }
 }
 
 impl Drop for Acquisition {
     fn drop(&mut self) {
-        if let Some(work) = self.undo() {
-            self.inner.in_background(BackgroundWork::Finish(work));
+        match std::mem::replace(&mut self.step, Step::Done) {
+            // Dropped here, it goes on in the background.
+            Step::Idle(claim) => drop(self.releasing(claim)),
+            Step::Asking(asking) => {
+                let (inner, key) = (self.inner.clone(), self.key.clone());
+                let (ticket, ttl) = (self.ticket.take(), self.ttl);
+                self.inner.in_background(BackgroundWork::Finish(Box::pin(async move {
+                    let (claim, _) = asking.await;
+                    Releasing::abandoned(inner, key, claim, ticket, ttl).confirm().await;
+                })));
+            }
+            Step::Done => {}
         }
     }
 }

@@ -10,17 +10,21 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::clock::{Moment, Validity};
 use super::release::BackgroundWork;
 use crate::client::Inner;
-use crate::engine::{Claim, Death, Fence, Grant, Lease, Mode};
+use crate::engine::{Claim, Death, Fence, Grant, Held, Lease, Mode};
 use crate::error::Loss;
 use crate::guard::{Guard, Trouble};
 use crate::key::Key;
 use crate::lock::Terms;
-use crate::owner::Owner;
+use crate::owner::{Owner, Token};
+
+/// How long a lock is held before the engine watches over it. One that is held for a moment is not worth
+/// a watch, and what happens before is seen by its first look.
+const WATCHED_AFTER: Duration = Duration::from_millis(50);
 
 /// What all guards of one grant share with the renewals and the queue.
 pub(crate) struct Hold {
@@ -38,6 +42,8 @@ pub(crate) struct Hold {
     /// The end of a fixed lease, whoever keeps the lock alive until then.
     limit: Option<Validity>,
     margin: Duration,
+    /// Whether only its guards give it back.
+    kept_when_lost: bool,
     since: Instant,
     /// How many guards there are. Changed under the lock of `local` only.
     pub(crate) guards: AtomicUsize,
@@ -60,7 +66,27 @@ pub(crate) struct State {
     listener: Option<AbortHandle>,
     /// How many renewals are under way.
     asking: u32,
+    /// Since when none of those has been answered.
+    silence: Option<Silence>,
     pub(crate) trouble: Option<Trouble>,
+}
+
+/// Renewals without an answer.
+#[derive(Debug)]
+struct Silence {
+    /// When the first of them left.
+    since: Instant,
+    /// What is known of the reason.
+    cause: Option<String>,
+}
+
+impl Silence {
+    /// What to tell people about it at this moment.
+    fn describe(&self, place: &str) -> String {
+        let seconds = self.since.elapsed().as_secs_f64();
+        let cause = self.cause.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
+        format!("no answer from {place} for {seconds:.1} s{cause}")
+    }
 }
 
 impl State {
@@ -78,13 +104,14 @@ impl Hold {
     pub(crate) fn new(
         inner: &Arc<Inner>,
         terms: &Terms,
+        token: Token,
         claim: Box<dyn Claim>,
         grant: Grant,
         asked: Moment,
     ) -> (Arc<Self>, Guard) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let ttl = grant.lease.ttl;
-        let limited = terms.fixed || !grant.bound;
+        let Grant { fence, slots, ttl, since, held } = grant;
+        let limited = terms.fixed || held.expires();
         // A session or a connection vouches for less than a long fixed lease, again and again.
         let fixed = terms.fixed && ttl >= terms.ttl;
         let margin = terms.margin(ttl);
@@ -93,7 +120,7 @@ impl Hold {
             "hold",
             key = %terms.key,
             mode = %terms.mode,
-            fence = grant.fence.get(),
+            fence = fence.get(),
             engine = inner.engine_name()
         );
         let hold = Arc::new(Self {
@@ -102,20 +129,29 @@ impl Hold {
             key: terms.key.clone(),
             mode: terms.mode,
             owner: terms.owner.clone(),
-            fence: grant.fence,
-            slots: grant.slots,
-            lease: grant.lease,
+            fence,
+            slots,
+            lease: Lease {
+                key: terms.key.clone(),
+                token,
+                owner: terms.owner.clone(),
+                mode: terms.mode,
+                ttl,
+                held: held.clone(),
+            },
             fixed,
             limit,
             margin,
+            kept_when_lost: terms.kept_when_lost,
             since: asked.runtime(),
             guards: AtomicUsize::new(1),
             state: Mutex::new(State {
-                validity: limited.then(|| Validity::new(asked, ttl, margin)),
+                validity: limited.then(|| Validity::new(since, ttl, margin)),
                 over: None,
                 due: None,
                 listener: None,
                 asking: 0,
+                silence: None,
                 trouble: None,
             }),
             changed: Notify::new(),
@@ -123,10 +159,11 @@ impl Hold {
             span,
         });
         inner.meters.held(hold.mode);
-        inner.renewals.watch(&hold, asked.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
-        if let Some(gone) = grant.gone {
+        inner.renewals.watch(&hold, since.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
+        if let Some(gone) = held.gone() {
             let listener = Arc::downgrade(&hold);
             let task = inner.runtime.spawn(async move {
+                sleep(WATCHED_AFTER).await;
                 let loss = gone.await;
                 if let Some(hold) = listener.upgrade() {
                     hold.end(loss);
@@ -160,6 +197,11 @@ impl Hold {
 
     pub(crate) fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// What the engine knows of it.
+    pub(crate) fn held(&self) -> &Arc<dyn Held> {
+        &self.lease.held
     }
 
     pub(crate) fn ttl(&self) -> Duration {
@@ -226,21 +268,44 @@ impl Hold {
         std::mem::replace(&mut self.state().due, due)
     }
 
-    /// A renewal leaves. If another one is still under way, that one takes too long.
-    pub(crate) fn asking(&self) {
+    /// A renewal leaves. True if another one is still under way, which takes too long then.
+    pub(crate) fn asking(&self) -> bool {
         let mut state = self.state();
         state.asking += 1;
-        if state.asking > 1 {
-            state.failed("no answer yet".to_owned());
+        let late = state.asking > 1;
+        let silence =
+            state.silence.get_or_insert_with(|| Silence { since: Instant::now(), cause: None });
+        if late {
+            let error = silence.describe(&self.inner.place);
+            state.failed(error);
         }
+        late
     }
 
     /// A renewal came back, without an answer if there is an error.
     pub(crate) fn asked(&self, error: Option<String>) {
         let mut state = self.state();
         state.asking -= 1;
+        if state.asking == 0 {
+            state.silence = None;
+        }
         if let Some(error) = error {
+            if let Some(silence) = &mut state.silence {
+                silence.cause = Some(error.clone());
+            }
             state.failed(error);
+        }
+    }
+
+    /// The engine found out why no answer comes.
+    pub(crate) fn silent_because(&self, cause: String) {
+        let mut state = self.state();
+        let state = &mut *state;
+        if let (None, Some(silence)) = (&state.over, &mut state.silence) {
+            silence.cause = Some(cause);
+            if let Some(trouble) = &mut state.trouble {
+                trouble.error = silence.describe(&self.inner.place);
+            }
         }
     }
 
@@ -252,6 +317,7 @@ impl Hold {
             return false;
         }
         state.trouble = None;
+        state.silence = None;
         let Some(validity) = state.validity else {
             self.inner.meters.renewed(None);
             return true;
@@ -282,6 +348,13 @@ impl Hold {
             if state.over.is_some() {
                 return;
             }
+            // What led to it, counted to its end.
+            if let (Loss::Expired, Some(silence)) = (&loss, &state.silence)
+                && (state.asking > 1 || state.trouble.is_none())
+            {
+                let error = silence.describe(&self.inner.place);
+                state.failed(error);
+            }
             state.over = Some(loss.clone());
             if let Some(listener) = state.listener.take() {
                 listener.abort();
@@ -295,6 +368,7 @@ impl Hold {
             self.inner.local.leave(self);
             if matches!(loss, Loss::Ended | Loss::Expired)
                 && self.inner.guarantees.death != Death::Lease
+                && !self.kept_when_lost
             {
                 // The store does not end it while we live, so we do: when the last of the lease has passed.
                 self.inner.in_background(BackgroundWork::ReleaseLater(self.clone()));

@@ -1,4 +1,4 @@
-//! The only place where claims are released, and the background task that finishes what callers left.
+//! The only way in which claims are released, and the background task that finishes what callers left.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,14 +13,26 @@ use super::acquire::{CALL_LIMIT, first_poll};
 use super::backoff::RETRIES;
 use super::clock::usable;
 use super::hold::Hold;
+use super::local_queue::Ticket;
 use crate::client::{Inner, Pending};
-use crate::engine::{Claim, Released};
+use crate::engine::{Claim, Death, Released};
 use crate::error::{Error, Result};
 use crate::guard::Release;
+use crate::key::Key;
 use crate::layers::Call;
 
-/// How long a release without a lease to bound it is repeated.
+/// How long a release is repeated at least.
 const RELEASE_FOR: Duration = Duration::from_secs(30);
+
+/// How long a release is repeated: no longer than the lock can last without it.
+///
+/// What a session holds lasts as long as the session, which this client keeps alive.
+fn repeated_for(inner: &Inner, ttl: Duration) -> Duration {
+    match inner.guarantees.death {
+        Death::Session => Duration::MAX,
+        Death::Lease | Death::AtOnce => ttl.max(RELEASE_FOR),
+    }
+}
 
 /// Work that outlives the call that began it.
 pub(crate) enum BackgroundWork {
@@ -34,9 +46,9 @@ pub(crate) enum BackgroundWork {
 
 /// The background task of a client. Ends when the client and all its guards are gone.
 ///
-/// Every work comes with a mark that it is not done yet, for `close` to wait for.
-pub(crate) async fn background(mut background: mpsc::UnboundedReceiver<(BackgroundWork, Pending)>) {
-    while let Some((work, pending)) = background.recv().await {
+/// All work comes with a mark that it is not done yet, for `close` to wait for.
+pub(crate) async fn background(mut queue: mpsc::UnboundedReceiver<(BackgroundWork, Pending)>) {
+    while let Some((work, pending)) = queue.recv().await {
         match work {
             BackgroundWork::Release(hold) => begin_release(&hold).await,
             BackgroundWork::ReleaseLater(hold) => {
@@ -59,119 +71,199 @@ pub(crate) async fn background(mut background: mpsc::UnboundedReceiver<(Backgrou
 
 /// Releases a hold and waits for the engine's answer, if it comes in time.
 pub(crate) async fn release(hold: &Arc<Hold>, claim: Option<Box<dyn Claim>>) -> Result<Release> {
-    let inner = hold.inner();
-    let Some(mut claim) = claim else {
+    let Some(claim) = claim else {
         // Its fixed time was up, and the background releases it already.
         return Ok(Release::AlreadyLost);
     };
-    let meters = inner.meters.clone();
-    let work = async move {
-        let answer = meters.call(Call::Release, claim.release()).await;
-        (claim, answer)
-    };
-    let mut departure = Departure { hold: hold.clone(), work: Some(Box::pin(work)) };
-    let work = departure.work.as_mut().expect("it was just put there");
-    let first = first_poll(work).await;
-    inner.local.leave(hold);
-    let answered = match first {
-        Poll::Ready(answered) => Some(answered),
-        Poll::Pending => timeout(CALL_LIMIT, work).await.ok(),
-    };
-    let Some((claim, answer)) = answered else { return Ok(Release::Unconfirmed) };
-    departure.work = None;
-    match answer {
-        Ok(Released::Yes) => Ok(Release::Released),
-        Ok(Released::Wanted) => {
-            inner.local.wanted(hold.key());
-            Ok(Release::Released)
-        }
+    let mut releasing = Releasing::of(hold, claim);
+    match releasing.answer(CALL_LIMIT).await {
+        Ok(Released::Yes | Released::Wanted) => Ok(Release::Released),
         Ok(Released::AlreadyGone) => Ok(Release::AlreadyLost),
         Err(error) if error.is_retryable() => {
             tracing::debug!(%error, "a release is repeated in the background");
-            let again = release_until_confirmed(inner.clone(), claim, hold.ttl());
-            inner.in_background(BackgroundWork::Finish(Box::pin(async move {
-                let _ = again.await;
-            })));
             Ok(Release::Unconfirmed)
         }
         Err(error) => Err(error),
     }
 }
 
-type Departing = Pin<Box<dyn Future<Output = (Box<dyn Claim>, Result<Released>)> + Send>>;
-
-/// A release under way, which the background finishes if its caller does not.
-struct Departure {
-    hold: Arc<Hold>,
-    work: Option<Departing>,
-}
-
-impl Drop for Departure {
-    fn drop(&mut self) {
-        let Some(work) = self.work.take() else { return };
-        let hold = self.hold.clone();
-        self.hold.inner().in_background(BackgroundWork::Finish(Box::pin(async move {
-            let answered = timeout(RELEASE_FOR.max(hold.ttl()), work).await;
-            hold.inner().local.leave(&hold);
-            if let Ok((claim, Err(error))) = answered
-                && error.is_retryable()
-            {
-                let _ = release_until_confirmed(hold.inner().clone(), claim, hold.ttl()).await;
-            }
-        })));
-    }
-}
-
 /// Puts the release of a hold on the wire, and leaves waiting for the answer to the background.
 pub(crate) async fn begin_release(hold: &Arc<Hold>) {
     let Some(claim) = hold.take_claim() else { return };
-    let inner = hold.inner();
-    let release = release_until_confirmed(inner.clone(), claim, hold.ttl());
-    let released = hold.clone();
-    let mut release = Box::pin(async move {
-        if let Ok(Released::Wanted) = release.await {
-            released.inner().local.wanted(released.key());
+    Releasing::of(hold, claim).begin().await;
+}
+
+/// A claim on its way out. Whoever drops it before it is confirmed leaves the rest to the background.
+pub(crate) struct Releasing {
+    inner: Arc<Inner>,
+    key: Key,
+    /// What keeps the next claim of this process waiting, until this one is out of its way.
+    barrier: Option<Barrier>,
+    step: Step,
+    /// How long it is repeated.
+    limit: Duration,
+    started: Instant,
+    /// Whether a task has it. If that is dropped, the runtime is gone, and nobody is left to finish it.
+    in_task: bool,
+}
+
+enum Barrier {
+    Hold(Arc<Hold>),
+    Ticket(#[expect(dead_code, reason = "dropping it lets the next one through")] Ticket),
+}
+
+enum Step {
+    Idle(Box<dyn Claim>),
+    Asking(Asking),
+    Done,
+}
+
+/// A call under way, which gives the claim back with its answer.
+type Asking = Pin<Box<dyn Future<Output = (Box<dyn Claim>, Result<Released>)> + Send>>;
+
+impl Releasing {
+    fn of(hold: &Arc<Hold>, claim: Box<dyn Claim>) -> Self {
+        let barrier = Some(Barrier::Hold(hold.clone()));
+        Self::new(hold.inner().clone(), hold.key().clone(), claim, barrier, hold.ttl())
+    }
+
+    /// The release of a claim that its caller gave up.
+    pub(super) fn abandoned(
+        inner: Arc<Inner>,
+        key: Key,
+        claim: Box<dyn Claim>,
+        ticket: Option<Ticket>,
+        ttl: Duration,
+    ) -> Self {
+        Self::new(inner, key, claim, ticket.map(Barrier::Ticket), ttl)
+    }
+
+    fn new(
+        inner: Arc<Inner>,
+        key: Key,
+        claim: Box<dyn Claim>,
+        barrier: Option<Barrier>,
+        ttl: Duration,
+    ) -> Self {
+        let (step, limit) = (Step::Idle(claim), repeated_for(&inner, ttl));
+        Self { inner, key, barrier, step, limit, started: Instant::now(), in_task: false }
+    }
+
+    /// Sends the request, and leaves waiting for the answer to a task.
+    pub(super) async fn begin(mut self) {
+        match self.send().await {
+            Poll::Ready(Ok(_)) => {}
+            Poll::Ready(Err(error)) if !error.is_retryable() => unconfirmed(&error),
+            _ => {
+                let inner = self.inner.clone();
+                self.in_task = true;
+                inner.finish(self.confirm());
+            }
         }
-    });
-    let first = first_poll(&mut release).await;
-    inner.local.leave(hold);
-    if first.is_pending() {
-        inner.finish(release);
+    }
+
+    /// Repeats the request until the engine confirms it, or the lock must have ended by itself.
+    pub(super) async fn confirm(mut self) {
+        let mut tries = 0;
+        loop {
+            match self.answer(CALL_LIMIT).await {
+                Ok(_) => return,
+                Err(error) if error.is_retryable() && self.started.elapsed() < self.limit => {
+                    sleep(RETRIES.delay(tries)).await;
+                    tries = tries.saturating_add(1);
+                }
+                Err(error) => {
+                    self.step = Step::Done;
+                    return unconfirmed(&error);
+                }
+            }
+        }
+    }
+
+    /// One request, and its answer if it comes within the limit.
+    async fn answer(&mut self, limit: Duration) -> Result<Released> {
+        if let Poll::Ready(answer) = self.send().await {
+            return answer;
+        }
+        let Step::Asking(asking) = &mut self.step else { unreachable!("it was just sent") };
+        match timeout(limit, asking).await {
+            Ok((claim, answer)) => self.answered(claim, answer),
+            Err(_) => {
+                // Where order is the core's business, nobody of this process waits any longer.
+                self.barrier = None;
+                let silence = format!("no answer within {}", humantime::format_duration(limit));
+                Err(Error::unreachable(self.inner.engine_name(), "release a lock", silence))
+            }
+        }
+    }
+
+    /// Polls the request once, so that it leaves. Others of this process may ask from then on, if
+    /// their requests cannot overtake it.
+    async fn send(&mut self) -> Poll<Result<Released>> {
+        self.step = match std::mem::replace(&mut self.step, Step::Done) {
+            Step::Idle(mut claim) => {
+                let meters = self.inner.meters.clone();
+                Step::Asking(Box::pin(async move {
+                    let answer = meters.call(Call::Release, claim.release()).await;
+                    (claim, answer)
+                }))
+            }
+            // An earlier request is not answered yet.
+            step => step,
+        };
+        let Step::Asking(asking) = &mut self.step else {
+            unreachable!("a release that is done is not sent again")
+        };
+        match first_poll(asking).await {
+            Poll::Ready((claim, answer)) => Poll::Ready(self.answered(claim, answer)),
+            Poll::Pending => {
+                if self.inner.engine.ordered() {
+                    self.barrier = None;
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    fn answered(&mut self, claim: Box<dyn Claim>, answer: Result<Released>) -> Result<Released> {
+        self.barrier = None;
+        self.step = match &answer {
+            Err(error) if error.is_retryable() => Step::Idle(claim),
+            _ => Step::Done,
+        };
+        if let Ok(Released::Wanted) = answer {
+            self.inner.local.wanted(&self.key);
+        }
+        answer
     }
 }
 
-/// Repeats a release until the engine confirms it, or the lease must have run out by itself.
-pub(super) async fn release_until_confirmed(
-    inner: Arc<Inner>,
-    mut claim: Box<dyn Claim>,
-    ttl: Duration,
-) -> Result<Released> {
-    let started = Instant::now();
-    let limit = ttl.max(RELEASE_FOR);
-    let mut tries = 0;
-    loop {
-        let answer = inner.meters.call(Call::Release, claim.release());
-        let mut answer = Box::pin(answer);
-        let answer = match first_poll(&mut answer).await {
-            Poll::Ready(answer) => answer,
-            Poll::Pending => timeout(limit, answer).await.unwrap_or_else(|_| {
-                Err(Error::broken(
-                    inner.engine_name(),
-                    "release a lock",
-                    "no answer for as long as its lease",
-                ))
-            }),
-        };
-        match answer {
-            Err(error) if error.is_retryable() && started.elapsed() < limit => {
-                sleep(RETRIES.delay(tries)).await;
-                tries = tries.saturating_add(1);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a release could not be confirmed; the lease ends by itself");
-                return Err(error);
-            }
-            answer => return answer,
+fn unconfirmed(error: &Error) {
+    tracing::warn!(%error, "a release could not be confirmed; the lease ends by itself");
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        let step = std::mem::replace(&mut self.step, Step::Done);
+        if !self.in_task && !matches!(step, Step::Done) {
+            let rest = Releasing {
+                inner: self.inner.clone(),
+                key: self.key.clone(),
+                barrier: self.barrier.take(),
+                step,
+                limit: self.limit,
+                started: self.started,
+                in_task: true,
+            };
+            self.inner.in_background(BackgroundWork::Finish(Box::pin(rest.confirm())));
+        }
+    }
+}
+
+impl Drop for Barrier {
+    fn drop(&mut self) {
+        if let Barrier::Hold(hold) = self {
+            hold.inner().local.leave(hold);
         }
     }
 }

@@ -134,9 +134,14 @@ impl Renewals {
                 let left = hold.until_signal().unwrap_or(TICK).max(Duration::from_millis(1));
                 schedule.schedule(&hold, now + left);
             } else {
-                schedule.schedule(&hold, now + hold.pace(hold.ttl() / 6));
+                schedule.due.pop_first();
+                hold.set_due(None);
                 batch.push(hold);
             }
+        }
+        // Only now: a fixed lease that is about to end would be found due again in the same go.
+        for hold in &batch {
+            schedule.schedule(hold, now + hold.pace(hold.ttl() / 6));
         }
         let first = schedule.due.first_key_value().map(|((at, _), _)| *at);
         // While there is anything to do, look at the clocks once per tick; and stay up for one tick
@@ -185,8 +190,17 @@ async fn renew(
 ) {
     let leases: Vec<_> = holds.iter().map(|hold| hold.lease().clone()).collect();
     let asked = clock.now();
-    holds.iter().for_each(|hold| hold.asking());
-    let answers = meters.call(Call::Renew, engine.renew(&leases)).await;
+    let late: Vec<_> = holds.iter().filter(|hold| hold.asking()).cloned().collect();
+    if !late.is_empty() {
+        let engine = engine.clone();
+        // Beside the renewal, which must not wait for it.
+        tokio::spawn(async move {
+            if let Some(cause) = engine.why_silent().await {
+                late.iter().for_each(|hold| hold.silent_because(cause.clone()));
+            }
+        });
+    }
+    let answers = meters.call(Call::Renew, engine.renew(&leases, asked)).await;
     let answers = match answers {
         Ok(answers) => answers,
         Err(error) => {

@@ -7,9 +7,11 @@
 //! Easy to get wrong: `attempt`, `renew` and `release` always run to their end, `wait` may be dropped
 //! at any await; and a claim whose reply was lost must recognise its own grant when it asks again.
 
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,7 +19,7 @@ use async_trait::async_trait;
 use super::{
     Entry, Fence, Finding, Guarantees, Lease, Query, Released, Renewal, Request, Snapshot,
 };
-use crate::core::clock::Clock;
+use crate::core::clock::{Clock, Moment};
 use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 
@@ -37,11 +39,20 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Makes a claim. No I/O, cannot fail: nothing exists in the store before the first `attempt`.
     fn claim(&self, request: Request) -> Box<dyn Claim>;
 
+    /// Whether requests reach the store in the order in which claims of this client first poll them.
+    ///
+    /// Where they may overtake each other, the core lets the next claim on a key start only after the
+    /// release before it was answered.
+    fn ordered(&self) -> bool {
+        true
+    }
+
     /// Extends leases, in as few round trips as the store allows. Never acquires, never re-creates.
     ///
     /// Answers one [`Renewal`] per lease, in order. An `Err` means that nothing is known of any of them;
     /// an engine of several servers says [`Renewal::Unknown`] of those it could not ask.
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>>;
+    /// `asked` was read before this call: a lease that is renewed counts from there.
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>>;
 
     /// Who holds and who waits. Must not disturb anyone.
     ///
@@ -55,7 +66,7 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
 
     /// Asks whoever holds a lock to give way, and says who was asked. Nothing is taken away.
     ///
-    /// Holders hear of it by [`Claim::yield_requested`].
+    /// Holders hear of it by [`Held::yield_requested`].
     async fn request_yield(&self, _key: &Key) -> Result<Vec<Entry>> {
         Err(Error::Unsupported {
             engine: self.guarantees().engine,
@@ -67,6 +78,13 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Looks at a real deployment for what would hurt: permissions, persistence, clocks.
     async fn doctor(&self) -> Result<Vec<Finding>> {
         Ok(Vec::new())
+    }
+
+    /// Why the store does not answer, for people, if that can be found out quickly.
+    ///
+    /// Called when a renewal leaves while the one before has no answer.
+    async fn why_silent(&self) -> Option<String> {
+        None
     }
 
     /// The clocks by which a lease of this engine is counted on our side.
@@ -86,7 +104,8 @@ pub trait Claim: fmt::Debug + Send {
     /// A claim that already holds (its earlier reply was lost) answers with its grant again,
     /// its lease extended to the full length from this call on.
     /// With [`Request::queue`] unset, a claim that is not let in leaves nothing behind.
-    async fn attempt(&mut self) -> Result<Option<Grant>>;
+    /// `asked` was read before this call, and is what a grant counts from.
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>>;
 
     /// Until `attempt` may answer differently. A hint: it may return early, and the core re-checks anyway.
     ///
@@ -99,11 +118,30 @@ pub trait Claim: fmt::Debug + Send {
     /// The request should leave on the first poll: the core lets the next claim of this process
     /// start after that poll, so that it does not find our ghost.
     async fn release(&mut self) -> Result<Released>;
+}
+
+/// What an engine knows of a lock that it granted. It goes back to the engine with every renewal.
+///
+/// An engine that needs nothing but the [`Lease`] to renew grants with `()`.
+pub trait Held: Any + fmt::Debug + Send + Sync {
+    /// Whether time alone ends it. Not so where the kernel holds it for as long as this process lives:
+    /// renewals then only ask whether an operator broke it.
+    fn expires(&self) -> bool {
+        true
+    }
+
+    /// Resolves when the engine learns that the lock is gone before its lease says so; `None` where
+    /// there is nothing of the sort to watch.
+    ///
+    /// Asked for once, some time after the grant, and dropped with the hold.
+    fn gone(&self) -> Option<Signal<Loss>> {
+        None
+    }
 
     /// Resolves when somebody asks the holder to give way; `None` where the engine cannot carry that.
     ///
     /// It is independent of the claim, and never resolves once the lock is given back.
-    fn yield_requested(&self) -> Option<Asked> {
+    fn yield_requested(&self) -> Option<Signal> {
         None
     }
 
@@ -122,33 +160,22 @@ pub trait Claim: fmt::Debug + Send {
     }
 }
 
-/// Resolves when a holder is asked to give way.
-pub type Asked = Pin<Box<dyn Future<Output = ()> + Send>>;
+impl Held for () {}
+
+/// Resolves when something happened. It may be dropped at any time.
+pub type Signal<T = ()> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A lock that was given.
+#[derive(Debug)]
 pub struct Grant {
     /// Readers carry the last writer's; every other grant has one of its own.
     pub fence: Fence,
     /// Which permits of a semaphore, numbered from 0; empty for other kinds.
     pub slots: Vec<u32>,
-    /// What keeps it alive, and how long.
-    pub lease: Lease,
-    /// The kernel holds it for as long as this process lives: time alone does not end it.
-    /// Renewals then only ask whether an operator broke it.
-    pub bound: bool,
-    /// Resolves when the engine learns that the grant is gone before its lease says so.
-    /// `None` where the engine has nothing of the sort to watch.
-    pub gone: Option<Pin<Box<dyn Future<Output = Loss> + Send>>>,
-}
-
-impl fmt::Debug for Grant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant")
-            .field("fence", &self.fence)
-            .field("slots", &self.slots)
-            .field("lease", &self.lease)
-            .field("bound", &self.bound)
-            .field("gone", &self.gone.is_some())
-            .finish()
-    }
+    /// How long it lasts without a renewal, which may differ from what was asked.
+    pub ttl: Duration,
+    /// What it counts from: `asked`, or a moment before an earlier request that the store counts from.
+    pub since: Moment,
+    /// What the engine needs to know of it later.
+    pub held: Arc<dyn Held>,
 }

@@ -5,7 +5,7 @@ mod guarantees;
 mod inspect;
 mod request;
 
-pub use contract::{Asked, Claim, Engine, Grant};
+pub use contract::{Claim, Engine, Grant, Held, Signal};
 pub use guarantees::{
     Death, FenceSource, Guarantees, Order, Reentrance, Scope, Support, Survives, Wakeup,
 };

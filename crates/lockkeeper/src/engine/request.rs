@@ -1,9 +1,11 @@
 //! What is asked of an engine, and what it answers.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::Held;
 use crate::key::Key;
 use crate::owner::{Owner, Token};
 
@@ -128,6 +130,8 @@ pub struct Lease {
     pub mode: Mode,
     /// How long each extension lasts: what the store really granted, which may differ from what was asked.
     pub ttl: Duration,
+    /// What the engine gave with the grant.
+    pub held: Arc<dyn Held>,
 }
 
 impl Lease {
@@ -139,7 +143,14 @@ impl Lease {
             owner: request.owner.clone(),
             mode: request.mode,
             ttl: request.ttl,
+            held: Arc::new(()),
         }
+    }
+
+    /// What the engine gave with the grant, if it is of this type.
+    pub fn held<H: Held>(&self) -> Option<&H> {
+        let held: &dyn Any = &*self.held;
+        held.downcast_ref()
     }
 }
 

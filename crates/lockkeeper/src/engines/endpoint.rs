@@ -256,7 +256,8 @@ impl Options {
 /// [`Error::Config`] that shows what a duration looks like.
 pub fn parse_duration(text: &str) -> Result<Duration> {
     let text = text.trim();
-    let bare = text.parse::<f64>().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
+    let seconds = text.strip_suffix('s').unwrap_or(text).trim_end();
+    let bare = seconds.parse::<f64>().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
     bare.or_else(|| humantime::parse_duration(text).ok()).ok_or_else(|| {
         Error::Config(format!(
             "{text:?} is not a duration; write a number of seconds, or 500ms, 5s, 2m, 1h"
@@ -354,6 +355,7 @@ mod tests {
     fn durations_are_seconds_or_carry_a_unit() {
         assert_eq!(parse_duration("2").unwrap(), Duration::from_secs(2));
         assert_eq!(parse_duration("0.25").unwrap(), Duration::from_millis(250));
+        assert_eq!(parse_duration("2.5s").unwrap(), Duration::from_millis(2_500));
         assert_eq!(parse_duration("1m 30s").unwrap(), Duration::from_secs(90));
         for bad in ["", "-1", "soon", "5 parsecs", "nan", "inf", "1e300"] {
             assert!(parse_duration(bad).is_err(), "{bad}");

@@ -15,10 +15,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::Registration;
 use super::yield_signal::YieldSignal;
 use crate::core::admission::{self, Queued, Turn};
-use crate::core::clock::Clock;
+use crate::core::clock::{Clock, Moment};
 use crate::engine::{
-    Asked, Claim, Death, Engine, Entry, Fence, FenceSource, Grant, Guarantees, Lease, Mode, Order,
-    Query, Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Claim, Death, Engine, Entry, Fence, FenceSource, Grant, Guarantees, Lease, Mode, Order, Query,
+    Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -114,7 +114,7 @@ impl Engine for Memory {
         Box::new(MemoryClaim { shared: self.shared.clone(), request, bells: Bells::default() })
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         self.shared.travel().await;
         let renewals = {
             let mut state = self.shared.lock();
@@ -169,9 +169,9 @@ struct Bells {
 
 #[async_trait]
 impl Claim for MemoryClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         self.shared.travel().await;
-        let answer = self.shared.lock().attempt(&self.request, &self.bells);
+        let answer = self.shared.lock().attempt(&self.request, &self.bells, asked);
         self.shared.travel().await;
         answer
     }
@@ -194,10 +194,6 @@ impl Claim for MemoryClaim {
         let released = self.shared.lock().release(&self.request.key, self.request.token);
         self.shared.travel().await;
         Ok(released)
-    }
-
-    fn yield_requested(&self) -> Option<Asked> {
-        Some(self.bells.asked.rung())
     }
 }
 
@@ -261,7 +257,12 @@ struct InLine {
 }
 
 impl State {
-    fn attempt(&mut self, request: &Request, bells: &Bells) -> Result<Option<Grant>> {
+    fn attempt(
+        &mut self,
+        request: &Request,
+        bells: &Bells,
+        asked: Moment,
+    ) -> Result<Option<Grant>> {
         self.forget_the_late(&request.key);
         let now = Instant::now();
         let fence = &mut self.fence;
@@ -323,9 +324,9 @@ impl State {
         Ok(Some(Grant {
             fence: ticket.granted.unwrap_or_default(),
             slots: ticket.slots.clone(),
-            lease: Lease::of(request),
-            bound: false,
-            gone: None,
+            ttl: request.ttl,
+            since: asked,
+            held: Arc::new(bells.asked.clone()),
         }))
     }
 

@@ -1,10 +1,10 @@
-//! The bell by which a holder is asked to give way, for engines that can carry the question.
+//! The signal by which a holder is asked to give way, for engines that can carry the question.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::engine::Asked;
+use crate::engine::{Held, Signal};
 
 /// One for each claim. It stays rung.
 #[derive(Debug, Clone, Default)]
@@ -16,7 +16,7 @@ impl YieldSignal {
     }
 
     /// Resolves when it was rung.
-    pub(super) fn rung(&self) -> Asked {
+    pub(super) fn rung(&self) -> Signal {
         let mut rung = self.0.subscribe();
         Box::pin(async move {
             if rung.wait_for(|rung| *rung).await.is_err() {
@@ -24,5 +24,12 @@ impl YieldSignal {
                 std::future::pending::<()>().await;
             }
         })
+    }
+}
+
+/// All there is to know of a lock on an engine that carries nothing else.
+impl Held for YieldSignal {
+    fn yield_requested(&self) -> Option<Signal> {
+        Some(self.rung())
     }
 }

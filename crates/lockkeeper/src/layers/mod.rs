@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::core::clock::Clock;
+use crate::core::clock::{Clock, Moment};
 use crate::engine::{
-    Asked, Claim, Engine, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal,
-    Request, Snapshot,
+    Claim, Engine, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
+    Snapshot,
 };
 use crate::error::Result;
 use crate::key::Key;
@@ -56,8 +56,12 @@ impl<L: Layer> Engine for L {
         Box::new(Layered { claim: self.inner().claim(request), layer: self.clone() })
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        self.pass(Call::Renew, self.inner().renew(leases)).await
+    fn ordered(&self) -> bool {
+        self.inner().ordered()
+    }
+
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
+        self.pass(Call::Renew, self.inner().renew(leases, asked)).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
@@ -74,6 +78,10 @@ impl<L: Layer> Engine for L {
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
         self.inner().doctor().await
+    }
+
+    async fn why_silent(&self) -> Option<String> {
+        self.inner().why_silent().await
     }
 
     fn clock(&self) -> Clock {
@@ -93,8 +101,8 @@ struct Layered<L> {
 
 #[async_trait]
 impl<L: Layer> Claim for Layered<L> {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
-        self.layer.pass(Call::Attempt, self.claim.attempt()).await
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        self.layer.pass(Call::Attempt, self.claim.attempt(asked)).await
     }
 
     async fn wait(&mut self) -> Result<()> {
@@ -103,18 +111,5 @@ impl<L: Layer> Claim for Layered<L> {
 
     async fn release(&mut self) -> Result<Released> {
         self.layer.pass(Call::Release, self.claim.release()).await
-    }
-
-    fn yield_requested(&self) -> Option<Asked> {
-        self.claim.yield_requested()
-    }
-
-    fn replicas(&self) -> Option<u32> {
-        self.claim.replicas()
-    }
-
-    #[cfg(unix)]
-    fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
-        self.claim.bequeath()
     }
 }

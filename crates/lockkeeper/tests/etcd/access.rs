@@ -28,7 +28,7 @@ fn guarded(more: &[&str]) -> Servers {
 }
 
 fn url(servers: &Servers, prefix: &str) -> String {
-    format!("etcd://keeper:p%40ss%20word@{}?prefix={prefix}", servers.address(0))
+    format!("etcd://keeper:p%40ss%20word@{}?prefix={prefix}", servers[0].address())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -75,7 +75,7 @@ async fn missing_rights_and_wrong_passwords_are_told_at_once_and_without_the_pas
     assert!(matches!(refused, Err(Error::Engine { retryable: false, .. })), "{refused:?}");
     let findings = elsewhere.doctor().await.unwrap();
     assert!(findings.iter().any(|finding| finding.severity == Severity::Problem), "{findings:#?}");
-    let wrong = format!("etcd://keeper:canary@{}", servers.address(0));
+    let wrong = format!("etcd://keeper:canary@{}", servers[0].address());
     let refused = Client::connect(wrong).await;
     let shown = format!("{refused:?}");
     assert!(matches!(refused, Err(Error::Engine { .. })) && !shown.contains("canary"), "{shown}");
@@ -106,8 +106,8 @@ async fn a_token_that_the_server_forgot_is_renewed_and_no_lock_is_lost() {
     let client = Client::connect(url(&servers, "locks/")).await.unwrap();
     let guard = client.mutex("key").ttl(TTL * 6).acquire().await.unwrap();
     // They are kept in memory only.
-    servers.kill(0);
-    servers.restart(0);
+    servers[0].kill();
+    servers[0].restart();
     let again = client.mutex("another").ttl(TTL).acquire().await.unwrap();
     assert!(again.fence() > guard.fence());
     again.release().await.unwrap();
@@ -131,7 +131,7 @@ async fn tls_is_checked_on_both_sides() {
         ]
         .concat(),
     );
-    let host = servers.address(0);
+    let host = servers[0].address().to_string();
     let (ca, cert, key) = (file("ca.pem"), file("client.pem"), file("client.key"));
     let client = Client::connect(format!("etcds://{host}?ca={ca}&cert={cert}&key={key}"));
     let client = client.await.unwrap();

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use lockkeeper::clock::Clock;
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{Claim, Mode, Request};
 use lockkeeper::{Client, Key, Loss, Release, Token};
 use lockkeeper_testkit::load::Load;
 use lockkeeper_testkit::proxy::{Proxy, Way};
-use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep, timeout};
 
 use lockkeeper_testkit::server::etcd::Servers;
@@ -26,7 +26,7 @@ async fn connect(url: impl AsRef<str>) -> Client {
 
 /// A way to the first member that can be broken.
 async fn proxy(servers: &Servers) -> Proxy {
-    Proxy::start(servers.address(0).parse().expect("it is an address")).await
+    Proxy::start(servers[0].address()).await
 }
 
 /// Waits until something is true.
@@ -55,7 +55,8 @@ async fn load(servers: &Servers) -> Load {
     let mut clients = Vec::new();
     for first in 0..3 {
         // Each talks to another member at first.
-        let order: Vec<_> = (0..3).map(|n| servers.address((first + n) % 3)).collect();
+        let order: Vec<_> =
+            (0..3).map(|n| servers[(first + n) % 3].address().to_string()).collect();
         clients.push(connect(format!("etcd://{}", order.join(","))).await);
     }
     Load::start(clients, 4, 3, TTL)
@@ -76,9 +77,9 @@ async fn a_leader_that_is_killed_under_load_costs_no_lock() {
     for _ in 0..2 {
         load.goes_on(50).await;
         let leader = servers.leader();
-        servers.kill(leader);
+        servers[leader].kill();
         load.goes_on(50).await;
-        servers.restart(leader);
+        servers[leader].restart();
     }
     judge(load, &servers).await;
 }
@@ -90,9 +91,9 @@ async fn a_leader_that_is_stopped_under_load_costs_no_lock() {
     for _ in 0..2 {
         load.goes_on(50).await;
         let leader = servers.leader();
-        servers.signal(leader, Signal::SIGSTOP);
+        servers[leader].pause();
         load.goes_on(50).await;
-        servers.signal(leader, Signal::SIGCONT);
+        servers[leader].resume();
     }
     judge(load, &servers).await;
 }
@@ -103,7 +104,8 @@ async fn a_client_that_is_cut_off_from_its_member_moves_over_and_keeps_its_locks
     let ttl = Duration::from_secs(30);
     let servers = Servers::with(3, &crate::PATIENT);
     let proxy = proxy(&servers).await;
-    let url = format!("etcd://{},{},{}", proxy.address(), servers.address(1), servers.address(2));
+    let url =
+        format!("etcd://{},{},{}", proxy.address(), servers[1].address(), servers[2].address());
     let (client, other) = (connect(url).await, connect(servers.url("")).await);
     let guard = client.mutex("key").ttl(ttl).acquire().await.unwrap();
     let first = other.mutex("awaited").ttl(ttl).acquire().await.unwrap();
@@ -244,15 +246,15 @@ async fn a_waiter_whose_place_is_taken_away_is_told_and_lines_up_again() {
     let guard = holder.mutex("key").ttl(LONG).acquire().await.unwrap();
     let held = servers.keys();
     let mut waiter = claim(&servers).await;
-    assert!(waiter.attempt().await.unwrap().is_none());
+    assert!(waiter.attempt(Clock::System.now()).await.unwrap().is_none());
     let place = servers.keys().into_iter().find(|place| !held.contains(place)).unwrap();
     servers.ctl(&["del", &place]);
     timeout(LONG / 4, waiter.wait()).await.expect("it is told").unwrap();
-    assert!(waiter.attempt().await.unwrap().is_none());
+    assert!(waiter.attempt(Clock::System.now()).await.unwrap().is_none());
     assert_eq!(holder.inspect("key").await.unwrap().unwrap().waiters.unwrap().len(), 1);
     guard.release().await.unwrap();
     timeout(LONG / 4, waiter.wait()).await.expect("it is its turn").unwrap();
-    waiter.attempt().await.unwrap().expect("it is let in");
+    waiter.attempt(Clock::System.now()).await.unwrap().expect("it is let in");
     waiter.release().await.unwrap();
 }
 
@@ -347,7 +349,7 @@ async fn an_acquire_given_up_on_without_a_reply_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_runs_out_of_space_keeps_no_place_that_its_client_does_not_know_of() {
-    let servers = Servers::with(1, &["--quota-engine-bytes", "1048576"]);
+    let servers = Servers::with(1, &["--quota-backend-bytes", "1048576"]);
     let client = connect(servers.url("")).await;
     // A lease that is used again.
     client.mutex("key").ttl(LONG).acquire().await.unwrap().release().await.unwrap();

@@ -93,7 +93,8 @@ async fn etcdctl_and_we_stand_in_one_line_and_are_served_in_order() {
 async fn the_lock_service_of_the_server_and_we_exclude_each_other() {
     let servers = Servers::start(1);
     let client = Client::connect(servers.url("")).await.unwrap();
-    let mut raw = etcd_client::Client::connect([servers.address(0)], None).await.unwrap();
+    let mut raw =
+        etcd_client::Client::connect([servers[0].address().to_string()], None).await.unwrap();
     let lease = raw.lease_grant(20, None).await.unwrap().id();
     let held = raw.lock("key", Some(LockOptions::new().with_lease(lease))).await.unwrap();
     assert!(client.mutex("key").try_acquire().await.unwrap().is_none());
@@ -124,7 +125,8 @@ async fn a_name_does_not_wait_for_names_nested_in_it_nor_for_data_beside_it() {
         Client::connect(servers.url("")).await.unwrap(),
         Client::connect(servers.url("")).await.unwrap(),
     );
-    let mut raw = etcd_client::Client::connect([servers.address(0)], None).await.unwrap();
+    let mut raw =
+        etcd_client::Client::connect([servers[0].address().to_string()], None).await.unwrap();
     raw.put("a/data", "not a lock", None).await.unwrap();
     let lease = raw.lease_grant(60, None).await.unwrap().id();
     let leased = Some(PutOptions::new().with_lease(lease));
@@ -151,7 +153,8 @@ async fn data_that_is_named_like_a_place_is_no_lock_and_is_left_alone() {
         Client::connect(servers.url("")).await.unwrap(),
         Client::connect(servers.url("")).await.unwrap(),
     );
-    let mut raw = etcd_client::Client::connect([servers.address(0)], None).await.unwrap();
+    let mut raw =
+        etcd_client::Client::connect([servers[0].address().to_string()], None).await.unwrap();
     let lease = raw.lease_grant(600, None).await.unwrap().id();
     let leased = || Some(PutOptions::new().with_lease(lease));
     raw.put(format!("web/{lease:x}"), "10.0.0.1:80", leased()).await.unwrap();

@@ -102,9 +102,9 @@ async fn any_reply_may_be_lost_while_two_others_queue() {
 /// Loses the reply to the n-th request of all that one client makes. False when there were fewer.
 async fn turn(servers: &Servers, kind: Kind, how: How, nth: usize) -> bool {
     let name = format!("{kind:?} {how:?} {nth}");
-    let wire = Wire::start(servers.address(0).parse().unwrap(), how).await;
+    let wire = Wire::start(servers[0].address(), how).await;
     let client = connect(&wire.address.to_string()).await;
-    let direct = servers.address(0);
+    let direct = servers[0].address().to_string();
     let (other, b, c) = (connect(&direct).await, connect(&direct).await, connect(&direct).await);
     let nested = match kind {
         Kind::Nested => Some(other.mutex(format!("{name}/inner")).acquire().await.unwrap()),

@@ -6,7 +6,6 @@ use lockkeeper_testkit::holder::Program;
 use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::etcd::Servers;
 use lockkeeper_testkit::storm::{Fault, Plan, Storm};
-use nix::sys::signal::Signal;
 use tokio::time::sleep;
 
 /// Longer than a healthy cluster needs to elect a leader, shorter than processes are stopped for.
@@ -22,7 +21,7 @@ async fn a_storm_on_three_members() {
     let servers = &Servers::start(3);
     let mut proxies = Vec::new();
     for n in 0..3 {
-        proxies.push(Proxy::start(servers.address(n).parse().expect("it is an address")).await);
+        proxies.push(Proxy::start(servers[n].address()).await);
     }
     let address = |n: usize| proxies[n % 3].address().to_string();
     // Each talks to another member at first.
@@ -31,8 +30,8 @@ async fn a_storm_on_three_members() {
     let plan = Plan { ttl: TTL, ..Plan::default() };
     let mut storm = Storm::start(&Program::test(module_path!()), &urls, plan);
     let restart = move |n: usize| {
-        servers.kill(n);
-        servers.restart(n);
+        servers[n].kill();
+        servers[n].restart();
     };
     let mut faults = [
         Fault::new("leader killed and started again", move || async move {
@@ -62,7 +61,7 @@ async fn a_storm_on_three_members() {
 
 /// Stops a member for up to a lease and a half.
 async fn stop(servers: &Servers, member: usize) {
-    servers.signal(member, Signal::SIGSTOP);
+    servers[member].pause();
     sleep(TTL.mul_f64(1.5 * fastrand::f64())).await;
-    servers.signal(member, Signal::SIGCONT);
+    servers[member].resume();
 }

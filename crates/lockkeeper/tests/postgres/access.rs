@@ -3,7 +3,7 @@
 use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Loss};
 use lockkeeper_testkit::certificates;
-use lockkeeper_testkit::database::{Pgbouncer, Postgres};
+use lockkeeper_testkit::server::{Pgbouncer, Postgres};
 use sqlx::Connection;
 
 use super::{LEASE, database, server, strategy};
@@ -59,7 +59,7 @@ async fn a_server_that_refuses_us_is_an_error_without_our_password() {
 
 #[tokio::test]
 async fn a_pooler_that_lends_by_transaction_and_a_standby_are_refused() {
-    let mut server = Postgres::start();
+    let server = Postgres::start();
     let url = server.url();
     Client::connect(&url).await.unwrap();
     let pooler = Pgbouncer::start(&server, "pool_mode = transaction");
@@ -68,9 +68,9 @@ async fn a_pooler_that_lends_by_transaction_and_a_standby_are_refused() {
         let error = Client::connect(&through).await.unwrap_err().to_string();
         assert!(error.contains("pooler") && error.contains("connect past"), "{error}");
     }
-    server.crash();
+    server.kill();
     std::fs::write(server.directory().join("data/standby.signal"), "").unwrap();
-    server.resume_service();
+    server.restart();
     for way in ["lease", "advisory", "row"] {
         let error = Client::connect(strategy(&url, way)).await.unwrap_err().to_string();
         assert!(error.contains("standby") && error.contains("primary"), "{error}");

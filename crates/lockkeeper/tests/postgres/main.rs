@@ -1,14 +1,13 @@
-//! PostgreSQL: every case of the test kit for every strategy, and what only such a server can suffer.
+//! Everything that is tested against real PostgreSQL servers alone.
 
 mod access;
+mod conformance;
 mod tables;
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use lockkeeper_testkit::conformance;
-use lockkeeper_testkit::conformance::Store;
-use lockkeeper_testkit::database::Postgres;
+use lockkeeper_testkit::server::Postgres;
 
 /// One server for all tests here; each has a database of its own.
 fn server() -> &'static Postgres {
@@ -18,12 +17,6 @@ fn server() -> &'static Postgres {
 
 /// Long enough that a busy machine does not end a lease by accident.
 const LEASE: Duration = Duration::from_secs(3);
-
-conformance!(lease, Store::at(server().url()).ttl(LEASE));
-
-conformance!(advisory, Store::at(strategy(&server().url(), "advisory")).ttl(LEASE));
-
-conformance!(row, Store::at(strategy(&server().url(), "row")).ttl(LEASE));
 
 fn strategy(url: &str, strategy: &str) -> String {
     format!("{url}?strategy={strategy}")

@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use super::one::{Server, VOLATILE, eventually};
+use super::server::{Server, VOLATILE};
+use crate::server::{eventually, hosts, program, run};
 
 /// A Cluster of three masters.
 #[derive(Debug)]
@@ -30,14 +31,10 @@ impl Cluster {
         let more = ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"];
         let arguments = [&VOLATILE[..], &clustered, &more].concat();
         let servers: Vec<_> = (0..3 + 3 * each).map(|_| Server::with(&arguments)).collect();
-        let addresses: Vec<_> = servers.iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
-        let made = Command::new("redis-cli")
+        run(Command::new(program("redis-cli", "redis-tools"))
             .args(["--cluster", "create"])
-            .args(&addresses)
-            .args(["--cluster-replicas", &each.to_string(), "--cluster-yes"])
-            .output()
-            .expect("redis-cli is installed");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stdout));
+            .args(hosts(&servers).split(','))
+            .args(["--cluster-replicas", &each.to_string(), "--cluster-yes"]));
         let cluster = Self { servers, replicas: 3 * each };
         cluster.settled();
         cluster
@@ -63,9 +60,7 @@ impl Cluster {
 
     /// Where it is, as clients write it.
     pub fn url(&self) -> String {
-        let hosts: Vec<_> =
-            self.servers.iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
-        format!("redis+cluster://{}", hosts.join(","))
+        format!("redis+cluster://{}", hosts(&self.servers))
     }
 
     /// The server that has the slot of a key, once there is one.

@@ -1,7 +1,7 @@
 //! Servers that fail over by sentinels.
 
-use super::one::{Server, VOLATILE, directory, eventually};
-use crate::ports::free_port;
+use super::server::{Server, VOLATILE};
+use crate::server::{eventually, hosts};
 
 /// One master, two replicas and three sentinels.
 #[derive(Debug)]
@@ -58,22 +58,15 @@ impl Sentinels {
     }
 
     fn sentinel(master: u16) -> Server {
-        let (port, directory) = (free_port(), directory());
-        let text = format!(
-            "port {port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {master} 2\n\
+        Server::sentinel(&format!(
+            "sentinel monitor main 127.0.0.1 {master} 2\n\
              sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 4000\n"
-        );
-        let file = directory.path().join("sentinel.conf");
-        std::fs::write(&file, text).expect("a new directory takes files");
-        let file = file.display().to_string();
-        Server::launch("redis-sentinel", port, directory, vec![&file])
+        ))
     }
 
     /// Where they are, as clients write it.
     pub fn url(&self) -> String {
-        let hosts: Vec<_> =
-            self.sentinels.iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
-        format!("redis+sentinel://{}/main", hosts.join(","))
+        format!("redis+sentinel://{}/main", hosts(&self.sentinels))
     }
 
     /// The server that is the master now.

@@ -15,17 +15,16 @@ use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
 use tokio::time::sleep;
 
 use super::cluster::{NAME, PATIENCE, is_not_found};
-use super::held_watch::watch_over;
 use super::keepalive::KeepAliveOutcome;
 use super::leases::{BorrowedLease, revoke};
 use super::look::{View, revision};
 use super::queue::{self, refuse_mix};
 use super::record::Record;
 use super::watch::Target;
-use super::{Held, Shared, nested, patience};
+use super::{EtcdHeld, Shared, nested, patience};
 use crate::core::admission::{self, Turn};
-use crate::core::clock::Clock;
-use crate::engine::{Asked, Claim, Fence, Grant, Lease, Mode, Released, Request};
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Fence, Grant, Mode, Released, Request};
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::{Error, Result};
 
@@ -86,12 +85,12 @@ impl EtcdClaim {
     }
 
     /// Our lease, made if there is none.
-    async fn lease(&mut self) -> Result<(i64, Duration)> {
+    async fn lease(&mut self, asked: Moment) -> Result<(i64, Duration)> {
         let lent = self.lent.get_or_insert_with(|| self.shared.leases.take(self.request.ttl));
         if let Some(ttl) = lent.ttl {
             return Ok((lent.id, ttl));
         }
-        let made = lent.make(&self.shared.cluster).await;
+        let made = lent.make(&self.shared.cluster, asked).await;
         self.doubt |= made.is_err();
         Ok((lent.id, made?))
     }
@@ -200,41 +199,34 @@ impl EtcdClaim {
         Ok(answer.succeeded())
     }
 
-    /// Notes that our place is in.
-    fn hold(&mut self, lease: i64, number: i64) -> Held {
+    fn grant(
+        &mut self,
+        lease: i64,
+        number: i64,
+        seen: i64,
+        (ttl, since): (Duration, Moment),
+        fence: Fence,
+    ) -> Grant {
         self.held = true;
         self.ahead = None;
         let seat = self.shared.names.seat(&self.request.key, lease);
-        let held = Held { lease, seat, number };
-        self.shared.hold(self.request.token, held.clone());
-        held
-    }
-
-    fn grant(&self, held: Held, seen: i64, ttl: Duration, fence: Fence) -> Grant {
-        let gone = watch_over(self.shared.clone(), held, seen + 1, self.bell.clone());
-        Grant {
-            fence,
-            slots: self.slots.clone(),
-            lease: Lease { ttl, ..Lease::of(&self.request) },
-            bound: false,
-            gone: Some(Box::pin(gone)),
-        }
+        let (shared, yielding) = (self.shared.clone(), self.bell.clone());
+        let held = EtcdHeld { shared, lease, seat, number, seen, yielding };
+        Grant { fence, slots: self.slots.clone(), ttl, since, held: Arc::new(held) }
     }
 }
 
 #[async_trait]
 impl Claim for EtcdClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
-        let begun = Clock::System.now();
-        self.shared.departures.over(&self.request.key).await;
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         loop {
-            let (lease, ttl) = self.lease().await?;
+            let (lease, ttl) = self.lease(asked).await?;
             let lent = self.lent.as_ref().expect("it was just made or taken");
-            let now = Clock::System.now();
-            // One that was kept alive a moment ago need not be again: the lock is that much shorter,
-            // and renewed that much earlier. One that is not renewed has to be of full length.
+            // One that was kept alive a moment ago need not be again: the grant counts from then, and
+            // is renewed that much earlier. One that is not renewed has to be of full length.
             let enough = if self.request.fixed { Duration::ZERO } else { ttl / RECENT };
-            let recent = lent.age(&begun).is_zero() || lent.age(&now) < enough;
+            let age = lent.alive.map(|alive| asked.since(&alive));
+            let recent = age.is_some_and(|age| age.is_zero() || age < enough);
             let shared = self.shared.clone();
             let alive = async {
                 match recent {
@@ -244,7 +236,7 @@ impl Claim for EtcdClaim {
             };
             let (view, alive) = tokio::join!(self.look(lease), alive);
             if let (false, KeepAliveOutcome::Alive, Some(lent)) = (recent, alive, &mut self.lent) {
-                lent.is_alive(now);
+                lent.alive = Some(asked);
             }
             let view = match (view, alive) {
                 (_, KeepAliveOutcome::Gone) => {
@@ -281,10 +273,9 @@ impl Claim for EtcdClaim {
             if turn == Turn::In {
                 match self.confirm(lease, number, &view).await? {
                     Some((fence, seen)) => {
-                        let held = self.hold(lease, number);
-                        let age = self.lent.as_ref().map_or(ttl, |lent| lent.age(&begun));
-                        let ttl = ttl.saturating_sub(age);
-                        return Ok(Some(self.grant(held, seen, ttl, fence)));
+                        let lent = self.lent.as_ref().and_then(|lent| lent.alive);
+                        let since = lent.expect("a lease that was looked at is alive");
+                        return Ok(Some(self.grant(lease, number, seen, (ttl, since), fence)));
                     }
                     None => continue,
                 }
@@ -313,8 +304,6 @@ impl Claim for EtcdClaim {
             return Ok(released);
         }
         let shared = self.shared.clone();
-        let _departing = shared.departures.begin(&self.request.key);
-        shared.let_go(self.request.token);
         let Some(lease) = self.lent.as_ref().map(|lent| lent.id) else {
             return Ok(Released::Yes);
         };
@@ -338,10 +327,6 @@ impl Claim for EtcdClaim {
         }
         self.released = Some(released);
         Ok(released)
-    }
-
-    fn yield_requested(&self) -> Option<Asked> {
-        Some(self.bell.rung())
     }
 }
 

@@ -10,6 +10,7 @@ use super::Shared;
 use super::claim::EtcdClaim;
 use super::cluster::PATIENCE;
 use super::leases::{Leases, revoke};
+use crate::core::clock::Clock;
 use crate::engine::{Claim, Finding, Mode, Request, Severity};
 use crate::error::Result;
 use crate::key::Key;
@@ -192,7 +193,7 @@ async fn alarms(shared: &Shared) -> Vec<Finding> {
 /// Asks for a lease of one second and sees what comes of it.
 async fn shortest_lease(shared: &Shared) -> Option<Finding> {
     let mut lent = Leases::default().take(Duration::from_secs(1));
-    let shortest = lent.make(&shared.cluster).await.ok()?;
+    let shortest = lent.make(&shared.cluster, Clock::System.now()).await.ok()?;
     let _ = revoke(&shared.cluster, lent.id, &mut false).await;
     let shortest = humantime::format_duration(shortest);
     let what = format!("the shortest lease is {shortest}, also for locks that ask for less");
@@ -215,7 +216,7 @@ async fn permissions(shared: &Arc<Shared>) -> Finding {
         note: None,
     };
     let mut ticket = EtcdClaim::new(shared.clone(), request);
-    let taken = ticket.attempt().await;
+    let taken = ticket.attempt(Clock::System.now()).await;
     let given_back = ticket.release().await;
     match taken.and(given_back) {
         Ok(_) => finding(Severity::Fine, "a lock could be taken and given back", ""),

@@ -1,36 +1,24 @@
 //! Watching over a place that is held: whether somebody takes it away, or asks its holder to give way.
 //!
-//! A lock that is held for a moment is not worth a watch. The watch begins a little later, and from the
-//! revision of the grant, so it sees what happened before it began.
+//! The watch begins some time after the grant, but from its revision, so it sees what happened before.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::GetOptions;
 use tokio::time::sleep;
 
+use super::EtcdHeld;
 use super::record::Record;
 use super::watch::Target;
-use super::{Held, Shared};
-use crate::engines::yield_signal::YieldSignal;
 use crate::error::Loss;
-
-/// How long a lock is held before it is watched over.
-const DELAY: Duration = Duration::from_millis(50);
 
 /// How long nothing is tried after nobody could be asked.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Resolves when the place is gone, and rings when its holder is asked to give way.
-///
-/// `from` is the first revision after the one at which the place was seen.
-pub(super) async fn watch_over(
-    shared: Arc<Shared>,
-    held: Held,
-    mut from: i64,
-    bell: YieldSignal,
-) -> Loss {
-    sleep(DELAY).await;
+/// Resolves when the place is gone, and signals when its holder is asked to give way.
+pub(super) async fn watch_over(held: EtcdHeld) -> Loss {
+    let shared = &held.shared;
+    let mut from = held.seen + 1;
     loop {
         let target = Target { key: held.seat.clone(), end: None, from, changes: true };
         shared.watches.event(target).await;
@@ -46,7 +34,7 @@ pub(super) async fn watch_over(
         };
         match found.kvs().first().filter(|place| place.create_revision() == held.number) {
             Some(place) if Record::read(place.value()).is_some_and(|record| record.asked) => {
-                bell.ring();
+                held.yielding.ring();
             }
             Some(_) => {}
             None => return Loss::Gone,

@@ -15,7 +15,7 @@ use etcd_client::LeaseGrantOptions;
 use tokio::time::Instant;
 
 use super::cluster::{Cluster, PATIENCE, exists_already, is_not_found};
-use crate::core::clock::{Clock, Moment};
+use crate::core::clock::Moment;
 use crate::error::Result;
 
 /// Longer leases are not kept: one that is forgotten would stay for all its length.
@@ -33,7 +33,7 @@ pub(super) struct BorrowedLease {
     /// What the store granted; `None` while it is not certain to exist.
     pub(super) ttl: Option<Duration>,
     /// Before the last request that gave it its full length.
-    alive: Option<Moment>,
+    pub(super) alive: Option<Moment>,
 }
 
 /// Leases that nobody uses.
@@ -90,10 +90,9 @@ impl Leases {
 
 impl BorrowedLease {
     /// Makes the lease, unless an earlier call did and did not hear of it.
-    pub(super) async fn make(&mut self, cluster: &Cluster) -> Result<Duration> {
+    pub(super) async fn make(&mut self, cluster: &Cluster, asked: Moment) -> Result<Duration> {
         const DOING: &str = "make a lease";
         let (id, seconds) = (self.id, self.seconds);
-        let asked = Clock::System.now();
         let grant = cluster.ask(DOING, PATIENCE, |client| {
             let mut client = client.lease_client();
             let id = LeaseGrantOptions::new().with_id(id);
@@ -116,16 +115,6 @@ impl BorrowedLease {
         let ttl = Duration::from_secs(u64::try_from(granted).unwrap_or_default());
         self.ttl = Some(ttl);
         Ok(ttl)
-    }
-
-    /// Notes that it was given its full length by a request that left after this moment.
-    pub(super) fn is_alive(&mut self, asked: Moment) {
-        self.alive = Some(asked);
-    }
-
-    /// How much of its length was over at a moment, at most.
-    pub(super) fn age(&self, now: &Moment) -> Duration {
-        self.alive.as_ref().map_or(Duration::MAX, |alive| now.since(alive))
     }
 }
 

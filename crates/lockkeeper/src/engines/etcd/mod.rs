@@ -10,7 +10,6 @@
 
 mod claim;
 mod cluster;
-mod departures;
 mod doctor;
 mod held_watch;
 mod inspect;
@@ -23,8 +22,7 @@ mod record;
 mod settings;
 mod watch;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -32,21 +30,21 @@ use etcd_client::{GetOptions, GetResponse, Txn, TxnOp, TxnOpResponse, TxnRespons
 
 use self::claim::EtcdClaim;
 use self::cluster::{Cluster, NAME, PATIENCE, is_denied};
-use self::departures::Departures;
 use self::keepalive::{KeepAlive, KeepAliveOutcome};
 use self::layout::KeyNames;
 use self::leases::Leases;
 use self::settings::Settings;
 use self::watch::Watches;
 use super::Registration;
+use super::yield_signal::YieldSignal;
+use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query, Reentrance,
-    Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
+    Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::endpoint::Endpoint;
-use crate::error::Result;
+use crate::error::{Error, Loss, Result};
 use crate::key::Key;
-use crate::owner::Token;
 
 pub(crate) const ENGINE: Registration = Registration {
     open: |endpoint| Box::pin(open(endpoint)),
@@ -90,18 +88,30 @@ struct Shared {
     leases: Leases,
     pulse: KeepAlive,
     watches: Watches,
-    departures: Departures,
-    held: Mutex<HashMap<Token, Held>>,
     bare_password: bool,
 }
 
-/// A place in line that was let in.
+/// A place in the queue that was let in.
 #[derive(Debug, Clone)]
-struct Held {
+struct EtcdHeld {
+    shared: Arc<Shared>,
     lease: i64,
     seat: Vec<u8>,
     /// The create revision of the seat.
     number: i64,
+    /// The revision at which it was seen.
+    seen: i64,
+    yielding: YieldSignal,
+}
+
+impl Held for EtcdHeld {
+    fn gone(&self) -> Option<Signal<Loss>> {
+        Some(Box::pin(held_watch::watch_over(self.clone())))
+    }
+
+    fn yield_requested(&self) -> Option<Signal> {
+        Some(self.yielding.rung())
+    }
 }
 
 /// Opens `etcd://h1,h2,h3` or, with TLS, `etcds://`, and makes sure that a member answers.
@@ -116,8 +126,6 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
         names,
         leases: Leases::default(),
         pulse: KeepAlive::default(),
-        departures: Departures::default(),
-        held: Mutex::default(),
         bare_password: settings.bare_password,
     };
     Ok(Arc::new(Etcd { shared: Arc::new(shared) }))
@@ -149,8 +157,13 @@ impl Engine for Etcd {
         Box::new(EtcdClaim::new(self.shared.clone(), request))
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        Ok(self.shared.renew(leases).await)
+    /// Servers handle the requests of one connection side by side.
+    fn ordered(&self) -> bool {
+        false
+    }
+
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
+        self.shared.renew(leases).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
@@ -179,16 +192,13 @@ impl Engine for Etcd {
 
 impl Shared {
     /// A lease that lives vouches for its key, unless somebody took the key itself away: both are asked.
-    async fn renew(&self, leases: &[Lease]) -> Vec<Renewal> {
-        let held: Vec<_> = {
-            let held = self.held();
-            leases.iter().map(|lease| held.get(&lease.token).cloned()).collect()
-        };
-        let ours: Vec<_> = held.iter().flatten().cloned().collect();
+    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+        let held: Vec<_> = leases.iter().map(Lease::held::<EtcdHeld>).collect();
+        let ours: Vec<_> = held.iter().copied().flatten().collect();
         let ids: Vec<_> = ours.iter().map(|held| held.lease).collect();
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
         let patience = patience(shortest);
-        let (beats, there) = tokio::join!(
+        let (beats, (there, trouble)) = tokio::join!(
             self.pulse.keep(&self.cluster, &ids, patience),
             self.are_there(&ours, patience)
         );
@@ -197,18 +207,29 @@ impl Shared {
             (KeepAliveOutcome::Alive, Some(true)) => Renewal::Renewed,
             _ => Renewal::Unknown,
         });
-        let answer = |held: Option<Held>| match held {
+        let answer = |held: Option<&EtcdHeld>| match held {
             Some(_) => answers.next().unwrap_or(Renewal::Unknown),
             None => Renewal::Gone,
         };
-        held.into_iter().map(answer).collect()
+        let renewals: Vec<_> = held.into_iter().map(answer).collect();
+        match trouble {
+            Some(error) if renewals.iter().all(|renewal| *renewal == Renewal::Unknown) => {
+                Err(error)
+            }
+            _ => Ok(renewals),
+        }
     }
 
-    /// Whether places are still there; `None` where nobody could be asked.
-    async fn are_there(&self, seats: &[Held], patience: Duration) -> Vec<Option<bool>> {
+    /// Whether places are still there; `None` where nobody could be asked, and then why.
+    async fn are_there(
+        &self,
+        seats: &[&EtcdHeld],
+        patience: Duration,
+    ) -> (Vec<Option<bool>>, Option<Error>) {
         let mut there = Vec::with_capacity(seats.len());
+        let mut trouble = None;
         for seats in seats.chunks(OPERATIONS) {
-            let look = |seat: &Held| {
+            let look = |seat: &&EtcdHeld| {
                 TxnOp::get(seat.seat.clone(), Some(GetOptions::new().with_keys_only()))
             };
             let txn = Txn::new().and_then(seats.iter().map(look).collect::<Vec<_>>());
@@ -216,16 +237,20 @@ impl Shared {
                 let (mut client, txn) = (client.kv_client(), txn.clone());
                 async move { client.txn(txn).await }
             });
-            let Ok(found) = found.await else {
-                there.extend(seats.iter().map(|_| None));
-                continue;
+            let found = match found.await {
+                Ok(found) => found,
+                Err(error) => {
+                    there.extend(seats.iter().map(|_| None));
+                    trouble = Some(error);
+                    continue;
+                }
             };
             there.extend(found.op_responses().iter().zip(seats).map(|(found, seat)| {
                 let TxnOpResponse::Get(found) = found else { return None };
                 Some(found.kvs().iter().any(|kv| kv.create_revision() == seat.number))
             }));
         }
-        there
+        (there, trouble)
     }
 
     async fn txn(&self, doing: &str, txn: Txn, doubt: &mut bool) -> Result<TxnResponse> {
@@ -244,18 +269,6 @@ impl Shared {
             async move { client.get(key, Some(options)).await }
         });
         answer.await
-    }
-
-    fn hold(&self, token: Token, held: Held) {
-        self.held().insert(token, held);
-    }
-
-    fn let_go(&self, token: Token) {
-        self.held().remove(&token);
-    }
-
-    fn held(&self) -> MutexGuard<'_, HashMap<Token, Held>> {
-        self.held.lock().expect("nothing panics under this lock")
     }
 }
 

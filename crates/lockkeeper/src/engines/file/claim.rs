@@ -1,5 +1,6 @@
 //! A claim on a lock file: its open file, its number, and how it waits.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -16,7 +17,8 @@ use super::watchers::{self, Freed};
 use super::{MOST_RECORDS, Opened, Place, Shared, both, failed, or_conflict, ticket, waiting};
 use crate::core::Backoff;
 use crate::core::admission::{self, Turn};
-use crate::engine::{Claim, Fence, Grant, Lease, Mode, Released, Request};
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request};
 use crate::error::{Error, Result};
 
 /// How the first in line for a semaphore looks for a free permit: the kernel cannot wait for *any*
@@ -89,7 +91,7 @@ impl FileClaim {
     }
 
     /// Decides under the deciding byte whether it is our turn, and writes down what follows.
-    fn judge(&mut self, epoch: u64) -> Result<Option<Grant>> {
+    fn judge(&mut self, epoch: u64, asked: Moment) -> Result<Option<Grant>> {
         let opened = self.opened.as_ref().expect("a file is open while it is decided on");
         let begun = opened.read_or_begin(epoch, &self.request.key);
         let mut file = begun.map_err(|error| or_conflict(&self.request.key, error))?;
@@ -108,7 +110,7 @@ impl FileClaim {
                     self.granted = ours.map(|(_, record)| (record.fence, record.slots.clone()));
                     self.place = Some(Place { number, epoch, at });
                     self.unlock(waiting(number))?;
-                    return Ok(self.grant());
+                    return self.grant(asked);
                 }
                 // Our place did not make it into this epoch, or was taken away: we start again.
                 Some((_, State::Broken)) | None => {
@@ -200,7 +202,7 @@ impl FileClaim {
             self.unlock(waiting(number))?;
         }
         self.granted = Some(granted);
-        Ok(self.grant())
+        self.grant(asked)
     }
 
     fn unlock(&self, bytes: Bytes) -> Result<()> {
@@ -208,9 +210,13 @@ impl FileClaim {
         ofd_lock::unlock(&opened.file, bytes).map_err(|error| opened.failed("unlock", error))
     }
 
-    fn grant(&self) -> Option<Grant> {
-        let (fence, slots) = self.granted.clone()?;
-        Some(Grant { fence, slots, lease: Lease::of(&self.request), bound: true, gone: None })
+    fn grant(&self, asked: Moment) -> Result<Option<Grant>> {
+        let (Some((fence, slots)), Some(opened)) = (self.granted.clone(), &self.opened) else {
+            return Ok(None);
+        };
+        let held = FileHeld { file: opened.file.clone() };
+        let (ttl, since) = (self.request.ttl, asked);
+        Ok(Some(Grant { fence, slots, ttl, since, held: Arc::new(held) }))
     }
 
     /// Sees to it that a thread sleeps until the byte is free.
@@ -241,13 +247,13 @@ impl FileClaim {
 
 #[async_trait]
 impl Claim for FileClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
-        if let Some(grant) = self.grant() {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        if let Some(grant) = self.grant(asked)? {
             return Ok(Some(grant));
         }
         loop {
             let epoch = self.decide().await?;
-            let answer = self.judge(epoch);
+            let answer = self.judge(epoch, asked);
             let opened = self.opened.as_ref().expect("it was just decided on");
             // Somebody may have taken us for stopped. Then what we wrote does not count, unless it
             // was copied: the next round tells.
@@ -296,10 +302,21 @@ impl Claim for FileClaim {
         }
         Ok(if broken { Released::AlreadyGone } else { Released::Yes })
     }
+}
+
+/// The open file whose kernel lock is the grant.
+#[derive(Debug)]
+struct FileHeld {
+    file: Arc<File>,
+}
+
+impl Held for FileHeld {
+    fn expires(&self) -> bool {
+        false
+    }
 
     fn bequeath(&self) -> Option<OwnedFd> {
-        self.granted.as_ref()?;
-        self.opened.as_ref()?.file.try_clone().ok().map(OwnedFd::from)
+        self.file.try_clone().ok().map(OwnedFd::from)
     }
 }
 

@@ -37,6 +37,8 @@ pub(super) struct Directory {
     mode: u32,
     /// The group of lock files, if they are for a group.
     group: Option<u32>,
+    /// Whether a network file system will do.
+    network_allowed: bool,
 }
 
 impl Directory {
@@ -51,6 +53,22 @@ impl Directory {
                 homeless()
             ))
         })
+    }
+
+    /// The directory as it is. One that is not there is made by the first who takes a lock in it, not by
+    /// those who only look.
+    pub(super) fn find(path: PathBuf, network_allowed: bool) -> Result<Self> {
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Ok(Self { path, mode: 0o600, group: None, network_allowed })
+            }
+            _ => Self::open(path, network_allowed),
+        }
+    }
+
+    /// The same directory, now that it is needed.
+    pub(super) fn make(&self) -> Result<Self> {
+        Self::open(self.path.clone(), self.network_allowed)
     }
 
     /// Opens the directory, and makes it if it is not there.
@@ -71,7 +89,7 @@ impl Directory {
                     "{shown} belongs to another user ({}), who could take locks away or plant \
                      links there; name a directory of your own (0700). {}",
                     name_of(about.uid()),
-                    how_to_share(&shown)
+                    how_to_share(&path)
                 )));
             }
         }
@@ -79,14 +97,14 @@ impl Directory {
             let inside = path.join(format!("lockkeeper-{}", geteuid()));
             return Err(Error::Config(format!(
                 "everyone may write into {shown}, so anyone could take locks away; name a directory \
-                 in it, such as file://{}, which is made for you alone (0700). {}",
-                inside.display(),
-                how_to_share(&path.join("NAME").display().to_string())
+                 in it, such as {}, which is made for you alone (0700). {}",
+                url_of(&inside),
+                how_to_share(&path.join("NAME"))
             )));
         }
         let group = (about.mode() & 0o020 != 0).then_some(about.gid());
         let mode = if group.is_some() { 0o660 } else { 0o600 };
-        let directory = Self { path, mode, group };
+        let directory = Self { path, mode, group, network_allowed };
         match directory.network().map_err(|error| cannot("look at", error))? {
             Some(kind) if !network_allowed => Err(Error::Config(format!(
                 "{shown} is on a network file system ({kind}), where the kernel may lose a lock \
@@ -166,7 +184,7 @@ impl Directory {
         let (Some(group), Ok(about)) = (self.group, fs::symlink_metadata(path)) else {
             return error;
         };
-        let directory = self.path.display();
+        let (path, directory) = (quoted(path), quoted(&self.path));
         io::Error::new(
             error.kind(),
             format!(
@@ -175,7 +193,6 @@ impl Directory {
                 name_of(about.uid()),
                 about.gid(),
                 about.mode() & 0o777,
-                path = path.display(),
             ),
         )
     }
@@ -195,7 +212,11 @@ impl Directory {
     /// All lock files.
     pub(super) fn files(&self) -> io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
-        for entry in fs::read_dir(&self.path)? {
+        let entries = match fs::read_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(files),
+            entries => entries?,
+        };
+        for entry in entries {
             let path = entry?.path();
             if path.extension().is_some_and(|end| end == &SUFFIX[1..]) {
                 files.push(path);
@@ -272,8 +293,25 @@ fn homeless() -> String {
     format!("file://{base}/lockkeeper-{}, which is made for you alone", geteuid())
 }
 
-fn how_to_share(directory: &str) -> String {
+fn how_to_share(directory: &Path) -> String {
+    let directory = quoted(directory);
     format!("To share one, let root make it for a group: install -d -g GROUP -m 2770 {directory}")
+}
+
+/// A path as one word of a shell.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+:,@%".contains(c);
+    match text.chars().all(plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+/// The URL of a directory.
+fn url_of(path: &Path) -> String {
+    url::Url::from_file_path(path)
+        .map_or_else(|()| format!("file://{}", path.display()), Into::into)
 }
 
 /// Which file this is, to see whether a path still leads to it.
@@ -393,6 +431,29 @@ mod tests {
         fs::create_dir(&team).unwrap();
         fs::set_permissions(&team, fs::Permissions::from_mode(0o770)).unwrap();
         assert_eq!(mode(&Directory::open(team, false).unwrap()), 0o660);
+    }
+
+    #[test]
+    fn advice_can_be_pasted_into_a_shell() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("it's mine");
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        let message = Directory::open(path, false).unwrap_err().to_string();
+        assert!(message.contains("it's%20mine/lockkeeper-"), "{message}");
+        assert!(message.contains(r"it'\''s mine/NAME'"), "{message}");
+    }
+
+    #[test]
+    fn a_directory_is_made_by_the_first_lock_and_not_by_a_look() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("locks");
+        let directory = Directory::find(path.clone(), false).unwrap();
+        assert!(directory.files().unwrap().is_empty());
+        assert!(directory.to_sweep().is_empty());
+        assert!(!path.exists());
+        assert_eq!(directory.make().unwrap().mode, directory.mode);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
     }
 
     proptest! {

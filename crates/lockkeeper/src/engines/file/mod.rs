@@ -33,6 +33,7 @@ use self::epoch::{AREA, REMOVING, base, deciding, epoch_of};
 use self::ofd_lock::{Bytes, Hold};
 use self::record::{COUNTERS_AT, HEAD, Left, LockFile, MAGIC, NotOurs, RECORD, Record, State};
 use super::Registration;
+use crate::core::clock::Moment;
 use crate::engine::{
     Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query, Reentrance,
     Renewal, Request, Scope, Severity, Snapshot, Support, Survives, Wakeup,
@@ -94,7 +95,7 @@ struct Place {
 /// An open lock file, and which file that is.
 #[derive(Debug)]
 struct Opened {
-    file: File,
+    file: Arc<File>,
     identity: Identity,
     /// The epoch that was the current one at the last look.
     seen: AtomicU64,
@@ -135,8 +136,7 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
             ))
         })?,
     };
-    let directory = Directory::open(path, network_allowed)?;
-    Ok(Arc::new(Files::start(directory)?))
+    Ok(Arc::new(Files::start(Directory::find(path, network_allowed)?)?))
 }
 
 /// The only option: whether a network file system will do.
@@ -158,7 +158,7 @@ impl Engine for Files {
     }
 
     /// There is nothing to extend: it only finds out whether an operator broke the lock.
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         leases.iter().map(|lease| self.shared.vouch(lease)).collect()
     }
 
@@ -187,6 +187,7 @@ impl Engine for Files {
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
+        self.shared.directory.make()?;
         Ok(self.shared.examine())
     }
 }
@@ -197,7 +198,13 @@ impl Shared {
         if let Some(opened) = self.spare().remove(key) {
             return Ok(opened);
         }
-        let opened = self.directory.open_file(path).and_then(Opened::new);
+        let opened = match self.directory.open_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.directory.make()?.open_file(path)
+            }
+            opened => opened,
+        };
+        let opened = opened.and_then(Opened::new);
         opened.map_err(|error| failed(format!("open the lock file {}", path.display()), error))
     }
 
@@ -365,7 +372,7 @@ impl Shared {
 impl Opened {
     fn new(file: File) -> io::Result<Self> {
         let (identity, size) = Identity::of_file(&file)?;
-        Ok(Self { file, identity, seen: epoch_of(size).into(), given_back: None })
+        Ok(Self { file: Arc::new(file), identity, seen: epoch_of(size).into(), given_back: None })
     }
 
     /// What the area of an epoch says; `None` if it is not filled in.

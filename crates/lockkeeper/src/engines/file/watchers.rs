@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::{LazyLock, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use tokio::sync::watch;
 
@@ -39,7 +39,7 @@ impl Freed {
 pub(super) fn watch(
     identity: Identity,
     byte: Bytes,
-    open: impl FnOnce() -> Result<File>,
+    open: impl FnOnce() -> Result<Arc<File>>,
 ) -> Result<Freed> {
     let key = (std::process::id(), identity, byte.start);
     let mut watched = watched();

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 pub const SCHEMA: &str = include_str!("schema.sql");
 
 /// The version of [`SCHEMA`] that this code speaks.
-const VERSION: i32 = 1;
+pub(super) const VERSION: i32 = 2;
 
 pub(super) const NAME: &str = "mysql";
 
@@ -141,13 +141,11 @@ pub(super) async fn prepare(settings: Settings) -> Result<Sessions<MySqlConnecti
         }
         make(&sessions).await?;
     }
-    match find(&sessions).await? {
-        Some(VERSION) => Ok(sessions),
-        found => Err(sql::missing(
-            NAME,
-            &format!("they have version {found:?}, and this is for {VERSION}"),
-        )),
-    }
+    let Some(version) = find(&sessions).await? else {
+        return Err(sql::missing(NAME, "they are not there any more"));
+    };
+    sql::check_version(NAME, version, VERSION)?;
+    Ok(sessions)
 }
 
 /// The same for locks that are bound to a connection, which are known to one member of a cluster only.
@@ -194,7 +192,7 @@ async fn find(sessions: &Sessions<MySqlConnection>) -> Result<Option<i32>> {
     Ok(version)
 }
 
-async fn version(wire: &mut MySqlConnection) -> sqlx::Result<Option<i32>> {
+pub(super) async fn version(wire: &mut MySqlConnection) -> sqlx::Result<Option<i32>> {
     let asking = sqlx::query_scalar::<_, i64>(
         "SELECT COUNT(*) FROM information_schema.tables
          WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_version'",

@@ -5,9 +5,11 @@ use std::collections::HashMap;
 use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
 
-use super::connect::number;
+use super::connect::{NAME, VERSION, number, version};
 use crate::engine::{Finding, Severity};
-use crate::engines::sql::{STATEMENT, Sessions, finding, seconds_since_1970, within};
+use crate::engines::sql::{
+    STATEMENT, Sessions, finding, seconds_since_1970, version_finding, within,
+};
 use crate::error::Result;
 
 /// Looks at the server, its settings, and our rights.
@@ -17,19 +19,23 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         let wire = session.wire();
         let settings = settings(wire).await?;
         let allowed = may_write(wire).await?;
+        let tables = version(wire).await?.unwrap_or(0);
         let asking = sqlx::query(
             "SELECT VERSION() AS version, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) AS moved,
                ABS(UNIX_TIMESTAMP(SYSDATE(6)) - ?) AS skew
              FROM (SELECT SLEEP(0.02)) AS a_moment",
         );
         let row = asking.bind(seconds_since_1970()).fetch_one(wire).await?;
-        Ok((settings, allowed, row))
+        Ok((settings, allowed, tables, row))
     };
     let answer = within(STATEMENT, asking).await;
-    let (settings, allowed, row) = session.settle(answer, "look at the server")?;
+    let (settings, allowed, tables, row) = session.settle(answer, "look at the server")?;
     let setting = |name: &str| settings.get(name).map_or("unknown", String::as_str);
     let count = |name: &str| setting(name).parse::<i64>().ok();
-    let mut findings = vec![finding(Severity::Fine, row.get::<&str, _>("version"), "")];
+    let mut findings = vec![
+        finding(Severity::Fine, row.get::<&str, _>("version"), ""),
+        version_finding(NAME, tables, VERSION),
+    ];
     let mut judge = |fine: bool, otherwise: Severity, what: String, advice: &str| {
         let severity = if fine { Severity::Fine } else { otherwise };
         findings.push(finding(severity, &what, if fine { "" } else { advice }));

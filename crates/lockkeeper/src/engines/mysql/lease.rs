@@ -13,7 +13,8 @@ use sqlx::{FromRow, Row as _};
 use super::connect::{NAME, Settings, is_galera, prepare};
 use super::doctor;
 use super::lease_claim::{LeaseClaim, slots};
-use super::uncontended::Uncontended;
+use super::uncontended::{LeaseHeld, Uncontended};
+use crate::core::clock::Moment;
 use crate::engine::{
     Claim, Engine, Entry, Finding, Guarantees, Lease, Query, Renewal, Request, Snapshot, Wakeup,
 };
@@ -102,17 +103,16 @@ impl Engine for Leases {
         Box::new(LeaseClaim::new(self.shared.clone(), request))
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         let Shared { sessions, alone } = &*self.shared;
         let renewals = sql::renewals(sessions, leases, async |wire, tokens| {
             // Tokens are hexadecimal digits, dashes and a colon: nothing that JSON would mind.
             let all: Vec<_> = std::iter::zip(tokens, leases)
                 .map(|(token, lease)| {
-                    let key = match alone {
-                        Some(alone) if alone.renewing(lease.token) => {
-                            format!(r#","k":"{}""#, hexadecimal(&lease.key))
-                        }
-                        _ => String::new(),
+                    let held = lease.held::<LeaseHeld>();
+                    let key = match alone.is_some() && held.is_some_and(LeaseHeld::begin_renewal) {
+                        true => format!(r#","k":"{}""#, hexadecimal(&lease.key)),
+                        false => String::new(),
                     };
                     format!(r#"{{"t":"{token}","u":{}{key}}}"#, micros(lease.ttl))
                 })
@@ -121,11 +121,9 @@ impl Engine for Leases {
             renewing.bind(format!("[{}]", all.join(","))).fetch_all(wire).await
         })
         .await?;
-        if let Some(alone) = alone {
-            for (lease, renewal) in std::iter::zip(leases, &renewals) {
-                if *renewal == Renewal::Renewed {
-                    alone.forget(lease.token);
-                }
+        for (lease, renewal) in std::iter::zip(leases, &renewals) {
+            if let (Renewal::Renewed, Some(held)) = (renewal, lease.held::<LeaseHeld>()) {
+                held.leave_row();
             }
         }
         Ok(renewals)

@@ -13,6 +13,7 @@ use sqlx::{FromRow, Row as _};
 use tokio::time::sleep;
 
 use super::lease::Shared;
+use super::uncontended::LeaseHeld;
 use crate::core::Backoff;
 use crate::core::admission;
 use crate::core::clock::{Clock, Moment, usable};
@@ -45,6 +46,7 @@ pub(super) struct LeaseClaim {
     pause: Duration,
     /// How many are in our way.
     ahead: i64,
+    held: Option<Arc<LeaseHeld>>,
 }
 
 /// Where the server keeps it, as far as we know.
@@ -74,7 +76,17 @@ impl LeaseClaim {
     pub(super) fn new(shared: Arc<Shared>, request: Request) -> Self {
         let token = request.token.to_string();
         let (looks, pause, ahead) = (0, LOOK_AGAIN, i64::MAX);
-        Self { shared, request, token, place: Place::Nowhere, last: None, looks, pause, ahead }
+        Self {
+            shared,
+            request,
+            token,
+            place: Place::Nowhere,
+            last: None,
+            looks,
+            pause,
+            ahead,
+            held: None,
+        }
     }
 
     /// Takes a lock that we ourselves had last, if nobody else came since. It is the one durable write
@@ -160,7 +172,8 @@ impl LeaseClaim {
         let Request { key, token, ttl, .. } = &self.request;
         let gone = match (self.place, &self.shared.alone) {
             (Place::Row { asked }, Some(alone)) => {
-                let quick = alone.forget(*token) && Clock::System.since(&asked) < usable(*ttl);
+                let in_row = self.held.as_ref().is_some_and(|held| held.leave_row());
+                let quick = in_row && Clock::System.since(&asked) < usable(*ttl);
                 let freed = quick && self.free(wire).await?;
                 if freed {
                     alone.gave_back(key, *token);
@@ -188,9 +201,9 @@ impl LeaseClaim {
 
 #[async_trait]
 impl Claim for LeaseClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         let shared = self.shared.clone();
-        let Request { key, token, mode, .. } = &self.request;
+        let Request { key, mode, .. } = &self.request;
         let mut session = shared.sessions.of(key).await?;
         if let (Place::Nowhere, Some(alone)) = (self.place, &shared.alone)
             && mode.is_exclusive()
@@ -199,7 +212,6 @@ impl Claim for LeaseClaim {
             self.last = alone.last(key);
         }
         self.place = Place::Unknown;
-        let asked = Clock::System.now();
         let asking = async {
             if let Some(last) = self.last
                 && let Some(answer) = self.take_again(session.wire(), last).await?
@@ -222,14 +234,13 @@ impl Claim for LeaseClaim {
             self.ahead = answer.ahead;
             return Ok(None);
         };
-        self.place = match &shared.alone {
-            Some(alone) if answer.alone => {
-                alone.took(*token);
-                Place::Row { asked }
-            }
-            _ => Place::Line,
+        self.place = match answer.alone && shared.alone.is_some() {
+            true => Place::Row { asked },
+            false => Place::Line,
         };
-        Ok(Some(sql::grant(&self.request, fence, answer.slots)))
+        let held = Arc::new(LeaseHeld::new(answer.alone));
+        self.held = Some(held.clone());
+        Ok(Some(sql::grant(&self.request, fence, answer.slots, asked, held)))
     }
 
     async fn wait(&mut self) -> Result<()> {
@@ -252,14 +263,6 @@ impl Claim for LeaseClaim {
         match held {
             true => Ok(Released::Yes),
             false => Ok(Released::AlreadyGone),
-        }
-    }
-}
-
-impl Drop for LeaseClaim {
-    fn drop(&mut self) {
-        if let Some(alone) = &self.shared.alone {
-            alone.forget(self.request.token);
         }
     }
 }

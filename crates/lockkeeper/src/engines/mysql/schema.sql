@@ -1,4 +1,6 @@
--- lockkeeper's tables and procedures, version 1, for MariaDB 10.6 and MySQL 8.
+-- lockkeeper's tables and procedures, version 2, for MariaDB 10.6 and MySQL 8. Running this again changes
+-- nothing. Run over version 1 it brings that up to date, and keeps what is there: stop the clients of
+-- version 1 first.
 --
 -- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
 -- it also carries the key's fence. lockkeeper_claim is the line: whoever holds or waits, in order.
@@ -10,6 +12,42 @@
 -- Time is SYSDATE(6) in UTC, read after the latch is held: NOW() would be older than the wait for it.
 -- Looks are SELECT … INTO: MariaDB locks what IF EXISTS (SELECT …) reads in a procedure, and would wait.
 DELIMITER //
+DROP PROCEDURE IF EXISTS lockkeeper_upgrade //
+CREATE PROCEDURE lockkeeper_upgrade() SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_found, v_version BIGINT;
+  -- The column is there already.
+  DECLARE CONTINUE HANDLER FOR 1060 BEGIN END;
+  SELECT COUNT(*) INTO v_found FROM information_schema.tables
+    WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_version';
+  IF v_found > 0 THEN
+    SELECT MAX(version) INTO v_version FROM lockkeeper_version;
+  END IF;
+  IF v_version > 2 THEN
+    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT =
+      'the tables of lockkeeper have a later version here than 2; use the newer lockkeeper, which made them';
+  ELSEIF v_version < 2 THEN
+    ALTER TABLE lockkeeper_lock
+      ADD COLUMN token VARBINARY(64) NULL,
+      ADD COLUMN owner VARBINARY(128) NULL,
+      ADD COLUMN kind VARBINARY(16) NULL,
+      ADD COLUMN until DATETIME(6) NULL,
+      ADD COLUMN who VARCHAR(512) CHARACTER SET utf8mb4 NULL,
+      ADD COLUMN note TEXT CHARACTER SET utf8mb4 NULL;
+    ALTER TABLE lockkeeper_version
+      ADD COLUMN swept_lock VARBINARY(512) NOT NULL DEFAULT '',
+      ADD COLUMN swept_bound VARBINARY(512) NOT NULL DEFAULT '';
+    -- What is in it only saves the rest of a lease.
+    DROP TABLE IF EXISTS lockkeeper_freed;
+    -- Permits were numbers: 0,1,7 is 0-0,1-1,7-7 now.
+    UPDATE lockkeeper_claim
+      SET slots = REGEXP_REPLACE(slots, '([0-9]+)', 
+        /*M! CONCAT(CHAR(92), '1-', CHAR(92), '1') */ /*!80001 '$1-$1' */)
+      WHERE slots <> '' AND LOCATE('-', slots) = 0;
+  END IF;
+END //
+CALL lockkeeper_upgrade() //
+DROP PROCEDURE lockkeeper_upgrade //
 CREATE TABLE IF NOT EXISTS lockkeeper_lock (
   name  VARBINARY(512) NOT NULL PRIMARY KEY,
   fence BIGINT NOT NULL,
@@ -539,5 +577,6 @@ CREATE TABLE IF NOT EXISTS lockkeeper_version (
   swept_lock  VARBINARY(512) NOT NULL DEFAULT '',
   swept_bound VARBINARY(512) NOT NULL DEFAULT ''
 ) ENGINE = InnoDB //
-INSERT IGNORE INTO lockkeeper_version (version) VALUES (1) //
+INSERT IGNORE INTO lockkeeper_version (version) VALUES (2) //
+DELETE FROM lockkeeper_version WHERE version < 2 //
 DELIMITER ;

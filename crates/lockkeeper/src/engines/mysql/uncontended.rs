@@ -2,52 +2,27 @@
 //! by another that waits for no disk.
 //!
 //! A holder that is alone is told in the lock's own row. It stays there until somebody else comes, which
-//! does not matter here, or until it is renewed, which puts a copy of it into the line. What is then left
+//! does not matter here, or until it is renewed, which puts a copy of it into the queue. What is then left
 //! of it in two places is for a procedure to remove.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 
+use crate::engine::Held;
 use crate::key::Key;
 use crate::owner::Token;
 
 /// So many keys are remembered, and then forgotten all at once: forgetting only costs time.
 const KEYS: usize = 10_000;
 
-/// The locks that this client holds alone, and those that it gave back.
+/// Which of our claims had a key last, of keys that we gave back.
 #[derive(Debug, Default)]
-pub(super) struct Uncontended(Mutex<Known>);
-
-#[derive(Debug, Default)]
-struct Known {
-    /// Whether it may have been renewed, of each that was put into the lock's own row.
-    held: HashMap<Token, bool>,
-    /// Who of us had the key last.
-    freed: HashMap<Key, Token>,
-}
+pub(super) struct Uncontended(Mutex<HashMap<Key, Token>>);
 
 impl Uncontended {
-    /// A lock was given, in its own row.
-    pub(super) fn took(&self, token: Token) {
-        self.known().held.insert(token, false);
-    }
-
-    /// A renewal is about to be sent. Says whether the lock may have to be copied to the line.
-    pub(super) fn renewing(&self, token: Token) -> bool {
-        self.known().held.get_mut(&token).is_some_and(|renewed| {
-            *renewed = true;
-            true
-        })
-    }
-
-    /// The lock is in the line, or nowhere. Says whether it was in its own row alone until now.
-    pub(super) fn forget(&self, token: Token) -> bool {
-        self.known().held.remove(&token) == Some(false)
-    }
-
     /// A lock that was in its own row alone was given back.
     pub(super) fn gave_back(&self, key: &Key, token: Token) {
-        let freed = &mut self.known().freed;
+        let mut freed = self.freed();
         if freed.len() >= KEYS {
             freed.clear();
         }
@@ -57,10 +32,49 @@ impl Uncontended {
     /// Who gave the key back, if that was one of us: unless somebody else came since, the lock's row
     /// still names that one. Told once.
     pub(super) fn last(&self, key: &Key) -> Option<Token> {
-        self.known().freed.remove(key)
+        self.freed().remove(key)
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn freed(&self) -> MutexGuard<'_, HashMap<Key, Token>> {
+        self.0.lock().expect("nothing panics under this lock")
+    }
+}
+
+/// Where a lease is that was granted, as far as the client knows.
+#[derive(Debug)]
+pub(super) struct LeaseHeld(Mutex<Location>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Location {
+    /// In the lock's own row alone.
+    Row,
+    /// There, and perhaps in the queue too: a renewal was sent.
+    RowOrQueue,
+    Queue,
+}
+
+impl Held for LeaseHeld {}
+
+impl LeaseHeld {
+    pub(super) fn new(in_row: bool) -> Self {
+        Self(Mutex::new(if in_row { Location::Row } else { Location::Queue }))
+    }
+
+    /// A renewal is about to be sent. Says whether the lease may have to be copied to the queue.
+    pub(super) fn begin_renewal(&self) -> bool {
+        let mut location = self.location();
+        if *location == Location::Row {
+            *location = Location::RowOrQueue;
+        }
+        *location != Location::Queue
+    }
+
+    /// The lease is in the queue, or nowhere. Says whether it was in its own row alone until now.
+    pub(super) fn leave_row(&self) -> bool {
+        std::mem::replace(&mut *self.location(), Location::Queue) == Location::Row
+    }
+
+    fn location(&self) -> MutexGuard<'_, Location> {
         self.0.lock().expect("nothing panics under this lock")
     }
 }
@@ -71,13 +85,12 @@ mod tests {
 
     #[test]
     fn what_was_renewed_is_not_alone_in_its_row() {
-        let (alone, token) = (Uncontended::default(), Token::fresh());
-        assert!(!alone.renewing(token), "never taken");
-        alone.took(token);
-        assert!(alone.forget(token));
-        alone.took(token);
-        assert!(alone.renewing(token) && alone.renewing(token), "the first may have got lost");
-        assert!(!alone.forget(token));
+        assert!(!LeaseHeld::new(false).begin_renewal(), "it was never there");
+        assert!(LeaseHeld::new(true).leave_row());
+        let held = LeaseHeld::new(true);
+        assert!(held.begin_renewal() && held.begin_renewal(), "the first may have got lost");
+        assert!(!held.leave_row());
+        assert!(!held.begin_renewal());
     }
 
     #[test]

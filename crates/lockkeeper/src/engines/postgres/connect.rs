@@ -18,7 +18,7 @@ use crate::owner::whoami;
 pub const SCHEMA: &str = include_str!("schema.sql");
 
 /// The version of [`SCHEMA`] that this code speaks.
-const VERSION: i32 = 1;
+pub(super) const VERSION: i32 = 2;
 
 /// Serialises those who make the tables at the same time. Any number that others will not use.
 const MAKING: i64 = 0x6c6f_636b_6b65_6570;
@@ -180,12 +180,7 @@ pub(super) async fn prepare(settings: Settings) -> Result<Sessions<PgConnection>
     let answer = sqlx::query_scalar::<_, i32>("SELECT lockkeeper_version()");
     let answer = answer.fetch_one(session.wire()).await;
     let version = session.settle(answer, "read the version of the tables")?;
-    if version != VERSION {
-        return Err(sql::missing(
-            NAME,
-            &format!("they have version {version}, and this is for {VERSION}"),
-        ));
-    }
+    sql::check_version(NAME, version, VERSION)?;
     if !doctor::is_direct(&sessions).await? {
         return Err(Error::broken(
             NAME,

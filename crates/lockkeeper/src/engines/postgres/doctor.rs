@@ -3,8 +3,11 @@
 use sqlx::Row;
 use sqlx::postgres::PgConnection;
 
+use super::connect::{NAME, VERSION};
 use crate::engine::{Finding, Severity};
-use crate::engines::sql::{Borrowed, STATEMENT, Sessions, finding, seconds_since_1970, within};
+use crate::engines::sql::{
+    Borrowed, STATEMENT, Sessions, finding, seconds_since_1970, version_finding, within,
+};
 use crate::error::Result;
 
 /// Looks at the server, its settings, and the way to it.
@@ -24,13 +27,16 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
              SELECT FROM unnest(ARRAY['lock', 'claim', 'bound', 'last', 'row']) AS name,
                     unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS right_to
              WHERE NOT has_table_privilege('lockkeeper_' || name, right_to)) AS allowed,
-           abs(extract(epoch FROM clock_timestamp()) - $1)::float8 AS skew",
+           lockkeeper_version() AS tables, abs(extract(epoch FROM clock_timestamp()) - $1)::float8 AS skew",
     )
     .bind(seconds_since_1970())
     .fetch_one(session.wire());
     let answer = within(STATEMENT, asking).await;
     let row = session.settle(answer, "look at the server")?;
-    let mut findings = vec![finding(Severity::Fine, row.get::<&str, _>("version"), "")];
+    let mut findings = vec![
+        finding(Severity::Fine, row.get::<&str, _>("version"), ""),
+        version_finding(NAME, row.get("tables"), VERSION),
+    ];
     let mut judge = |fine: bool, otherwise: Severity, what: String, advice: &str| {
         let severity = if fine { Severity::Fine } else { otherwise };
         findings.push(finding(severity, &what, if fine { "" } else { advice }));

@@ -14,6 +14,7 @@ use super::connect::{NAME, Settings, prepare};
 use super::doctor;
 use super::lease_claim::LeaseClaim;
 use super::listener::{Listener, told};
+use crate::core::clock::Moment;
 use crate::engine::{
     Claim, Engine, Entry, Finding, Guarantees, Lease, Query, Renewal, Request, Snapshot, Wakeup,
 };
@@ -53,7 +54,7 @@ impl Engine for Leases {
         Box::new(LeaseClaim::new(self.shared.clone(), request))
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         let keys: Vec<_> = leases.iter().map(|lease| lease.key.as_str()).collect();
         let ttls: Vec<_> = leases.iter().map(|lease| micros(lease.ttl)).collect();
         sql::renewals(&self.shared.sessions, leases, async |wire, tokens| {

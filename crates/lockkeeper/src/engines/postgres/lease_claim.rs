@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use super::lease::{Shared, slots};
 use super::listener::told;
+use crate::core::clock::Moment;
 use crate::engine::{Claim, Grant, Mode, Released, Request};
 use crate::engines::sql::{
     self, GUARDED, LOOK_AGAIN, STATEMENT, WAITER_LEASE, micros, permits, within,
@@ -55,7 +56,7 @@ enum Answer {
 
 #[async_trait]
 impl Claim for LeaseClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         let mut session = self.shared.sessions.of(&self.request.key).await?;
         let wire = session.wire();
         let answer = within(STATEMENT, told!(wire, self.ask(wire))).await;
@@ -67,9 +68,9 @@ impl Claim for LeaseClaim {
         match answer {
             Answer::Uncontended(fence) => {
                 self.is_alone = true;
-                Ok(Some(sql::grant(&self.request, fence, Vec::new())))
+                Ok(Some(self.grant(fence, Vec::new(), asked)))
             }
-            Answer::Granted(fence, slots) => Ok(Some(sql::grant(&self.request, fence, slots))),
+            Answer::Granted(fence, slots) => Ok(Some(self.grant(fence, slots, asked))),
             Answer::Busy(Duration::ZERO) => {
                 self.pause = GUARDED.delay(self.looks);
                 self.looks = self.looks.saturating_add(1);
@@ -105,6 +106,10 @@ impl Claim for LeaseClaim {
 }
 
 impl LeaseClaim {
+    fn grant(&self, fence: i64, slots: Vec<u32>, asked: Moment) -> Grant {
+        sql::grant(&self.request, fence, slots, asked, Arc::new(()))
+    }
+
     /// Mostly nobody is there, and then the lock's row is all that has to be changed. Who finds it not
     /// free, or in somebody's hands just now, lets the function decide.
     async fn ask(&self, wire: &mut PgConnection) -> sqlx::Result<Answer> {

@@ -1,4 +1,5 @@
--- lockkeeper's tables and functions, version 1. Running this again changes nothing.
+-- lockkeeper's tables and functions, version 2. Running this again changes nothing. Run over version 1 it
+-- brings that up to date, and keeps what is there: stop the clients of version 1 first.
 --
 -- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
 -- it also carries the key's fence, and the holder as long as it is alone: taking and giving back a lock
@@ -7,6 +8,42 @@
 -- Time is clock_timestamp() read after the latch is held: now() would be older than the wait for it.
 --
 -- Only who gives a lock to somebody takes the latch FOR UPDATE: lockkeeper_guard keeps off just those.
+
+-- All of it or nothing, also if a client goes on after an error.
+BEGIN;
+
+DO $$
+DECLARE
+  present integer;
+  old regprocedure;
+BEGIN
+  IF to_regproc('lockkeeper_version') IS NULL THEN
+    RETURN;
+  END IF;
+  present := lockkeeper_version();
+  IF present > 2 THEN
+    RAISE EXCEPTION 'lockkeeper''s tables have version % here, and this is version 2', present
+      USING HINT = 'Use the newer lockkeeper, which made them.';
+  ELSIF present < 2 THEN
+    ALTER TABLE lockkeeper_lock
+      ADD COLUMN IF NOT EXISTS token text COLLATE "C",
+      ADD COLUMN IF NOT EXISTS owner text COLLATE "C",
+      ADD COLUMN IF NOT EXISTS kind text COLLATE "C",
+      ADD COLUMN IF NOT EXISTS since timestamptz NOT NULL DEFAULT clock_timestamp(),
+      ADD COLUMN IF NOT EXISTS until timestamptz,
+      ADD COLUMN IF NOT EXISTS who text,
+      ADD COLUMN IF NOT EXISTS note text;
+    -- What a function answers cannot be replaced. lockkeeper_guard answers as it always did, and what
+    -- users made may depend on it.
+    FOR old IN
+      SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_proc v ON v.oid = to_regproc('lockkeeper_version')
+      WHERE p.pronamespace = v.pronamespace AND p.proname LIKE 'lockkeeper\_%'
+        AND p.proname <> 'lockkeeper_guard'
+    LOOP
+      EXECUTE 'DROP FUNCTION ' || old;
+    END LOOP;
+  END IF;
+END $$;
 
 CREATE TABLE IF NOT EXISTS lockkeeper_lock (
   key   text COLLATE "C" PRIMARY KEY,
@@ -463,4 +500,6 @@ BEGIN
   RETURN CASE WHEN FOUND THEN result END;
 END $$;
 
-CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
+CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 2';
+
+COMMIT;

@@ -12,7 +12,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use redis::{FromRedisValue, Value};
 
-use crate::engine::{Claim, Fence, Grant, Lease, Mode, Released, Request};
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request};
 use crate::error::{Error, Result};
 use crate::owner::whoami;
 
@@ -48,8 +49,6 @@ pub(in crate::engines) struct RedisClaim {
     base: Option<Subscription>,
     /// Whether a release was sent whose answer did not come.
     released_once: bool,
-    /// How many replicas had the grant, if they were waited for.
-    replicas: Option<u32>,
 }
 
 /// What this claim may have left in the store.
@@ -88,7 +87,6 @@ impl RedisClaim {
             own: None,
             base: None,
             released_once: false,
-            replicas: None,
         }
     }
 
@@ -270,7 +268,7 @@ impl RedisClaim {
 
 #[async_trait]
 impl Claim for RedisClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         self.check()?;
         let before = std::mem::replace(&mut self.trace, StoreState::Unknown);
         let reply = self.call(true).await.map_err(|error| sort(self.doing("acquire"), error))?;
@@ -297,12 +295,17 @@ impl Claim for RedisClaim {
                     let few = format!("{} of {wanted} replicas have it", reply.replicas);
                     return Err(Error::unreachable(NAME, self.doing("acquire"), few));
                 }
-                self.replicas = (wanted > 0).then_some(reply.replicas);
                 if minted && !self.store.settings.redisson_fence {
                     reply.learn(fence);
                 }
-                let (fence, lease) = (Fence::new(fence), Lease::of(&self.request));
-                Ok(Some(Grant { fence, slots, lease, bound: false, gone: None }))
+                let held = RedisHeld { replicas: (wanted > 0).then_some(reply.replicas) };
+                Ok(Some(Grant {
+                    fence: Fence::new(fence),
+                    slots,
+                    ttl: self.request.ttl,
+                    since: asked,
+                    held: Arc::new(held),
+                }))
             }
         }
     }
@@ -343,7 +346,15 @@ impl Claim for RedisClaim {
         let wanted = found > 1 + i64::from(self.hears_itself(found).await);
         Ok(if wanted { Released::Wanted } else { Released::Yes })
     }
+}
 
+/// What is known of a lock that is held.
+#[derive(Debug)]
+struct RedisHeld {
+    replicas: Option<u32>,
+}
+
+impl Held for RedisHeld {
     fn replicas(&self) -> Option<u32> {
         self.replicas
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::FromRedisValue;
 
+use crate::core::clock::Clock;
 use crate::engine::{Claim, Finding, Mode, Request, Severity};
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -186,7 +187,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
             note: None,
         };
         let mut ticket = RedisClaim::new(store.clone(), request);
-        let granted = ticket.attempt().await;
+        let granted = ticket.attempt(Clock::System.now()).await;
         let released = ticket.release().await;
         let Err(error) = granted.and(released) else {
             let what = format!("a {} lock can be taken and given back", mode.kind());

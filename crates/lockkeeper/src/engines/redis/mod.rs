@@ -10,6 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use redis::Value;
 
+use crate::core::clock::Moment;
 use crate::engine::{
     Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query, Reentrance,
     Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
@@ -145,7 +146,7 @@ impl Engine for Redis {
         Box::new(RedisClaim::new(self.store.clone(), request))
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         renew::renew(&self.store, leases).await
     }
 

@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::core::clock::Moment;
 use crate::engine::{Claim, Fence, Grant, Lease, Mode, Released, Request};
 use crate::error::{Error, Result};
 
 use super::fan_out::{FanOut, NodeCall, question};
 use super::node::{Node, Seat};
 use super::votes::Votes;
-use super::{NAME, Quorum};
+use super::{NAME, Quorum, RedlockHeld};
 
 /// How long a contender waits before it asks again, in milliseconds: long compared with a round, and
 /// different for each, so that they do not split the votes for ever.
@@ -127,7 +128,7 @@ impl RedlockClaim {
 
 #[async_trait]
 impl Claim for RedlockClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         let mut tally = self.vote().await;
         if tally.is_won() {
             let is_shared = self.request.mode == Mode::Read;
@@ -137,14 +138,12 @@ impl Claim for RedlockClaim {
             };
             if let Some(fence) = agreed {
                 self.granted = true;
-                self.quorum.hold(&self.request, &self.seats, fence);
-                let (fence, lease) = (Fence::new(fence), Lease::of(&self.request));
                 return Ok(Some(Grant {
-                    fence,
+                    fence: Fence::new(fence),
                     slots: Vec::new(),
-                    lease,
-                    bound: false,
-                    gone: None,
+                    ttl: self.request.ttl,
+                    since: asked,
+                    held: Arc::new(RedlockHeld { seats: self.seats.clone(), fence }),
                 }));
             }
             self.undo(&tally).await;
@@ -168,7 +167,6 @@ impl Claim for RedlockClaim {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        self.quorum.forget(&self.request.token);
         let (ttl, count) = (self.request.ttl, self.seats.len());
         let mut round = self.ask(|_, node, seat| Some(question(node.let_go(seat, ttl, true))));
         let (mut silent, mut open) = (Vec::new(), count);

@@ -5,23 +5,22 @@
 //! does not rest on clocks at all. The page docs/engines/redlock.md says what is promised and what is
 //! not, docs/redlock-proof.md why the fences rise.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::Instant;
 
+use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query, Reentrance,
-    Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
+    Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
 use crate::engines::redis::tls_probe;
 use crate::error::{Error, Result};
 use crate::key::Key;
-use crate::owner::Token;
 
 mod claim;
 mod doctor;
@@ -88,17 +87,17 @@ pub struct Redlock {
 struct Quorum {
     nodes: Vec<Arc<Node>>,
     settings: Settings,
-    /// Those who hold, by which renewals fill in servers that were missed.
-    holds: Mutex<HashMap<Token, Held>>,
 }
 
-/// What a claim of ours holds.
+/// What a claim of ours holds, by which renewals fill in servers that were missed.
 #[derive(Debug, Clone)]
-struct Held {
+struct RedlockHeld {
     /// Its part at each server.
     seats: Arc<[Arc<Seat>]>,
     fence: u64,
 }
+
+impl Held for RedlockHeld {}
 
 impl Quorum {
     fn majority(&self) -> usize {
@@ -108,22 +107,6 @@ impl Quorum {
     /// How many may be missing.
     fn minority(&self) -> usize {
         self.nodes.len() - self.majority()
-    }
-
-    fn hold(&self, request: &Request, seats: &Arc<[Arc<Seat>]>, fence: u64) {
-        self.holds().insert(request.token, Held { seats: seats.clone(), fence });
-    }
-
-    fn held(&self, token: &Token) -> Option<Held> {
-        self.holds().get(token).cloned()
-    }
-
-    fn forget(&self, token: &Token) {
-        self.holds().remove(token);
-    }
-
-    fn holds(&self) -> MutexGuard<'_, HashMap<Token, Held>> {
-        self.holds.lock().expect("nothing panics under this lock")
     }
 
     /// The error of a question that no majority answered.
@@ -152,7 +135,7 @@ impl Redlock {
     pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
         let (nodes, settings) = settings::read(endpoint)?;
         let nodes: Vec<_> = nodes.into_iter().map(Arc::new).collect();
-        let quorum = Quorum { nodes, settings, holds: Mutex::default() };
+        let quorum = Quorum { nodes, settings };
         let started = Instant::now();
         while let Err(error) = quorum.greet().await {
             if !error.is_retryable() || started.elapsed() >= PATIENCE {
@@ -193,7 +176,7 @@ impl Engine for Redlock {
         Box::new(RedlockClaim::new(self.quorum.clone(), request))
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         renew::renew(&self.quorum, leases).await
     }
 

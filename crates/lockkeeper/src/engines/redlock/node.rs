@@ -15,6 +15,7 @@ use std::time::Duration;
 use redis::{FromRedisValue, Value};
 use tokio::time::{Instant, timeout};
 
+use crate::core::clock::Clock;
 use crate::engine::{Claim, Lease, Mode, Released, Renewal, Request};
 use crate::error::{Error, Result};
 
@@ -384,7 +385,8 @@ impl Part {
     async fn attempt(&mut self, fence: Option<u64>) -> Result<Option<Counter>> {
         match self {
             Part::Alone(ticket) => {
-                let granted = ticket.attempt().await?;
+                // Nobody counts from this moment: the quorum grants.
+                let granted = ticket.attempt(Clock::System.now()).await?;
                 Ok(granted.map(|grant| Counter { fence: grant.fence.get(), clock: 0 }))
             }
             Part::Shared(stake) => stake.attempt(fence).await,

@@ -12,13 +12,13 @@ use crate::engine::{Lease, Mode, Renewal};
 use crate::error::Result;
 
 use super::fan_out::{FanOut, question};
-use super::{Held, Quorum};
+use super::{Quorum, RedlockHeld};
 
 /// What the servers said of some leases so far.
 struct Survey {
     quorum: Arc<Quorum>,
     /// What we know of each lease, unless it was given back meanwhile.
-    held: Vec<Option<Held>>,
+    held: Vec<Option<RedlockHeld>>,
     shared: Vec<bool>,
     /// How many servers extended each lease.
     renewed: Vec<usize>,
@@ -37,7 +37,7 @@ pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<
 
     let mut survey = Survey {
         quorum: quorum.clone(),
-        held: leases.iter().map(|lease| quorum.held(&lease.token)).collect(),
+        held: leases.iter().map(|lease| lease.held::<RedlockHeld>().cloned()).collect(),
         shared: leases.iter().map(|lease| lease.mode == Mode::Read).collect(),
         renewed: vec![0; leases.len()],
         missing: vec![Vec::new(); leases.len()],

@@ -1,12 +1,14 @@
 //! What both tables of leases have in common: what they promise, and what is made of their answers.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::sessions::{Dialect, Sessions, within};
 use super::{LOOK_AGAIN, STATEMENT, fence};
+use crate::core::clock::Moment;
 use crate::engine::{
-    Death, FenceSource, Grant, Guarantees, Lease, Order, Reentrance, Renewal, Request, Scope,
+    Death, FenceSource, Grant, Guarantees, Held, Lease, Order, Reentrance, Renewal, Request, Scope,
     Support, Survives, Wakeup,
 };
 use crate::error::Result;
@@ -29,9 +31,14 @@ pub(crate) const fn leases(engine: &'static str, wakeup: Wakeup) -> Guarantees {
 }
 
 /// What was given to a claim.
-pub(crate) fn grant(request: &Request, number: i64, slots: Vec<u32>) -> Grant {
-    let lease = Lease::of(request);
-    Grant { fence: fence(number), slots, lease, bound: false, gone: None }
+pub(crate) fn grant(
+    request: &Request,
+    number: i64,
+    slots: Vec<u32>,
+    asked: Moment,
+    held: Arc<dyn Held>,
+) -> Grant {
+    Grant { fence: fence(number), slots, ttl: request.ttl, since: asked, held }
 }
 
 /// How long to wait for a lease in our way to run out, of which nobody would tell us.

@@ -8,6 +8,7 @@ mod session_lock;
 mod sessions;
 mod settings;
 
+use std::cmp::Ordering;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ pub(crate) use self::sessions::{Dialect, Session, Sessions, within};
 pub(crate) use self::settings::Settings;
 use crate::core::Backoff;
 use crate::engine::{Finding, Mode, Severity};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::key::Key;
 
 /// How long a waiter that is not heard of keeps its place in line.
@@ -85,6 +86,41 @@ pub(crate) fn missing(engine: &'static str, why: &str) -> Error {
     let what_to_do =
         format!("`lockkeeper explain --schema {engine}:` prints what an administrator has to run");
     Error::broken(engine, "find the tables of lockkeeper", format!("{why}; {what_to_do}"))
+}
+
+/// What is wrong with tables of another version than the one that this code speaks, and what to do.
+pub(crate) fn mismatch(engine: &'static str, found: i32, ours: i32) -> Option<(String, String)> {
+    let what =
+        format!("the tables of lockkeeper have version {found}, and this client needs {ours}");
+    let advice = match found.cmp(&ours) {
+        Ordering::Equal => return None,
+        Ordering::Less => format!(
+            "stop the clients that use them, then let an administrator run what `lockkeeper explain --schema \
+             {engine}:` prints; it brings them up to date, and keeps what is there"
+        ),
+        Ordering::Greater => "use a newer lockkeeper, as the one that made them".to_owned(),
+    };
+    Some((what, advice))
+}
+
+/// Refuses tables of another version.
+pub(crate) fn check_version(engine: &'static str, found: i32, ours: i32) -> Result<()> {
+    match mismatch(engine, found, ours) {
+        None => Ok(()),
+        Some((what, advice)) => {
+            Err(Error::broken(engine, "keep locks here", format!("{what}; {advice}")))
+        }
+    }
+}
+
+/// What `doctor` has to say of the version of the tables.
+pub(crate) fn version_finding(engine: &'static str, found: i32, ours: i32) -> Finding {
+    match mismatch(engine, found, ours) {
+        None => {
+            finding(Severity::Fine, &format!("the tables of lockkeeper have version {found}"), "")
+        }
+        Some((what, advice)) => finding(Severity::Problem, &what, &advice),
+    }
 }
 
 /// Our own clock, to compare the server's with.

@@ -13,11 +13,12 @@ use async_trait::async_trait;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::sleep;
 
-use super::session_engine::{Answered, Dedicated, Kept, Shared, lock};
+use super::session_engine::{Answered, Dedicated, Kept, SessionHeld, Shared};
 use super::session_lock::{Ask, Marked, SessionLock, Taken};
 use super::sessions::{Session, failed, within};
 use super::{GUARDED, STATEMENT, fence};
-use crate::engine::{Claim, Grant, Lease, Released, Request};
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Grant, Released, Request};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -66,14 +67,6 @@ impl<H: SessionLock> SessionClaim<H> {
         State::Waiting { session, blocked }
     }
 
-    fn hold(&mut self, connection: Dedicated<H::Wire>, fence: i64) -> Grant {
-        let kept = Kept { ask: self.ask.clone(), connection: AsyncMutex::new(Some(connection)) };
-        let kept = Arc::new(kept);
-        lock(&self.shared.held).insert(self.request.token, kept.clone());
-        self.state = State::Held { kept, fence };
-        self.grant(fence)
-    }
-
     /// An answer that was waited for may be old: if we were stopped meanwhile, the server may have
     /// ended the silent connection and let the next one in.
     async fn confirm(
@@ -81,43 +74,38 @@ impl<H: SessionLock> SessionClaim<H> {
         connection: Dedicated<H::Wire>,
         fence: i64,
         waited: bool,
+        asked: Moment,
     ) -> Result<Grant> {
-        let grant = self.hold(connection, fence);
-        if let State::Held { kept, .. } = &self.state
-            && waited
-            && !kept.clone().beat().await
-        {
-            self.forget();
+        let kept = Kept { ask: self.ask.clone(), connection: AsyncMutex::new(Some(connection)) };
+        let kept = Arc::new(kept);
+        self.state = State::Held { kept: kept.clone(), fence };
+        if waited && !kept.beat().await {
+            self.state = State::Idle;
             return Err(ended::<H>());
         }
-        Ok(grant)
+        Ok(self.grant(kept, fence, asked))
     }
 
-    fn grant(&self, number: i64) -> Grant {
+    fn grant(&self, kept: Arc<Kept<H>>, number: i64, asked: Moment) -> Grant {
         Grant {
             fence: fence(number),
             slots: Vec::new(),
-            lease: Lease::of(&self.request),
-            bound: false,
-            gone: None,
+            ttl: self.request.ttl,
+            since: asked,
+            held: Arc::new(SessionHeld(kept)),
         }
-    }
-
-    fn forget(&mut self) -> State<H> {
-        lock(&self.shared.held).remove(&self.request.token);
-        std::mem::replace(&mut self.state, State::Idle)
     }
 }
 
 #[async_trait]
 impl<H: SessionLock> Claim for SessionClaim<H> {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         if let State::Held { kept, fence } = &self.state {
             let (kept, fence) = (kept.clone(), *fence);
             if kept.beat().await {
-                return Ok(Some(self.grant(fence)));
+                return Ok(Some(self.grant(kept, fence, asked)));
             }
-            self.forget();
+            self.state = State::Idle;
         }
         if let State::Waiting { blocked, .. } = &mut self.state {
             match poll_fn(|cx| Poll::Ready(blocked.as_mut().poll(cx))).await {
@@ -139,13 +127,13 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
         };
         match answered {
             (connection, Ok(Taken::Fenced(fence))) => {
-                self.confirm(connection, fence, waited).await.map(Some)
+                self.confirm(connection, fence, waited, asked).await.map(Some)
             }
             // If no fence can be had, the connection goes, and with it the lock.
             (mut connection, Ok(Taken::Unfenced)) => {
                 match self.shared.mark(&self.ask, &mut connection).await? {
                     Marked::Fenced(fence) => {
-                        self.confirm(connection, fence, waited).await.map(Some)
+                        self.confirm(connection, fence, waited, asked).await.map(Some)
                     }
                     Marked::Guarded if self.request.queue => {
                         self.state = State::Guarded { connection, looks };
@@ -193,7 +181,7 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        match self.forget() {
+        match std::mem::replace(&mut self.state, State::Idle) {
             State::Idle => Ok(Released::Yes),
             // Closing the connection is enough for the server, but it may take a second to look.
             State::Waiting { session, blocked } => {
@@ -207,14 +195,12 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
                 ended.map(|()| Released::Yes)
             }
             State::Held { kept, .. } => {
-                let gate = self.shared.gate(&self.ask.key).lock().await;
                 let taken = kept.connection.lock().await.take();
                 let Some(mut connection) = taken else { return Ok(Released::AlreadyGone) };
                 let giving = H::give_back(&mut connection.wire, &self.ask);
                 match within(STATEMENT, giving).await {
                     Ok(true) => {
                         self.shared.spare(connection);
-                        drop(gate);
                         self.shared.sessions.sweep(&self.ask.key).await;
                         Ok(Released::Yes)
                     }

@@ -5,7 +5,6 @@
 //! which it hears nothing for as long as a lease. On any doubt the connection is closed: asking twice
 //! on one connection would count twice, and a lock is never assumed.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -17,13 +16,13 @@ use tokio::task::JoinSet;
 use super::session_claim::SessionClaim;
 use super::session_lock::{Ask, Marked, Seen, SessionLock, Taken};
 use super::sessions::{Dialect, Session, Sessions, failed, is_refusal, within};
-use super::{STATEMENT, fence, stripe};
+use super::{STATEMENT, fence};
+use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Engine, Entry, Finding, Guarantees, Lease, Mode, Query, Renewal, Request, Snapshot,
+    Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal, Request, Snapshot,
 };
 use crate::error::Result;
 use crate::key::Key;
-use crate::owner::Token;
 
 /// Connections that are kept for the next claim.
 const SPARE: usize = 8;
@@ -37,11 +36,6 @@ pub(crate) struct SessionEngine<H: SessionLock> {
 pub(super) struct Shared<H: SessionLock> {
     pub(super) sessions: Sessions<H::Wire>,
     spare: Mutex<Vec<Dedicated<H::Wire>>>,
-    /// An attempt passes only after a release that was begun before it: the two use different
-    /// connections, and could overtake each other. Keys that share a gate only wait a little.
-    gates: [AsyncMutex<()>; 16],
-    /// The connections of those who hold, for the heartbeat.
-    pub(super) held: Mutex<HashMap<Token, Arc<Kept<H>>>>,
 }
 
 /// A connection of one claim.
@@ -61,10 +55,26 @@ pub(super) struct Kept<H: SessionLock> {
     pub(super) connection: AsyncMutex<Option<Dedicated<H::Wire>>>,
 }
 
+/// What goes with a grant, for the heartbeat.
+pub(super) struct SessionHeld<H: SessionLock>(pub(super) Arc<Kept<H>>);
+
+impl<H: SessionLock> Held for SessionHeld<H> {}
+
+impl<H: SessionLock> Clone for SessionHeld<H> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<H: SessionLock> fmt::Debug for SessionHeld<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionHeld").field("key", &self.0.ask.key).finish_non_exhaustive()
+    }
+}
+
 impl<H: SessionLock> SessionEngine<H> {
     pub(crate) fn new(sessions: Sessions<H::Wire>) -> Self {
-        let (spare, gates, held) = Default::default();
-        Self { shared: Arc::new(Shared { sessions, spare, gates, held }) }
+        Self { shared: Arc::new(Shared { sessions, spare: Mutex::default() }) }
     }
 }
 
@@ -84,13 +94,17 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
         Box::new(SessionClaim::new(self.shared.clone(), request, ask))
     }
 
+    /// An attempt uses another connection than the release before it.
+    fn ordered(&self) -> bool {
+        false
+    }
+
     /// Every connection is asked by itself, all at a time.
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         let mut beats = JoinSet::new();
         let mut renewals = vec![Renewal::Gone; leases.len()];
         for (n, lease) in leases.iter().enumerate() {
-            let kept = lock(&self.shared.held).get(&lease.token).cloned();
-            if let Some(kept) = kept {
+            if let Some(SessionHeld(kept)) = lease.held::<SessionHeld<H>>().cloned() {
                 beats.spawn(async move { (n, kept.beat().await) });
             }
         }
@@ -168,17 +182,12 @@ impl<H: SessionLock> Shared<H> {
             Some(connection) => connection,
             None => self.connect().await?,
         };
-        let _gate = self.gate(&ask.key).lock().await;
         let mut answer = within(STATEMENT, connection.take::<H>(ask)).await;
         if was_idle && answer.is_err() && !is_refusal::<H::Wire>(&answer) {
             connection = self.connect().await?;
             answer = within(STATEMENT, connection.take::<H>(ask)).await;
         }
         Ok((connection, answer))
-    }
-
-    pub(super) fn gate(&self, key: &Key) -> &AsyncMutex<()> {
-        &self.gates[stripe(key, self.gates.len())]
     }
 
     async fn connect(&self) -> Result<Dedicated<H::Wire>> {

@@ -1,6 +1,7 @@
 //! A claim on a mutex or a read-write lock: a node in the lock's own line.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use zookeeper_client as zk;
@@ -12,8 +13,8 @@ use super::session::Session;
 use super::watch::{Alarm, end_of};
 use super::{Entered, LEASES, LOCKS, Shared, record};
 use crate::core::admission::{self, Turn};
-use crate::core::clock::Clock;
-use crate::engine::{Asked, Claim, Fence, Grant, Mode, Released, Request};
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Fence, Grant, Mode, Released, Request};
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::{Error, Result};
 
@@ -27,7 +28,21 @@ pub(super) struct QueueClaim {
     waited: bool,
     /// Whether the holder was asked to give way.
     bell: YieldSignal,
+    /// Set while it holds.
+    in_use: Option<Arc<()>>,
 }
+
+/// Someone who takes the lock for something else.
+enum Stranger {
+    /// The lock is this.
+    Is(String),
+    /// It has a place before a semaphore of which nobody has a permit: in a moment it has one, or found out
+    /// that it is the wrong one, and left.
+    Before(String),
+}
+
+/// How long such a moment may last.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// Whom we wait for.
 struct Waiting {
@@ -47,28 +62,30 @@ impl QueueClaim {
         let dir = shared.dir(&request.key);
         let place = QueueNode::new(dir, Kind::of(request.mode), shared.settings.acls());
         let (shared, bell) = (shared.clone(), YieldSignal::default());
-        Self { shared, request, place, waiting: None, waited: false, bell }
+        Self { shared, request, place, waiting: None, waited: false, bell, in_use: None }
     }
 
     /// What the lock is used as, if that is not what we ask for. The oldest node decides.
     ///
     /// Whoever finds out that it asked for the wrong kind leaves again. So nobody minds a stranger that is
     /// not the oldest: it is on its way out.
-    async fn stranger(&self, session: &Session, children: &[String]) -> Result<Option<String>> {
-        if kazoo_permit(children) {
-            return Ok(Some("a semaphore of kazoo's".to_owned()));
+    async fn stranger(&self, session: &Session, children: &[String]) -> Result<Option<Stranger>> {
+        let (key, dir) = (&self.request.key, self.place.dir());
+        if let Some(permit) = kazoo_permit(children) {
+            session.refuse_data(key, &format!("{dir}/{permit}")).await?;
+            return Ok(Some(Stranger::Is("a semaphore of kazoo's".to_owned())));
         }
         let line = line(children);
         let oldest = line.first();
         if let Some(oldest) = oldest.filter(|node| !node.kind.mixes(Kind::of(self.request.mode))) {
-            return Ok(Some(oldest.kind.name().to_owned()));
+            session.refuse_data(key, &format!("{dir}/{}", oldest.name)).await?;
+            return Ok(Some(Stranger::Is(oldest.kind.name().to_owned())));
         }
         // A semaphore leaves its directories behind for a while.
         let semaphore = |name: &str| children.iter().any(|child| child == name);
         if !semaphore(LOCKS) && !semaphore(LEASES) {
             return Ok(None);
         }
-        let dir = self.place.dir();
         let gates = session.line(&format!("{dir}/{LOCKS}")).await?;
         let ages = match gates.first() {
             Some(gate) => {
@@ -84,21 +101,36 @@ impl QueueClaim {
         // Its places move from the first directory to the second at once: in this order none is
         // overlooked.
         if let Some(lease) = session.line(&format!("{dir}/{LEASES}")).await?.first() {
-            return Ok(Some(match lease.permit() {
+            session.refuse_data(key, &format!("{dir}/{LEASES}/{}", lease.name)).await?;
+            return Ok(Some(Stranger::Is(match lease.permit() {
                 Some((_, limit)) => format!("a semaphore of {limit}"),
                 None => "a semaphore".to_owned(),
-            }));
+            })));
         }
         let older = match ages {
             (Some(gate), Some(oldest)) => gate < oldest,
             (gate, _) => gate.is_some(),
         };
-        Ok(older.then(|| "a semaphore".to_owned()))
+        let Some(gate) = gates.first().filter(|_| older) else { return Ok(None) };
+        let path = format!("{dir}/{LOCKS}/{}", gate.name);
+        session.refuse_data(key, &path).await?;
+        Ok(Some(Stranger::Before(path)))
     }
 
     /// As [`stranger`](QueueClaim::stranger), without a place in line.
     async fn used_otherwise(&self, session: &Session) -> Result<Option<String>> {
-        self.stranger(session, &self.place.others(session).await?).await
+        let mut waits = 0..TRIES;
+        loop {
+            match self.stranger(session, &self.place.others(session).await?).await? {
+                None => return Ok(None),
+                Some(Stranger::Is(found)) => return Ok(Some(found)),
+                Some(Stranger::Before(path)) => {
+                    if waits.next().is_none() || !session.ends_within(&path, MOMENT).await? {
+                        return Ok(Some("a semaphore".to_owned()));
+                    }
+                }
+            }
+        }
     }
 
     fn conflict(&self, found: &str) -> Error {
@@ -160,11 +192,14 @@ impl QueueClaim {
             {
                 return Err(self.conflict(&found));
             }
-            let busy = |node: &Node| admission::conflict(self.request.mode, node.kind.mode());
-            if line(&children).iter().any(busy) {
+            let busy = |node: &&Node| admission::conflict(self.request.mode, node.kind.mode());
+            if let Some(node) = line(&children).iter().find(busy) {
+                let path = format!("{}/{}", self.place.dir(), node.name);
+                session.refuse_data(&self.request.key, &path).await?;
                 return Ok(Some(None));
             }
         }
+        let came_just_now = self.place.standing().is_none();
         let record = record::write(&self.request, None);
         let (standing, children) = self.place.stand(session, &record).await?;
         if self.stranger(session, &children).await?.is_some() {
@@ -176,6 +211,9 @@ impl QueueClaim {
             };
         }
         let line = line(&children);
+        if came_just_now {
+            session.refuse_data_behind(&self.request.key, &standing, &line).await?;
+        }
         match turn(&line, &standing.name) {
             Turn::In => {}
             Turn::Behind(_) | Turn::Full if !self.request.queue => {
@@ -184,24 +222,17 @@ impl QueueClaim {
             }
             Turn::Behind(ahead) => {
                 let path = format!("{}/{}", self.place.dir(), line[ahead].name);
+                // It would never go.
+                session.refuse_data(&self.request.key, &path).await?;
                 self.waiting = Some(Waiting { path, alarm: None });
                 self.waited = true;
                 return Ok(Some(None));
             }
             Turn::Full => unreachable!("only a semaphore is full"),
         }
-        let fence = match self.fence(&standing).await {
-            Ok(Some(fence)) => fence,
-            Ok(None) => {
-                self.place.start_again();
-                return Ok(None);
-            }
-            Err(error @ Error::Conflict { .. }) => {
-                // Whoever is refused stands in nobody's way, not even for a moment.
-                self.place.leave().await?;
-                return Err(error);
-            }
-            Err(error) => return Err(error),
+        let Some(fence) = self.fence(&standing).await? else {
+            self.place.start_again();
+            return Ok(None);
         };
         let paths = vec![standing.path.clone()];
         let news = self.waited.then(|| record::write_later(&self.request));
@@ -211,7 +242,7 @@ impl QueueClaim {
 
 #[async_trait]
 impl Claim for QueueClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         if let Some(Waiting { path, alarm: Some(_) }) = &self.waiting
             && self.place.still_behind(path).await
         {
@@ -219,13 +250,19 @@ impl Claim for QueueClaim {
         }
         self.waiting = None;
         let session = self.shared.sessions.get().await?;
-        let asked = Clock::System.now();
         for _ in 0..TRIES {
-            match self.go(&session).await? {
-                None => {}
-                Some(None) => return Ok(None),
-                Some(Some(entered)) => {
+            match self.go(&session).await {
+                Ok(None) => {}
+                Ok(Some(None)) => return Ok(None),
+                Err(error @ Error::Conflict { .. }) => {
+                    // Whoever is refused stands in nobody's way, not even for a moment.
+                    self.place.leave().await?;
+                    return Err(error);
+                }
+                Err(error) => return Err(error),
+                Ok(Some(Some(entered))) => {
                     let grant = self.shared.grant(&self.request, entered, &self.bell, &asked)?;
+                    self.in_use = Some(self.shared.in_use.clone());
                     return Ok(Some(grant));
                 }
             }
@@ -249,13 +286,9 @@ impl Claim for QueueClaim {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        self.shared.forget(self.request.token);
+        self.in_use = None;
         self.waiting = None;
         self.place.leave().await
-    }
-
-    fn yield_requested(&self) -> Option<Asked> {
-        Some(self.bell.rung())
     }
 }
 
@@ -273,13 +306,12 @@ pub(super) fn turn(line: &[Node], name: &str) -> Turn {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lockkeeper_testkit::server::zookeeper::Ensemble;
     use tokio::task::spawn_blocking;
 
     use super::super::open;
     use super::*;
+    use crate::core::clock::Clock;
     use crate::key::Key;
     use crate::owner::Token;
 
@@ -308,11 +340,12 @@ mod tests {
         let mut broken = writer(&shared);
         let (standing, _) = broken.place.stand(&session, b"").await.unwrap();
         session.zk.delete(&standing.path, None).await.unwrap();
-        let later = writer(&shared).attempt().await.unwrap().expect("it is free").fence;
+        let later =
+            writer(&shared).attempt(Clock::System.now()).await.unwrap().expect("it is free").fence;
         let noted = broken.fence(&standing).await;
         let (data, _) = session.zk.get_data(broken.place.dir()).await.unwrap();
         assert_eq!(record::read_fence(&data), Some(later), "{noted:?} was noted over it");
         // It stands behind the later one when it asks again.
-        assert!(broken.attempt().await.unwrap().is_none());
+        assert!(broken.attempt(Clock::System.now()).await.unwrap().is_none());
     }
 }

@@ -2,6 +2,7 @@
 
 use zookeeper_client as zk;
 
+use super::data::owned_by_a_session;
 use super::error::failed;
 use super::layout::{Node, decode, line};
 use super::record::{self, REVOKE};
@@ -199,7 +200,7 @@ impl Session {
                     Err(error) => return Err(failed(format!("look at {path:?}"))(error)),
                 };
                 // A lock ends with its session. What stays is an application's data.
-                if stat.ephemeral_owner == 0 {
+                if !owned_by_a_session(&stat) {
                     continue;
                 }
                 let slot = node.permit().map(|(slot, _)| slot);

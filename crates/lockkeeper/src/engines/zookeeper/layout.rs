@@ -125,10 +125,11 @@ pub(super) fn line(children: &[String]) -> Vec<Node> {
     nodes
 }
 
-/// Whether somebody holds a permit of kazoo's among the children of a lock: a node of 32 hexadecimal digits.
-pub(super) fn kazoo_permit(children: &[String]) -> bool {
+/// A permit of kazoo's among the children of a lock: a node of 32 hexadecimal digits.
+pub(super) fn kazoo_permit(children: &[String]) -> Option<&str> {
     let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    children.iter().any(|name| name.len() == 32 && name.bytes().all(hex))
+    let permit = children.iter().find(|name| name.len() == 32 && name.bytes().all(hex));
+    permit.map(String::as_str)
 }
 
 /// The length of `_c_<uuid>-`.
@@ -228,8 +229,8 @@ mod tests {
         let reader = Node::parse("1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b__rlock__0000000003").unwrap();
         assert_eq!(reader.kind, Kind::KazooRead);
         assert!(!Kind::Write.mixes(reader.kind) && !reader.kind.mixes(Kind::Write));
-        assert!(kazoo_permit(&["1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b".to_owned()]));
-        assert!(!kazoo_permit(&[kazoo, before, after]));
+        assert!(kazoo_permit(&["1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b".to_owned()]).is_some());
+        assert!(kazoo_permit(&[kazoo, before, after]).is_none());
         assert_eq!((Kind::Mutex.word(), Kind::Read.word()), ("lock-", "__READ__"));
     }
 

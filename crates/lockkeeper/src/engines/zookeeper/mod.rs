@@ -8,6 +8,7 @@
 //! renewed is therefore always confirmed by a write, which a majority has to agree to.
 
 mod claim;
+mod data;
 mod doctor;
 mod error;
 mod inspect;
@@ -22,8 +23,7 @@ mod settings;
 mod tls;
 mod watch;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -36,13 +36,12 @@ use super::Registration;
 use super::yield_signal::YieldSignal;
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, Fence, FenceSource, Finding, Grant, Guarantees, Lease, Mode,
-    Order, Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Claim, Death, Engine, Entry, Fence, FenceSource, Finding, Grant, Guarantees, Held, Lease, Mode,
+    Order, Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::endpoint::Endpoint;
-use crate::error::{Error, Result};
+use crate::error::{Error, Loss, Result};
 use crate::key::Key;
-use crate::owner::Token;
 
 /// Where those stand who want permits of a semaphore.
 const LOCKS: &str = "locks";
@@ -87,7 +86,7 @@ async fn open(endpoint: Endpoint) -> Result<ZooKeeper> {
     let settings = Settings::parse(&endpoint)?;
     check_process()?;
     let sessions = Sessions::connect(settings.clone()).await?;
-    let shared = Shared { settings, sessions, held: Mutex::default() };
+    let shared = Shared { settings, sessions, in_use: Arc::default() };
     Ok(ZooKeeper { shared: Arc::new(shared) })
 }
 
@@ -125,8 +124,8 @@ impl Engine for ZooKeeper {
         }
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        renew::renew(&self.shared, leases).await
+    async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
+        renew::renew(leases, asked).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
@@ -145,9 +144,13 @@ impl Engine for ZooKeeper {
         doctor::doctor(&self.shared).await
     }
 
+    async fn why_silent(&self) -> Option<String> {
+        self.shared.settings.why_unreachable().await
+    }
+
     async fn close(&self) {
         // What is still held lives by the session, which ends with the last of it then.
-        if self.shared.held().is_empty() {
+        if Arc::strong_count(&self.shared.in_use) == 1 {
             self.shared.sessions.close().await;
         }
     }
@@ -158,14 +161,32 @@ impl Engine for ZooKeeper {
 struct Shared {
     settings: Settings,
     sessions: Sessions,
-    held: Mutex<HashMap<Token, Held>>,
+    /// Cloned by every claim that holds.
+    in_use: Arc<()>,
 }
 
 /// The nodes of a grant.
 #[derive(Debug, Clone)]
-struct Held {
+struct ZooKeeperHeld {
     session: Arc<Session>,
+    /// The node that is watched over.
+    standing: Standing,
+    /// All its nodes.
     paths: Vec<String>,
+    yielding: YieldSignal,
+    /// What its node has to say since then.
+    news: Option<Vec<u8>>,
+}
+
+impl Held for ZooKeeperHeld {
+    fn gone(&self) -> Option<Signal<Loss>> {
+        let (standing, yielding) = (self.standing.clone(), self.yielding.clone());
+        Some(Box::pin(watch::watch_over(standing, yielding, self.news.clone())))
+    }
+
+    fn yield_requested(&self) -> Option<Signal> {
+        Some(self.yielding.rung())
+    }
 }
 
 /// One who was let in.
@@ -202,18 +223,8 @@ impl Shared {
     ) -> Result<Grant> {
         let Entered { standing, paths, fence, slots, news } = entry;
         let ttl = request.ttl.min(standing.session.vouched(asked)?);
-        let held = Held { session: standing.session.clone(), paths };
-        self.held().insert(request.token, held);
-        let gone = watch::watch_over(standing, bell.clone(), news);
-        let lease = Lease { ttl, ..Lease::of(request) };
-        Ok(Grant { fence, slots, lease, bound: false, gone: Some(Box::pin(gone)) })
-    }
-
-    fn forget(&self, token: Token) {
-        self.held().remove(&token);
-    }
-
-    fn held(&self) -> MutexGuard<'_, HashMap<Token, Held>> {
-        self.held.lock().expect("nothing panics under this lock")
+        let (session, yielding) = (standing.session.clone(), bell.clone());
+        let held = ZooKeeperHeld { session, standing, paths, yielding, news };
+        Ok(Grant { fence, slots, ttl, since: *asked, held: Arc::new(held) })
     }
 }

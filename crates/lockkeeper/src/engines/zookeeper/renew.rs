@@ -8,22 +8,19 @@ use std::sync::Arc;
 
 use zookeeper_client as zk;
 
+use super::ZooKeeperHeld;
 use super::error::{ends_session, failed};
 use super::queue_node::ANY_VERSION;
 use super::session::{PACKET, Session};
-use super::{Held, Shared};
-use crate::core::clock::Clock;
+use crate::core::clock::Moment;
 use crate::engine::{Lease, Renewal};
 use crate::error::Result;
 
-pub(super) async fn renew(shared: &Shared, leases: &[Lease]) -> Result<Vec<Renewal>> {
-    let holds: Vec<Option<Held>> = {
-        let held = shared.held();
-        leases.iter().map(|lease| held.get(&lease.token).cloned()).collect()
-    };
+pub(super) async fn renew(leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
     let mut answers = vec![Renewal::Gone; leases.len()];
-    let mut open: Vec<(usize, Held)> =
-        holds.into_iter().enumerate().filter_map(|(n, held)| Some((n, held?))).collect();
+    let holds = leases.iter().map(Lease::held::<ZooKeeperHeld>).enumerate();
+    let mut open: Vec<(usize, &ZooKeeperHeld)> =
+        holds.filter_map(|(n, held)| Some((n, held?))).collect();
     // Nearly always one session; two shortly after one expired.
     while let Some((_, first)) = open.first() {
         let session = first.session.clone();
@@ -33,7 +30,6 @@ pub(super) async fn renew(shared: &Shared, leases: &[Lease]) -> Result<Vec<Renew
         if session.is_over() {
             continue;
         }
-        let asked = Clock::System.now();
         let there = vouch(&session, ours).await?;
         let vouched = session.vouched(&asked).unwrap_or_default();
         for n in there {
@@ -46,7 +42,7 @@ pub(super) async fn renew(shared: &Shared, leases: &[Lease]) -> Result<Vec<Renew
 }
 
 /// Says whose nodes are all there.
-async fn vouch(session: &Session, holds: Vec<(usize, Held)>) -> Result<Vec<usize>> {
+async fn vouch(session: &Session, holds: Vec<(usize, &ZooKeeperHeld)>) -> Result<Vec<usize>> {
     let doing = || format!("renew {} locks", holds.len());
     let mut moved = false;
     let mut gone = HashSet::new();

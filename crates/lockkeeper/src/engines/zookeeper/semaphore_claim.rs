@@ -17,8 +17,8 @@ use super::session::Session;
 use super::watch::{Alarm, change_in, end_of};
 use super::{Entered, LEASES, LOCKS, Shared, record};
 use crate::core::admission::{self, Turn};
-use crate::core::clock::{Clock, Moment};
-use crate::engine::{Asked, Claim, Fence, Grant, Released, Request};
+use crate::core::clock::Moment;
+use crate::engine::{Claim, Fence, Grant, Released, Request};
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::{Error, Result};
 
@@ -35,8 +35,12 @@ pub(super) struct SemaphoreClaim {
     /// The path that the wait is for, and the alarm once we listen.
     waiting: Option<(Behind, Option<Alarm>)>,
     bell: YieldSignal,
+    /// Whether it found everything taken before, by locks.
+    full_before: bool,
     /// Whether deletions were asked for and not all answered.
     leaving: bool,
+    /// Set while it holds.
+    in_use: Option<Arc<()>>,
 }
 
 enum Step {
@@ -97,7 +101,9 @@ impl SemaphoreClaim {
             step: Step::Outside,
             waiting: None,
             bell,
+            full_before: false,
             leaving: false,
+            in_use: None,
         }
     }
 
@@ -148,21 +154,26 @@ impl SemaphoreClaim {
     /// Whether this is another lock than was asked for. The oldest node decides, and whoever finds out
     /// that it asked for the wrong kind leaves again; see `QueueClaim`.
     async fn stranger(&self, session: &Session, around: &Around) -> Result<Stranger> {
-        if kazoo_permit(&around.base) {
+        let key = &self.request.key;
+        if let Some(permit) = kazoo_permit(&around.base) {
+            session.refuse_data(key, &format!("{}/{permit}", self.base)).await?;
             return Ok(Stranger::Is("a semaphore of kazoo's".to_owned()));
         }
-        if let Some(limit) = self.other_limit(&around.leases) {
+        if let Some((lease, limit)) = self.other_limit(&around.leases) {
+            session.refuse_data(key, &format!("{}/{}", self.leases, lease.name)).await?;
             return Ok(Stranger::Is(format!("a semaphore of {limit}")));
         }
         let base = line(&around.base);
         let Some(node) = base.first() else { return Ok(Stranger::None) };
         let path = format!("{}/{}", self.base, node.name);
+        let data = session.refuse_data(key, &path);
         let age = |dir: &str, nodes: &[Node]| {
             nodes.first().map(|node| session.created(&format!("{dir}/{}", node.name)))
         };
         let made = session.created(&path);
         let gate = age(self.gate.dir(), &around.gates);
         let lease = age(&self.leases, &around.leases);
+        data.await?;
         // One that is gone may have hidden others: whoever listens for it looks again at once.
         let Some(made) = made.await? else { return Ok(Stranger::Leaves { path, made: 0 }) };
         for ours in [gate, lease].into_iter().flatten() {
@@ -194,10 +205,29 @@ impl SemaphoreClaim {
         leases.len() + self.take as usize > self.limit as usize
     }
 
-    /// The limit of someone who counts otherwise.
-    fn other_limit(&self, leases: &[Node]) -> Option<u32> {
-        let mut limits = leases.iter().filter_map(Node::permit).map(|(_, limit)| limit);
-        limits.find(|limit| *limit != self.limit)
+    /// Someone who counts otherwise, and its limit.
+    fn other_limit<'a>(&self, leases: &'a [Node]) -> Option<(&'a Node, u32)> {
+        let mut limits = leases.iter().filter_map(|node| Some((node, node.permit()?.1)));
+        limits.find(|(_, limit)| *limit != self.limit)
+    }
+
+    /// Refuses what only looks as if it were in the way: a place in line, or permits that are taken.
+    async fn refuse_data(
+        &mut self,
+        session: &Session,
+        around: &Around,
+        behind: &Behind,
+    ) -> Result<()> {
+        match behind {
+            Behind::Node(path) => session.refuse_data(&self.request.key, path).await,
+            // A request for each permit is a lot for one who looks again at every change.
+            Behind::Full if self.full_before => Ok(()),
+            Behind::Full => {
+                session.refuse_data_in(&self.request.key, &self.leases, &around.leases).await?;
+                self.full_before = true;
+                Ok(())
+            }
+        }
     }
 
     /// The transaction: one lease per permit, and out of the line.
@@ -268,7 +298,8 @@ impl SemaphoreClaim {
         Ok(Some(ours))
     }
 
-    fn granted(&self, gate: &Standing, ours: &[Node], asked: &Moment) -> Result<Grant> {
+    fn granted(&mut self, gate: &Standing, ours: &[Node], asked: &Moment) -> Result<Grant> {
+        self.in_use = Some(self.shared.in_use.clone());
         let paths: Vec<_> =
             ours.iter().map(|node| format!("{}/{}", self.leases, node.name)).collect();
         let slots = ours.iter().filter_map(|node| node.permit()).map(|(slot, _)| slot).collect();
@@ -291,11 +322,8 @@ impl SemaphoreClaim {
             Err(error) => Err(failed(self.doing())(error)),
         }
     }
-}
 
-#[async_trait]
-impl Claim for SemaphoreClaim {
-    async fn attempt(&mut self) -> Result<Option<Grant>> {
+    async fn ask(&mut self, asked: Moment) -> Result<Option<Grant>> {
         if let Some((Behind::Node(path), Some(_))) = &self.waiting
             && self.gate.still_behind(path).await
         {
@@ -304,7 +332,6 @@ impl Claim for SemaphoreClaim {
         self.waiting = None;
         self.refuse_too_many()?;
         let session = self.shared.sessions.get().await?;
-        let asked = Clock::System.now();
         let step = std::mem::replace(&mut self.step, Step::Outside);
         let known = match step {
             Step::Entering(gate) if Arc::ptr_eq(&gate.session, &session) => {
@@ -337,13 +364,18 @@ impl Claim for SemaphoreClaim {
             {
                 return Err(self.conflict(&found));
             }
-            let busy = !around.gates.is_empty() || self.is_full(&around.leases);
-            if busy && !self.request.queue {
+            let busy = match around.gates.first() {
+                Some(gate) => Some(Behind::Node(format!("{}/{}", self.gate.dir(), gate.name))),
+                None => self.is_full(&around.leases).then_some(Behind::Full),
+            };
+            if let Some(busy) = busy.filter(|_| !self.request.queue) {
+                self.refuse_data(&session, &around, &busy).await?;
                 return Ok(None);
             }
         }
         let record = record::write(&self.request, None);
         for _ in 0..TRIES {
+            let came_just_now = self.gate.standing().is_none();
             let (gate, _) = self.gate.stand(&session, &record).await?;
             let around = self.look(&session).await?;
             let stranger = self.stranger(&session, &around).await?;
@@ -361,6 +393,9 @@ impl Claim for SemaphoreClaim {
                 self.gate.start_again();
                 continue;
             }
+            if came_just_now {
+                session.refuse_data_behind(&self.request.key, &gate, line).await?;
+            }
             let behind = match turn(line, &gate.name) {
                 Turn::Behind(ahead) => {
                     Behind::Node(format!("{}/{}", self.gate.dir(), line[ahead].name))
@@ -377,6 +412,7 @@ impl Claim for SemaphoreClaim {
                 },
             };
             if self.request.queue {
+                self.refuse_data(&session, &around, &behind).await?;
                 self.waiting = Some((behind, None));
             } else {
                 self.gate.leave().await?;
@@ -388,6 +424,18 @@ impl Claim for SemaphoreClaim {
             self.doing(),
             "its place is taken away as soon as it is there",
         ))
+    }
+}
+
+#[async_trait]
+impl Claim for SemaphoreClaim {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        let answer = self.ask(asked).await;
+        if let Err(Error::Conflict { .. }) = &answer {
+            // Whoever is refused stands in nobody's way, not even for a moment.
+            self.gate.leave().await?;
+        }
+        answer
     }
 
     async fn wait(&mut self) -> Result<()> {
@@ -414,7 +462,7 @@ impl Claim for SemaphoreClaim {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        self.shared.forget(self.request.token);
+        self.in_use = None;
         self.waiting = None;
         if let Step::Entering(gate) = &self.step {
             let gate = gate.clone();
@@ -446,10 +494,6 @@ impl Claim for SemaphoreClaim {
         self.step = Step::Outside;
         self.leaving = false;
         Ok(released)
-    }
-
-    fn yield_requested(&self) -> Option<Asked> {
-        Some(self.bell.rung())
     }
 }
 

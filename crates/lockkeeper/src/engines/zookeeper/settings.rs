@@ -20,6 +20,9 @@ const DEFAULT_PORT: u16 = 2181;
 /// The port that ZooKeeper's own examples use for TLS.
 const SECURE_PORT: u16 = 2281;
 
+/// How long one server may take to accept a connection, when we look why none answers.
+const PROBE: Duration = Duration::from_millis(300);
+
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) hosts: Vec<(String, u16)>,
@@ -169,6 +172,23 @@ impl Settings {
             false => format!("{way}{host}:{port}"),
         };
         self.hosts.iter().map(show).collect::<Vec<_>>().join(",")
+    }
+
+    /// Why no server can be connected to; `None` if one can. The client tries again and again, and
+    /// keeps to itself why it fails.
+    pub(super) async fn why_unreachable(&self) -> Option<String> {
+        let mut why = None;
+        for (host, port) in &self.hosts {
+            let connecting = tokio::net::TcpStream::connect((host.as_str(), *port));
+            match tokio::time::timeout(PROBE, connecting).await {
+                Ok(Ok(_)) => return None,
+                Ok(Err(error)) => why = Some(format!("{host}:{port}: {error}")),
+                Err(_) => {
+                    why = why.or_else(|| Some(format!("{host}:{port} cannot be connected to")))
+                }
+            }
+        }
+        why
     }
 }
 

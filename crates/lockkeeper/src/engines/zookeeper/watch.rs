@@ -4,18 +4,15 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::timeout;
 use zookeeper_client as zk;
 
 use super::error::{ends_session, failed, refused};
 use super::queue_node::Standing;
 use super::record::REVOKE;
+use super::session::Session;
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::{Loss, Result};
-
-/// How long a lock is held before it is watched over. One that is held for a moment is not worth it,
-/// and what happens before is seen by the first look.
-const DELAY: Duration = Duration::from_millis(50);
 
 /// Resolves when it is worth asking again.
 pub(super) type Alarm = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
@@ -43,6 +40,15 @@ pub(super) async fn end_of(other: &str, own: &Standing) -> Result<Option<Alarm>>
     })))
 }
 
+impl Session {
+    /// Whether a node is gone, or goes within this time.
+    pub(super) async fn ends_within(&self, path: &str, limit: Duration) -> Result<bool> {
+        let looked = self.zk.check_and_watch_stat(path).await;
+        let (stat, watcher) = looked.map_err(failed(format!("wait for {path:?}")))?;
+        Ok(stat.is_none() || timeout(limit, watcher.changed()).await.is_ok())
+    }
+}
+
 /// Listens for any change among the children of a directory, and for the end of our own node.
 ///
 /// Answers with the children as they are now, too.
@@ -67,7 +73,6 @@ pub(super) async fn change_in(dir: &str, own: &Standing) -> Result<(Alarm, Vec<S
 /// First it writes what there is to say of a node that had to wait, unless somebody else wrote there.
 pub(super) async fn watch_over(held: Standing, bell: YieldSignal, news: Option<Vec<u8>>) -> Loss {
     let expired = || Loss::Disconnected("its session expired".to_owned());
-    sleep(DELAY).await;
     if let Some(news) = news
         && let Err(error) = held.session.zk.set_data(&held.path, &news, Some(0)).await
     {

@@ -1,0 +1,237 @@
+//! What can be typed: the verbs, each with one line for `-h`, a paragraph for `--help` and an example.
+//!
+//! [`common`] has the options that several verbs take, [`verbs`] those of each. What they mean is
+//! elsewhere.
+
+mod common;
+mod verbs;
+
+use std::env;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Error, Parser, Subcommand};
+
+pub(crate) use self::common::{OnLost, OnYield, Secret, Supervision, Terms, Where};
+pub(crate) use self::verbs::{
+    Acquire, Bench, Break, Completions, Doctor, Elect, Explain, Ls, Man, Release, Renew, Run, Show,
+    Watch, Yield,
+};
+
+use crate::output::human;
+
+/// Shown by `lockkeeper` alone. All of it works on a machine with nothing installed.
+pub(crate) const EXAMPLES: &str = "\
+lockkeeper holds a lock while a command runs. Three examples that work right here:
+
+  lockkeeper run backup -- sleep 60          one at a time; a second one waits for the first
+  lockkeeper run -n backup -- echo done      do not wait: exit 75 if somebody is in
+  lockkeeper show backup                     who holds it, and who waits
+
+More: lockkeeper --help, lockkeeper run --help.
+";
+
+/// The exit codes in short, for two pages of help.
+macro_rules! exit_codes {
+    () => {
+        "\
+Exit codes: the command's own; 128+n if signal n ended it; 64 bad usage; 69 engine unreachable;
+75 busy or timed out; 79 lock lost; 124 --max-hold reached; 125 own failure;
+126 command not executable; 127 command not found."
+    };
+}
+
+/// Mutual exclusion between processes and machines.
+///
+/// Locks live in an engine that a URL names. Without one they are files of this user on this machine,
+/// which needs nothing installed.
+#[derive(Debug, Parser)]
+#[command(name = "lockkeeper", version, after_help = exit_codes!())]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// Reads what was typed.
+pub(crate) fn read() -> Result<Cli, Error> {
+    let mut cli = Cli::try_parse()?;
+    if let Verb::Run(args) = &cli.verb
+        && let (Some(least), Some(most)) = (args.min_hold, args.max_hold)
+        && least > most
+    {
+        let refused = format!(
+            "--min-hold {} is longer than --max-hold {}, which ends the command; it must be shorter\n",
+            human(least),
+            human(most)
+        );
+        return Err(Error::raw(ErrorKind::ValueValidation, refused));
+    }
+    let (first, argv) = match &mut cli.verb {
+        Verb::Run(args) => (&args.key, &mut args.argv),
+        Verb::Elect(args) => (&args.name, &mut args.argv),
+        _ => return Ok(cli),
+    };
+    // Only behind `--` can a key start with a dash; no command does.
+    if first.starts_with('-') {
+        if argv.first().is_some_and(|word| word == "--") {
+            argv.remove(0);
+        }
+        return Ok(cli);
+    }
+    // All that follows `--` is the command: its first word is not a key that was forgotten.
+    if env::args_os().skip_while(|word| word != "--").nth(1).is_some_and(|word| word == **first)
+        && let Err(error) = Cli::try_parse_from(env::args_os().take_while(|word| word != "--"))
+        && let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg)
+        && missing.iter().any(|name| name == "<KEY>" || name == "<NAME>")
+    {
+        return Err(error);
+    }
+    Ok(cli)
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Hold a lock while a command runs
+    ///
+    /// The command runs in its own process group. The lock is released when the command and all that it
+    /// left in its session are gone; if the lock is lost, everything that came of the command is ended,
+    /// daemons included, before anyone else can hold the lock.
+    #[command(
+        override_usage = "\
+lockkeeper run [OPTIONS] <KEY> -- <CMD> [ARG]...
+       lockkeeper run [OPTIONS] -c <STRING> <KEY>",
+        after_help = concat!(
+            "\
+Example: one nightly backup, however often cron starts it:
+  lockkeeper run -n --skip-ok backup -- /usr/local/bin/backup --full
+
+",
+            exit_codes!()
+        )
+    )]
+    Run(Box<Run>),
+
+    /// Take a lock and return, for scripts that cannot nest
+    ///
+    /// Prints a handle for `renew` and `release`. A small process on this machine keeps the lock until
+    /// the handle is released, its time is up, or the process named with --pid is gone.
+    #[command(after_help = "\
+Example:
+  handle=$(lockkeeper acquire deploy --lease 10m --pid $$) || exit
+  ./deploy && lockkeeper release \"$handle\"")]
+    Acquire(Acquire),
+
+    /// Give a handle more time
+    ///
+    /// Counts from now. Fails with 79 if the lock is not held any more.
+    #[command(after_help = "\
+Example:
+  lockkeeper renew \"$handle\" --lease 10m")]
+    Renew(Renew),
+
+    /// Release a handle
+    ///
+    /// Exits with 0 if the lock was ours until now, and with 79 if it was lost before: then somebody
+    /// else may have been in meanwhile.
+    #[command(after_help = "\
+Example:
+  lockkeeper release \"$handle\"")]
+    Release(Release),
+
+    /// List the locks in use
+    ///
+    /// One line per holder and waiter. "unknown" means that the engine cannot tell.
+    #[command(after_help = "\
+Example:
+  lockkeeper ls deploy/ --json | jq '.[].key'")]
+    Ls(Ls),
+
+    /// Show one lock: holders, and waiters in order
+    ///
+    /// Exits with 0 if somebody holds it, and with 1 if nobody does.
+    #[command(after_help = "\
+Example:
+  lockkeeper show backup")]
+    Show(Show),
+
+    /// Follow the locks in use
+    ///
+    /// Redraws a table on a terminal; elsewhere prints one line per change.
+    #[command(after_help = "\
+Example:
+  lockkeeper watch deploy/ --interval 500ms")]
+    Watch(Watch),
+
+    /// Free a lock that somebody else holds
+    ///
+    /// For operators. The holder learns of it at its next renewal, and may still be at work until then;
+    /// the next grant has a higher fence, by which a resource can refuse the former holder.
+    #[command(after_help = "\
+Example:
+  lockkeeper break backup --why 'host backup-3 is gone for good'")]
+    Break(Break),
+
+    /// Ask whoever holds a lock to give way
+    ///
+    /// Nothing is taken away: a holder that runs under `lockkeeper run` is sent TERM unless it was told
+    /// otherwise with --on-yield, and releases the lock when it ends. Engines that cannot carry the
+    /// question refuse.
+    #[command(after_help = "\
+Example:
+  lockkeeper yield --url zookeeper://h1,h2,h3 reindex")]
+    Yield(Yield),
+
+    /// Run a command while being the leader
+    ///
+    /// Waits to be elected, runs the command, and stands again when leadership was lost.
+    #[command(
+        override_usage = "\
+lockkeeper elect [OPTIONS] <NAME> -- <CMD> [ARG]...
+       lockkeeper elect [OPTIONS] <NAME> --observe",
+        after_help = "\
+Example:
+  lockkeeper elect scheduler -- ./scheduler
+  lockkeeper elect scheduler --observe"
+    )]
+    Elect(Box<Elect>),
+
+    /// Say what an engine promises, and what it does not
+    ///
+    /// In plain sentences, from the same data that the library itself obeys.
+    #[command(after_help = "\
+Example:
+  lockkeeper explain file:
+  lockkeeper explain --schema postgres: | psql locks")]
+    Explain(Explain),
+
+    /// Check a real deployment
+    ///
+    /// Looks for what would hurt: permissions, persistence, clocks, network file systems. Exits with 1
+    /// if there is a problem.
+    #[command(after_help = "\
+Example:
+  lockkeeper doctor file:///var/lib/app/locks")]
+    Doctor(Doctor),
+
+    /// Measure an engine against its own floor
+    ///
+    /// Uncontended cycle, hand-off between processes, fairness; beside them the least that the engine's
+    /// own means would take, measured in the same run.
+    #[command(after_help = "\
+Example:
+  lockkeeper bench file: --seconds 5")]
+    Bench(Bench),
+
+    /// Print completions for a shell
+    ///
+    /// Those for bash, zsh and fish also offer the keys of locks in use, and commands behind `--`.
+    #[command(after_help = "\
+Example:
+  lockkeeper completions bash > /etc/bash_completion.d/lockkeeper")]
+    Completions(Completions),
+
+    /// Print the manual page, or write one page per verb
+    #[command(after_help = "\
+Example:
+  lockkeeper man | man -l -")]
+    Man(Man),
+}

@@ -1,0 +1,300 @@
+//! The holder: a small process that keeps a lock for a script that cannot keep it itself.
+//!
+//! It is started with a request on its standard input, answers on the same socket, and from then on
+//! listens on a socket of its own in a directory that only its user can enter. It releases when it is
+//! told to, when its time is up, or when the process it was bound to is gone.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use lockkeeper::{Client, Guard, Owner};
+use nix::unistd::setsid;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufStream};
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::args::Terms;
+use crate::detached::handle::Handle;
+use crate::exit::{self, Failure};
+use crate::output::Say;
+use crate::run;
+use crate::run::guardian::boot_time;
+use crate::run::signals::Signals;
+
+/// The hidden verb.
+pub(crate) const VERB: &str = "__holder";
+
+/// How often to look whether the process it is bound to is still there.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What a holder is started with. Carries the URL with its secrets, which is why it is not in argv.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) url: String,
+    pub(crate) key: String,
+    pub(crate) terms: Terms,
+    pub(crate) ttl: Duration,
+    pub(crate) owner: String,
+    /// How long to hold it; `None` for as long as the process it is bound to lives.
+    pub(crate) lease: Option<Duration>,
+    pub(crate) pid: Option<i32>,
+}
+
+/// The answer to a request.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    Granted(Granted),
+    Refused { code: u8, message: String },
+}
+
+/// A lock that a holder keeps.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Granted {
+    pub(crate) handle: String,
+    pub(crate) fence: u64,
+    /// The holder itself.
+    pub(crate) pid: u32,
+}
+
+/// What a later call wants of a holder.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) enum Ask {
+    /// Extends the lease from now: by this, or by the lease of `acquire`.
+    Renew {
+        lease: Option<Duration>,
+    },
+    Release,
+    /// How long it will be held.
+    Tell,
+}
+
+/// What the holder says to that.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    Done,
+    Lost { reason: String },
+    Told { key: String, fence: u64, left: Option<Duration> },
+}
+
+/// Starts a holder, and waits for its answer for as long as it waits for the lock.
+pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Granted, Failure> {
+    let refuse = |error: io::Error| {
+        Failure::own("start /proc/self/exe as a process to hold the lock", error)
+    };
+    let (ours, theirs) = StdStream::pair().map_err(refuse)?;
+    ours.set_nonblocking(true).map_err(refuse)?;
+    let request = serde_json::to_string(request).expect("plain fields serialize") + "\n";
+    // Not waited for: it outlives us. Init, or whoever reaps here, takes care of it in the end.
+    Command::new("/proc/self/exe")
+        .arg0("lockkeeper")
+        .arg(VERB)
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .current_dir("/")
+        .spawn()
+        .map_err(refuse)?;
+    let talk = async {
+        let mut socket = BufStream::new(UnixStream::from_std(ours)?);
+        socket.write_all(request.as_bytes()).await?;
+        socket.flush().await?;
+        let mut reply = String::new();
+        socket.read_line(&mut reply).await?;
+        Ok(reply)
+    };
+    // If a signal ends us first, the socket ends too, and the holder gives up.
+    let talk = async { talk.await.map_err(refuse) };
+    let reply = run::interruptible(talk, signals).await?;
+    match serde_json::from_str(&reply) {
+        Ok(Reply::Granted(granted)) => Ok(granted),
+        Ok(Reply::Refused { code, message }) => Err(Failure::new(code, message)),
+        Err(_) => Err(Failure::new(exit::OWN, "the process that should hold the lock died")),
+    }
+}
+
+/// Closes what we were started with but do not need: a lock of `flock`, the end of a pipe that somebody
+/// else waits for. Called before anything of our own is open.
+pub(crate) fn close_inherited() {
+    let Ok(listed) = fs::read_dir("/proc/self/fd") else { return };
+    let names =
+        listed.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    // All are listed before the first is closed: the list itself is an open file.
+    for fd in names.collect::<Vec<_>>() {
+        if fd > 2 {
+            let _ = nix::unistd::close(fd);
+        }
+    }
+}
+
+/// The whole life of a holder.
+pub(crate) async fn main() -> exit::Outcome {
+    let own = |error: io::Error| Failure::own("hold a lock", error);
+    // A session of its own: a terminal that is closed, or a shell that ends its jobs, does not end it.
+    let _ = setsid();
+    let signals = Signals::collect().map_err(own)?;
+    let mut starter = StdStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(own)?);
+    let mut text = String::new();
+    let read = BufReader::new(&starter).read_line(&mut text);
+    let request: Option<Request> = read.ok().and_then(|_| serde_json::from_str(&text).ok());
+    let Some(request) = request else {
+        return Err(Failure::usage(format!("{VERB} is not meant to be called; see acquire")));
+    };
+    let mut tell = |reply: &Reply| {
+        let line = serde_json::to_string(reply).expect("plain fields serialize") + "\n";
+        starter.write_all(line.as_bytes()).is_ok()
+    };
+    match hold(&request, &signals).await {
+        Err(Failure { code, message, .. }) => {
+            tell(&Reply::Refused { code, message });
+            Ok(code)
+        }
+        Ok((client, guard, socket)) => {
+            let handle = socket.handle.to_string();
+            let fence = guard.fence().get();
+            if tell(&Reply::Granted(Granted { handle, fence, pid: std::process::id() })) {
+                // The number stays taken, so that nothing else becomes standard input.
+                let _ = fs::File::open("/dev/null").map(nix::unistd::dup2_stdin);
+                keep(guard, &socket, &request, &signals).await;
+            }
+            client.close().await;
+            Ok(0)
+        }
+    }
+}
+
+/// Takes the lock, unless the one who started us is gone before.
+async fn hold(request: &Request, signals: &Signals) -> Result<(Client, Guard, Socket), Failure> {
+    let starter =
+        io::stdin().as_fd().try_clone_to_owned().map_err(|e| Failure::own("listen", e))?;
+    let starter = StdStream::from(starter);
+    let own = |error: io::Error| Failure::own("listen to who started this", error);
+    starter.set_nonblocking(true).map_err(own)?;
+    let mut starter = UnixStream::from_std(starter).map_err(own)?;
+    let client = Client::connect(&request.url).await?;
+    let owner = Owner::named(&request.owner)?;
+    let lock = run::lock(&client, &request.key, &request.terms).owner(&owner).ttl(request.ttl);
+    // Before the lock is taken: one that nobody could release must not be.
+    let mut socket = Socket::open()?;
+    let acquire = run::acquire(&client, lock, &request.key, &request.terms);
+    let acquired = tokio::select! {
+        acquired = run::interruptible(acquire, signals) => acquired,
+        // Nothing is ever said here, so this is the end.
+        _ = starter.read_u8() => Err(Failure::silent(exit::OWN)),
+    };
+    let guard = match acquired {
+        Ok(guard) => guard,
+        Err(failure) => {
+            client.close().await;
+            return Err(failure);
+        }
+    };
+    socket.handle.fence = guard.fence().get();
+    Ok((client, guard, socket))
+}
+
+/// Keeps the lock until it is to be released.
+async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signals) {
+    let after = |lease: Option<Duration>| {
+        let nanos = lease.and_then(|lease| u64::try_from(lease.as_nanos()).ok());
+        boot_time().saturating_add(nanos.unwrap_or(u64::MAX))
+    };
+    let mut until = after(request.lease);
+    let bound_to = request.pid.map(|pid| (pid, started_at(pid)));
+    loop {
+        let left = Duration::from_nanos(until.saturating_sub(boot_time()));
+        let gone = bound_to.is_some_and(|(pid, start)| started_at(pid) != start || start.is_none());
+        if left.is_zero() || gone {
+            break;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(left.min(LOOK)) => {}
+            _ = signals.next() => break,
+            Ok((stream, _)) = socket.listener.accept() => {
+                let mut stream = BufStream::new(stream);
+                let Some(ask) = hear(&mut stream).await else { continue };
+                let answer = match (guard.check(), ask) {
+                    (Ok(()), Ask::Renew { lease }) => {
+                        until = after(lease.or(request.lease));
+                        Answer::Done
+                    }
+                    (Ok(()), Ask::Tell) => Answer::Told {
+                        key: request.key.clone(),
+                        fence: guard.fence().get(),
+                        left: (until != u64::MAX).then_some(left),
+                    },
+                    (Ok(()), Ask::Release) => {
+                        let lost = run::release(guard, Say { quiet: true, verbose: false }).await;
+                        let answer = match lost {
+                            Err(Some(reason)) => Answer::Lost { reason },
+                            Ok(()) | Err(None) => Answer::Done,
+                        };
+                        say(&mut stream, &answer).await;
+                        return;
+                    }
+                    (Err(error), _) => Answer::Lost { reason: error.to_string() },
+                };
+                let over = matches!((&answer, ask), (Answer::Lost { .. }, Ask::Release));
+                say(&mut stream, &answer).await;
+                if over {
+                    break;
+                }
+            }
+        }
+    }
+    let _ = run::release(guard, Say { quiet: true, verbose: false }).await;
+}
+
+async fn hear(stream: &mut BufStream<UnixStream>) -> Option<Ask> {
+    let mut line = String::new();
+    // A caller that connects and says nothing must not keep the lock's end from us.
+    let read = tokio::time::timeout(Duration::from_secs(1), stream.read_line(&mut line)).await;
+    read.ok()?.ok()?;
+    serde_json::from_str(&line).ok()
+}
+
+async fn say(stream: &mut BufStream<UnixStream>, answer: &Answer) {
+    let line = serde_json::to_string(answer).expect("plain fields serialize") + "\n";
+    // If it fails, the caller is gone, and does not need the answer.
+    let _ = stream.write_all(line.as_bytes()).await;
+    let _ = stream.flush().await;
+}
+
+/// When a process was started, which tells it from a later one with the same number.
+pub(crate) fn started_at(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut words = rest.split_whitespace();
+    // One that is dead but not waited for does nothing any more.
+    words.next().filter(|state| !matches!(*state, "Z" | "X"))?;
+    words.nth(18)?.parse().ok()
+}
+
+/// Where later calls reach a holder; removed with it.
+struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+    handle: Handle,
+}
+
+impl Socket {
+    /// With a handle that lacks the fence.
+    fn open() -> Result<Self, Failure> {
+        let handle = Handle::new(0)?;
+        let path = handle.socket()?;
+        let listener = UnixListener::bind(&path)
+            .map_err(|error| Failure::own(format_args!("listen at {}", path.display()), error))?;
+        Ok(Self { listener, path, handle })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,265 @@
+//! `ls`, `show`, `watch`, `break`, `yield`: what the engine knows of its locks, for people and for machines.
+//!
+//! Identities can be secrets, so only their start is shown. Notes and names come from others, so what
+//! could move a terminal's cursor is not printed as it is.
+
+use std::io::{self, BufRead, IsTerminal};
+use std::time::SystemTime;
+
+use lockkeeper::engine::{Entry, Snapshot};
+use serde_json::{Value, json};
+
+use crate::args::{Break, Ls, Show, Watch, Yield};
+use crate::config::Config;
+use crate::detached::handle;
+use crate::exit::{self, Failure};
+use crate::output::{human, print, stderr, tell};
+use crate::run::interruptible;
+use crate::run::signals::Signals;
+use crate::table::{Table, plain};
+
+pub(crate) async fn ls(args: Ls) -> exit::Outcome {
+    let client = Config::load()?.connect(&args.place).await?;
+    let mut snapshots = client.list(&*args.prefix).await?;
+    add_leases_of_handles(&mut snapshots);
+    if args.json {
+        print(&format!("{}\n", Value::from_iter(snapshots.iter().map(to_json))))?;
+    } else if snapshots.is_empty() {
+        tell("no locks in use");
+    } else {
+        print(&table(&snapshots))?;
+    }
+    Ok(0)
+}
+
+pub(crate) async fn show(args: Show) -> exit::Outcome {
+    let client = Config::load()?.connect(&args.place).await?;
+    let mut snapshot = client.inspect(&args.key).await?;
+    add_leases_of_handles(snapshot.as_mut_slice());
+    match &snapshot {
+        _ if args.json => {
+            let free = || json!({"key": args.key, "fence": null, "holders": [], "waiters": []});
+            print(&format!("{}\n", snapshot.as_ref().map_or_else(free, to_json)))?;
+        }
+        None => print("nobody holds it\n")?,
+        Some(snapshot) => {
+            print(&table(std::slice::from_ref(snapshot)))?;
+            if snapshot.waiters.is_none() {
+                print("waiters unknown: this engine cannot tell\n")?;
+            }
+        }
+    }
+    Ok(u8::from(snapshot.is_none_or(|snapshot| snapshot.holders.is_empty())))
+}
+
+pub(crate) async fn watch(args: Watch) -> exit::Outcome {
+    let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
+    let client = Config::load()?.connect(&args.place).await?;
+    let redraw = io::stdout().is_terminal() && !args.json;
+    let follow = async {
+        let mut before: Vec<(String, Value)> = Vec::new();
+        loop {
+            let mut snapshots = client.list(&*args.prefix).await?;
+            if redraw {
+                add_leases_of_handles(&mut snapshots);
+            }
+            if redraw {
+                let body = table(&snapshots);
+                let body = if snapshots.is_empty() { "no locks in use\n".to_owned() } else { body };
+                // Home, the text, then whatever is left of the last one.
+                print(&format!("\x1b[H\x1b[2J{body}"))?;
+            } else {
+                let now: Vec<_> =
+                    snapshots.iter().map(|s| (s.key.to_string(), lasting(s))).collect();
+                for line in changes(&before, &now, args.json) {
+                    print(&line)?;
+                }
+                before = now;
+            }
+            tokio::time::sleep(args.interval).await;
+        }
+    };
+    interruptible::<u8>(follow, &signals).await
+}
+
+pub(crate) async fn break_lock(args: Break) -> exit::Outcome {
+    let client = Config::load()?.connect(&args.place).await?;
+    if !args.yes {
+        if !io::stdin().is_terminal() {
+            return Err(Failure::usage(
+                "break asks before it acts, and there is no terminal to ask at; say --yes",
+            ));
+        }
+        let holders = client.inspect(&args.key).await?.map(|snapshot| snapshot.holders);
+        for holder in holders.unwrap_or_default() {
+            tell(format_args!("held by {}", describe(&holder)));
+        }
+        stderr(&format!(
+            "lockkeeper: break lock {:?}? Its holder may still be at work. [y/N] ",
+            args.key
+        ));
+        let mut answer = String::new();
+        io::stdin().lock().read_line(&mut answer).map_err(|e| Failure::own("read an answer", e))?;
+        if !matches!(answer.trim(), "y" | "Y" | "yes") {
+            return Err(Failure::new(1, "nothing was broken"));
+        }
+    }
+    let broken = client.break_lock(&args.key).await?;
+    if args.json {
+        let broken: Vec<_> = broken.iter().map(entry_to_json).collect();
+        print(&format!("{}\n", json!({"key": args.key, "why": args.why, "broken": broken})))?;
+    } else if broken.is_empty() {
+        tell(format_args!("nobody held lock {:?}", args.key));
+    } else {
+        for holder in &broken {
+            print(&format!("broke lock {:?}: was held by {}\n", args.key, describe(holder)))?;
+        }
+        tell(format_args!("broken because: {}", plain(&args.why)));
+    }
+    client.close().await;
+    Ok(0)
+}
+
+pub(crate) async fn ask_to_yield(args: Yield) -> exit::Outcome {
+    let client = Config::load()?.connect(&args.place).await?;
+    let asked = client.request_yield(&args.key).await?;
+    if args.json {
+        let asked: Vec<_> = asked.iter().map(entry_to_json).collect();
+        print(&format!("{}\n", json!({"key": args.key, "asked": asked})))?;
+    } else if asked.is_empty() {
+        tell(format_args!("nobody holds lock {:?}", args.key));
+    } else {
+        for holder in &asked {
+            print(&format!("asked for lock {:?}: held by {}\n", args.key, describe(holder)))?;
+        }
+    }
+    client.close().await;
+    Ok(0)
+}
+
+/// Puts in what the handles of this user have left.
+fn add_leases_of_handles(snapshots: &mut [Snapshot]) {
+    if snapshots.is_empty() {
+        return;
+    }
+    for (key, fence, left) in handle::leases() {
+        let named = snapshots.iter_mut().filter(|snapshot| snapshot.key.as_str() == key);
+        let holders = named.flat_map(|snapshot| &mut snapshot.holders);
+        for holder in holders.filter(|holder| holder.fence.is_some_and(|f| f.get() == fence)) {
+            holder.left = left.or(holder.left);
+        }
+    }
+}
+
+fn table(snapshots: &[Snapshot]) -> String {
+    let mut table =
+        Table::new(["KEY", "STATE", "MODE", "WHO", "AGE", "LEASE LEFT", "FENCE", "NOTE"]);
+    for snapshot in snapshots {
+        let waiters = snapshot.waiters.iter().flatten().enumerate();
+        let rows = snapshot.holders.iter().map(|holder| ("held".to_owned(), holder));
+        for (state, entry) in rows.chain(waiters.map(|(n, e)| (format!("waits {}", n + 1), e))) {
+            let unknown = || "unknown".to_owned();
+            let held = state == "held";
+            table.row([
+                snapshot.key.to_string(),
+                state,
+                entry.mode.to_string(),
+                entry.who.clone().unwrap_or_else(|| format!("{}…", start_of(&entry.identity))),
+                age(entry).map_or_else(unknown, human),
+                if held { entry.left.map_or("none".to_owned(), human) } else { String::new() },
+                match entry.fence {
+                    Some(fence) => fence.to_string(),
+                    None if held => unknown(),
+                    None => String::new(),
+                },
+                entry.note.clone().unwrap_or_default(),
+            ]);
+        }
+    }
+    table.to_string()
+}
+
+/// Who, for how long, and why, in one line.
+pub(crate) fn describe(entry: &Entry) -> String {
+    let who = entry.who.clone().unwrap_or_else(|| format!("{}…", start_of(&entry.identity)));
+    let since = age(entry).map(|age| format!(" for {}", human(age))).unwrap_or_default();
+    let note = entry.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+    plain(&format!("{who}{since}{note}"))
+}
+
+fn to_json(snapshot: &Snapshot) -> Value {
+    let entries = |entries: &[Entry]| entries.iter().map(entry_to_json).collect::<Vec<_>>();
+    json!({
+        "key": snapshot.key.as_str(),
+        "fence": snapshot.fence.map(|fence| fence.get()),
+        "holders": entries(&snapshot.holders),
+        "waiters": snapshot.waiters.as_deref().map(entries),
+    })
+}
+
+fn entry_to_json(entry: &Entry) -> Value {
+    json!({
+        "identity": start_of(&entry.identity),
+        "mode": entry.mode.kind(),
+        "who": entry.who,
+        "note": entry.note,
+        "since": entry.since.map(|since| humantime::format_rfc3339_millis(since).to_string()),
+        "age": age(entry).map(|age| age.as_secs_f64()),
+        "lease_left": entry.left.map(|left| left.as_secs_f64()),
+        "fence": entry.fence.map(|fence| fence.get()),
+        "slots": entry.slots,
+    })
+}
+
+/// The part of a snapshot that does not change by itself.
+fn lasting(snapshot: &Snapshot) -> Value {
+    let mut value = to_json(snapshot);
+    for list in ["holders", "waiters"] {
+        for entry in value[list].as_array_mut().into_iter().flatten() {
+            entry.as_object_mut().map(|entry| (entry.remove("age"), entry.remove("lease_left")));
+        }
+    }
+    value
+}
+
+/// One line per lock that changed.
+fn changes(before: &[(String, Value)], now: &[(String, Value)], json: bool) -> Vec<String> {
+    let find = |list: &[(String, Value)], key: &str| {
+        list.iter().find(|(k, _)| k == key).map(|(_, value)| value.clone())
+    };
+    let gone = before
+        .iter()
+        .filter(|(key, _)| find(now, key).is_none())
+        .map(|(key, _)| (key, json!({"key": key, "fence": null, "holders": [], "waiters": []})));
+    let changed = now
+        .iter()
+        .filter(|(key, value)| find(before, key).as_ref() != Some(value))
+        .map(|(key, value)| (key, value.clone()));
+    gone.chain(changed)
+        .map(|(key, value)| {
+            if json {
+                return format!("{value}\n");
+            }
+            let names = |list: &str| {
+                let who = |e: &Value| e["who"].as_str().or(e["identity"].as_str()).map(plain);
+                value[list].as_array().into_iter().flatten().filter_map(who).collect::<Vec<_>>()
+            };
+            let time = humantime::format_rfc3339_seconds(SystemTime::now());
+            match (names("holders"), names("waiters").len()) {
+                (holders, 0) if holders.is_empty() => format!("{time} {key}: free\n"),
+                (holders, 0) => format!("{time} {key}: held by {}\n", holders.join(", ")),
+                (holders, n) => {
+                    format!("{time} {key}: held by {}; {n} waiting\n", holders.join(", "))
+                }
+            }
+        })
+        .collect()
+}
+
+fn age(entry: &Entry) -> Option<std::time::Duration> {
+    entry.since.and_then(|since| SystemTime::now().duration_since(since).ok())
+}
+
+fn start_of(identity: &str) -> String {
+    identity.chars().take(8).collect()
+}

@@ -1,0 +1,165 @@
+//! The wrapper's end of the leash: starts a guardian, gives it orders, hears its reports.
+
+use std::ffi::{CString, OsString};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream as StdStream;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::prctl;
+use nix::sys::signal::SigSet;
+use nix::unistd::Pid;
+use tokio::net::UnixStream;
+
+use crate::exit::Failure;
+use crate::run::backstop::Backstop;
+use crate::run::cgroup::Cgroup;
+use crate::run::descendants;
+use crate::run::guardian::Brief;
+use crate::run::protocol::{Deadline, FRAME, Order, Report};
+
+/// What to run, and how.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) command: Vec<OsString>,
+    /// Added to our own environment.
+    pub(crate) environment: Vec<(&'static str, String)>,
+    /// The command's signal mask.
+    pub(crate) mask: SigSet,
+    /// Whether it belongs into the terminal's foreground.
+    pub(crate) foreground: bool,
+    /// The open file whose kernel lock is ours, or the connection to the run around this one.
+    pub(crate) lock: Option<OwnedFd>,
+}
+
+/// A command under a guardian. Dropping it ends the command.
+#[derive(Debug)]
+pub(crate) struct Child {
+    leash: UnixStream,
+    /// The same socket: orders are short, and leave at once, without asking the runtime.
+    orders: StdStream,
+    backstop: Backstop,
+    heard: Vec<u8>,
+}
+
+impl Child {
+    pub(crate) fn start(job: Job, deadline: Deadline) -> Result<Self, Failure> {
+        let started = start(job, deadline);
+        started.map_err(|error| {
+            Failure::own("start /proc/self/exe as a guardian for the command", error)
+        })
+    }
+
+    /// The next report; `None` when the guardian is dead, and all that was below it.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any await; no report is lost.
+    pub(crate) async fn report(&mut self) -> Option<Report> {
+        loop {
+            if let Some((frame, rest)) = self.heard.split_first_chunk::<FRAME>() {
+                let report = Report::decode(frame);
+                self.heard = rest.to_vec();
+                if let Some(Report::Started(pid)) = report {
+                    self.backstop.set_group(Pid::from_raw(pid));
+                }
+                return report;
+            }
+            if self.leash.readable().await.is_err() {
+                return None;
+            }
+            match self.leash.try_read_buf(&mut self.heard) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(n) if n > 0 => {}
+                // Reports come before the end, so this is a guardian that somebody killed.
+                _ => {
+                    self.take_over().await;
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// What the wrapper can do without the guardian.
+    pub(crate) fn backstop(&self) -> &Backstop {
+        &self.backstop
+    }
+
+    /// Tells the guardian what to do. If it is dead, `report` says so.
+    pub(crate) fn order(&self, order: Order) {
+        let _ = (&self.orders).write(&order.encode());
+    }
+
+    /// Kills the guardian and all that came of the command, and waits for their end.
+    ///
+    /// Its orphans come to us when the guardian is dead, and theirs after them.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    async fn take_over(&mut self) {
+        // Twice: a process whose parent ends while we look may hide from one look.
+        let mut nobody_found = 0;
+        while nobody_found < 2 {
+            nobody_found = if self.backstop.take_over() { 0 } else { nobody_found + 1 };
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Lets go of the guardian, after its last report.
+    pub(crate) fn finish(self) {
+        self.backstop.finish();
+    }
+}
+
+fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
+    let (ours, theirs) = StdStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let orders = ours.try_clone()?;
+    let leash = UnixStream::from_std(ours)?;
+    // Before it starts, so that there is no moment without a deadline.
+    (&orders).write_all(&Order::Deadline(deadline).encode())?;
+
+    let stdin = io::stdin().as_fd().try_clone_to_owned()?;
+    let cgroup = Cgroup::make();
+    let brief = Brief {
+        stdin: stdin.as_raw_fd(),
+        lock: job.lock.as_ref().map(AsRawFd::as_raw_fd),
+        cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()),
+        foreground: job.foreground,
+        mask: job.mask,
+        command: job.command,
+    };
+    let mut files = PosixSpawnFileActions::init()?;
+    // To itself: that is how a file that closes on exec is kept open for this one process.
+    files.add_dup2(brief.stdin, brief.stdin)?;
+    if let Some(lock) = brief.lock {
+        files.add_dup2(lock, lock)?;
+    }
+    files.add_dup2(theirs.as_raw_fd(), 0)?;
+    let mut attributes = PosixSpawnAttr::init()?;
+    // A group of its own, which the terminal never signals, and the shell never stops.
+    attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETPGROUP)?;
+    attributes.set_pgroup(Pid::from_raw(0))?;
+
+    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| io::Error::from(Errno::EINVAL));
+    // Its own name, so that `pkill -f lockkeeper` does not mean it.
+    let args = std::iter::once("lk-guardian".into()).chain(brief.to_args());
+    let args: Vec<CString> =
+        args.map(|arg: OsString| text(arg.into_vec())).collect::<Result<_, _>>()?;
+    let environment: Vec<CString> = std::env::vars_os()
+        .filter(|(name, _)| !job.environment.iter().any(|(ours, _)| name == ours))
+        .map(|(name, value)| text([name.as_bytes(), b"=", value.as_bytes()].concat()))
+        .chain(job.environment.iter().map(|(name, value)| text(format!("{name}={value}").into())))
+        .collect::<Result<_, _>>()?;
+
+    let spared = descendants::children(Pid::this());
+    // If somebody kills the guardian, all that was below it comes to us.
+    prctl::set_child_subreaper(true)?;
+    // This very program, also if its file was replaced while we waited for the lock.
+    let guardian = posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)
+        .inspect_err(|_| cgroup.iter().for_each(Cgroup::remove))?;
+    let backstop = Backstop::start(guardian, cgroup, spared)?;
+    Ok(Child { leash, orders, backstop, heard: Vec::new() })
+}

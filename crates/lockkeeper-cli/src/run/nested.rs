@@ -1,0 +1,89 @@
+//! A run inside a run: how the inner one finds the outer one, and how the outer one waits for it.
+//!
+//! The environment alone proves nothing: a daemon that outlived its run still has it. So the guardian of
+//! the outer run listens, the inner run connects, and is in only after it was welcomed. The guardian
+//! does not end while such a connection is open. A run that comes too late finds nobody, or is never
+//! welcomed, and asks the engine like everyone else.
+
+use std::env;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::Duration;
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::Pid;
+
+use crate::run::descendants::is_below;
+use crate::run::guardian::boot_time;
+
+/// The variable that names the place where the guardian listens.
+pub(crate) const VARIABLE: &str = "LOCKKEEPER_RUN";
+
+/// How long a guardian may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+const WELCOME: u8 = b'1';
+
+/// The outer run's side, kept by its guardian.
+#[derive(Debug)]
+pub(crate) struct Host {
+    listener: UnixListener,
+    name: String,
+    guests: Vec<UnixStream>,
+}
+
+impl Host {
+    pub(crate) fn listen() -> io::Result<Self> {
+        let name = format!("lockkeeper/{}/{}", std::process::id(), boot_time());
+        let listener = UnixListener::bind_addr(&address(&name)?)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, name, guests: Vec::new() })
+    }
+
+    /// What the command finds in its environment.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Welcomes those who came, if they are ours: only what is below us is ended with us.
+    pub(crate) fn welcome(&mut self) {
+        while let Ok((mut guest, _)) = self.listener.accept() {
+            let below = getsockopt(&guest, PeerCredentials)
+                .is_ok_and(|peer| is_below(Pid::from_raw(peer.pid()), Pid::this()));
+            if below && guest.set_nonblocking(true).is_ok() && guest.write_all(&[WELCOME]).is_ok() {
+                self.guests.push(guest);
+            }
+        }
+    }
+
+    /// Whether a run inside this one is still there.
+    pub(crate) fn has_guests(&mut self) -> bool {
+        self.welcome();
+        // Guests say nothing: what can be read is their end.
+        self.guests.retain_mut(|guest| {
+            matches!(guest.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        });
+        !self.guests.is_empty()
+    }
+}
+
+/// Enters the run that the environment names. The lock is held at least until the connection is closed.
+pub(crate) fn enter() -> Option<UnixStream> {
+    let name = env::var(VARIABLE).ok()?;
+    let mut host = UnixStream::connect_addr(&address(&name).ok()?).ok()?;
+    host.set_read_timeout(Some(PATIENCE)).ok()?;
+    let mut answer = [0];
+    host.read_exact(&mut answer).ok()?;
+    (answer == [WELCOME]).then_some(host)
+}
+
+/// A name without a file: it is gone with the one who listens.
+fn address(name: &str) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(name)
+}

@@ -1,0 +1,59 @@
+//! The controlling terminal: who is in its foreground, and whether anyone could wake us up again.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+
+use nix::fcntl::OFlag;
+use nix::unistd::{Pid, getpgid, getpgrp, getppid, getsid, tcgetpgrp, tcsetpgrp};
+
+use crate::run::descendants::Process;
+
+/// The terminal of this session. Callers have SIGTTOU blocked.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    tty: File,
+}
+
+impl Terminal {
+    /// `None` without one, as under cron.
+    pub(crate) fn open() -> Option<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(OFlag::O_NOCTTY.bits());
+        options.open("/dev/tty").ok().map(|tty| Self { tty })
+    }
+
+    /// Whether a group may read from the terminal.
+    pub(crate) fn has_foreground(&self, group: Pid) -> bool {
+        tcgetpgrp(&self.tty) == Ok(group)
+    }
+
+    /// Whether we may.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.has_foreground(getpgrp())
+    }
+
+    /// Puts a group into the foreground. It fails when the terminal was hung up; then nobody cares.
+    pub(crate) fn give_to(&self, group: Pid) {
+        let _ = tcsetpgrp(&self.tty, group);
+    }
+
+    /// Puts us into the foreground.
+    pub(crate) fn take_back(&self) {
+        self.give_to(getpgrp());
+    }
+}
+
+/// Whether a process that stops itself can expect to be continued: a shell of the same session, in
+/// another group, looks after our job. The kernel spares orphaned groups for the same reason.
+pub(crate) fn someone_would_continue_us() -> bool {
+    let (session, group) = (getsid(None), getpgrp());
+    let mut ancestor = getppid();
+    while ancestor.as_raw() > 0 && getsid(Some(ancestor)) == session {
+        if getpgid(Some(ancestor)) != Ok(group) {
+            return true;
+        }
+        let Some(process) = Process::look(ancestor) else { return false };
+        ancestor = process.parent;
+    }
+    false
+}

@@ -1,0 +1,9 @@
+//! Everything that is tested against real Redis servers, but for Redlock.
+
+mod access;
+mod conformance;
+mod faults;
+mod layout;
+mod network;
+mod scripts;
+mod storm;

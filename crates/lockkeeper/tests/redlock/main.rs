@@ -1,0 +1,9 @@
+//! Everything that is tested against several Redis servers that form a Redlock, and models of its fences.
+
+mod clock;
+mod conformance;
+mod faults;
+mod load;
+mod model;
+mod readers_model;
+mod servers;

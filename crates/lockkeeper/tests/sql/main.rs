@@ -1,0 +1,6 @@
+//! PostgreSQL and MariaDB: the failures that both must survive, with every strategy.
+
+mod faults;
+mod replies;
+mod schema;
+mod storm;

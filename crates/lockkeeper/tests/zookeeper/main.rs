@@ -1,0 +1,8 @@
+//! Everything that is tested against real ZooKeeper servers.
+
+#[cfg(feature = "zookeeper-tls")]
+mod access;
+mod conformance;
+mod faults;
+mod recipes;
+mod storm;
