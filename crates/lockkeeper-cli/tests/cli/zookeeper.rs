@@ -32,9 +32,11 @@ fn every_session_that_the_servers_grant_runs_a_healthy_job_to_its_end() {
         .iter()
         .flat_map(|(tick, server)| {
             let hosts = server.hosts();
-            combinations(*tick).into_iter().enumerate().map(move |(n, (session, words, outcome))| {
-                (format!("zookeeper://{hosts}/locks{session}"), n, words, outcome)
-            })
+            combinations(*tick).into_iter().enumerate().map(
+                move |(n, (session, words, outcome))| {
+                    (format!("zookeeper://{hosts}/locks{session}"), n, words, outcome)
+                },
+            )
         })
         .collect();
     std::thread::scope(|scope| {
