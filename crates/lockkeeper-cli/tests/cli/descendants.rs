@@ -237,8 +237,8 @@ fn every_fate(url: Option<&str>, mut end_server: impl FnMut()) {
                 .collect();
             starts.into_iter().map(|start| start.join().unwrap()).collect()
         });
-        let gone = Instant::now();
         end_server();
+        let gone = Instant::now();
         std::thread::scope(|scope| {
             for cell in cells {
                 let wrong = &wrong;
