@@ -15,8 +15,8 @@ use serde::Deserialize;
 
 use crate::args::{OnLost, Secret, Where};
 use crate::exit::Failure;
+use crate::output::{Say, quoted};
 use crate::prompt;
-use crate::say::{Say, quoted};
 
 /// The engine that needs nothing.
 const DEFAULT_URL: &str = "file:";

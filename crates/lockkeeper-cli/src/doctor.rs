@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use crate::args::{Doctor, Where};
 use crate::config::Config;
 use crate::exit;
-use crate::say::print;
-use crate::timeline::{Limit, Timeline};
+use crate::output::print;
+use crate::run::timeline::{Limit, Timeline};
 
 pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
     let place = Where { url: args.url, secret: args.secret };

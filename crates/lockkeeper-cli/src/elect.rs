@@ -6,23 +6,23 @@ use lockkeeper::{Client, Owner, whoami};
 use tokio::time::Instant;
 
 use crate::args::{Elect, Terms};
-use crate::care::{Care, End};
-use crate::child::Job;
 use crate::config::Config;
 use crate::exit::{self, Failure};
+use crate::output::{Say, print};
+use crate::run::child::Job;
+use crate::run::signals::Signals;
+use crate::run::status::{self, Status, seconds};
+use crate::run::supervise::{End, Supervisor};
+use crate::run::timeline::{Limit, Timeline};
 use crate::run::{self, interruptible};
-use crate::say::{Say, print};
-use crate::signals::Signals;
-use crate::status::{self, Status, seconds};
 use crate::table::plain;
-use crate::timeline::{Limit, Timeline};
 
 /// Between terms of a command that ends at once, so that --forever does not become a busy loop.
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) async fn elect(args: Elect) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
-    let config = Config::load()?.quietly(args.care.quiet);
+    let config = Config::load()?.quietly(args.supervision.quiet);
     let client = config.connect(&args.place).await?;
     let outcome = match args.observe {
         true => interruptible(observe(&client, &args), &signals).await,
@@ -37,7 +37,7 @@ async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
     loop {
         let leader = observer.next().await?;
         let time = humantime::format_rfc3339_seconds(SystemTime::now());
-        if args.care.json {
+        if args.supervision.json {
             let leader = leader.map(|leader| {
                 serde_json::json!({
                     "term": leader.term.map(|term| term.get()),
@@ -64,13 +64,13 @@ async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
 
 /// Stands, leads, and stands again.
 async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals) -> exit::Outcome {
-    let say = Say { quiet: args.care.quiet, verbose: args.care.verbose };
-    if let Some(path) = &args.care.status_file {
+    let say = Say { quiet: args.supervision.quiet, verbose: args.supervision.verbose };
+    if let Some(path) = &args.supervision.status_file {
         status::probe(path)?;
     }
     let ttl = config.ttl(args.ttl)?;
-    let on_lost = config.on_lost(args.care.on_lost)?;
-    let grace = config.grace(args.care.grace)?;
+    let on_lost = config.on_lost(args.supervision.on_lost)?;
+    let grace = config.grace(args.supervision.grace)?;
     let note = args.note.clone().unwrap_or_else(|| format!("candidate {}", whoami()));
     let terms = Terms { note: Some(note), ..Terms::default() };
     loop {
@@ -98,24 +98,24 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
             foreground: false,
             lock: guard.bequeath(),
         };
-        let care = Care {
+        let supervisor = Supervisor {
             guard: Some(&guard),
             timeline,
             ttl,
             fixed: false,
             max_hold: None,
-            on_yield: args.care.on_yield,
+            on_yield: args.supervision.on_yield,
             signals,
             say,
         };
-        let ended = care.run(job).await;
+        let ended = supervisor.run(job).await;
         status.held = seconds(granted.elapsed());
         let released = run::release(guard, say).await;
         let mut end = ended?;
         end.lost = end.lost.or(released.err().flatten());
         let code = run::verdict(&end, say, &mut status);
         status.exit_code = code;
-        status.tell(&args.care, say);
+        status.tell(&args.supervision, say);
         if !again(args, &end) {
             return Ok(code);
         }

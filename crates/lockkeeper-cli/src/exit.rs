@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use lockkeeper::Error;
 
-use crate::say::tell;
+use crate::output::tell;
 
 /// Bad usage.
 pub(crate) const USAGE: u8 = 64;

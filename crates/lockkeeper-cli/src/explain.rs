@@ -11,7 +11,7 @@ use lockkeeper::engines;
 use crate::args::{Explain, Where};
 use crate::config::Config;
 use crate::exit;
-use crate::say::print;
+use crate::output::print;
 
 pub(crate) fn explain(args: Explain) -> exit::Outcome {
     if args.table {

@@ -1,39 +1,23 @@
 //! The command `lockkeeper`: mutual exclusion for scripts, cron jobs and people.
 //!
-//! `run` is the heart: [`run`] acquires and releases, [`care`] looks after the command by way of a
-//! [`child`] that a [`guardian`] process keeps on a [`leash`], on the [`timeline`] that a lease sets.
-//! The [`backstop`] is what the wrapper does by itself if the guardian does not.
+//! [`run`] is the heart. [`detached`] has the locks that outlive the command that took them,
+//! [`inspect`] shows who holds and who waits, [`bench`] measures.
 
 mod args;
-mod backstop;
 mod bench;
-mod care;
-mod cgroup;
-mod child;
 mod complete;
 mod config;
-mod descendants;
+mod detached;
 mod doctor;
 mod elect;
 mod exit;
 mod explain;
-mod guardian;
-mod handle;
-mod holder;
-mod leash;
-mod look;
+mod inspect;
 mod manual;
-mod nested;
-mod once;
+mod output;
 mod prompt;
 mod run;
-mod say;
-mod signals;
-mod status;
 mod table;
-mod terminal;
-mod timeline;
-mod worker;
 
 use std::ffi::OsStr;
 use std::process::ExitCode;
@@ -48,20 +32,20 @@ fn main() -> ExitCode {
     let verb = raw.next();
     // The hidden verbs: this program starts itself again. They come first because they are to be fast.
     match verb.as_deref().and_then(OsStr::to_str) {
-        Some(guardian::VERB) => guardian::main(raw),
-        Some(holder::VERB) => {
-            holder::close_inherited();
-            return exit::report(block_on(holder::main()));
+        Some(run::guardian::VERB) => run::guardian::main(raw),
+        Some(detached::holder::VERB) => {
+            detached::holder::close_inherited();
+            return exit::report(block_on(detached::holder::main()));
         }
         Some(complete::VERB) => {
             let words = raw.map(|word| word.to_string_lossy().into_owned()).collect();
             return exit::report(block_on(complete::keys(words)));
         }
-        Some(worker::VERB) => return exit::report(block_on(worker::main())),
+        Some(bench::worker::VERB) => return exit::report(block_on(bench::worker::main())),
         _ => {}
     }
     if verb.is_none() {
-        return exit::report(say::print(args::EXAMPLES).map(|()| 0));
+        return exit::report(output::print(args::EXAMPLES).map(|()| 0));
     }
     let cli = match args::read() {
         Ok(cli) => cli,
@@ -84,14 +68,14 @@ fn block_on(work: impl Future<Output = exit::Outcome>) -> exit::Outcome {
 fn dispatch(cli: Cli) -> exit::Outcome {
     match cli.verb {
         Verb::Run(args) => block_on(run::run(*args)),
-        Verb::Acquire(args) => block_on(handle::acquire(args)),
-        Verb::Renew(args) => handle::renew(&args),
-        Verb::Release(args) => handle::release(&args),
-        Verb::Ls(args) => block_on(look::ls(args)),
-        Verb::Show(args) => block_on(look::show(args)),
-        Verb::Watch(args) => block_on(look::watch(args)),
-        Verb::Break(args) => block_on(look::break_lock(args)),
-        Verb::Yield(args) => block_on(look::ask_to_yield(args)),
+        Verb::Acquire(args) => block_on(detached::handle::acquire(args)),
+        Verb::Renew(args) => detached::handle::renew(&args),
+        Verb::Release(args) => detached::handle::release(&args),
+        Verb::Ls(args) => block_on(inspect::ls(args)),
+        Verb::Show(args) => block_on(inspect::show(args)),
+        Verb::Watch(args) => block_on(inspect::watch(args)),
+        Verb::Break(args) => block_on(inspect::break_lock(args)),
+        Verb::Yield(args) => block_on(inspect::ask_to_yield(args)),
         Verb::Elect(args) => block_on(elect::elect(*args)),
         Verb::Explain(args) => explain::explain(args),
         Verb::Doctor(args) => block_on(doctor::doctor(args)),
@@ -112,7 +96,7 @@ fn misread(error: &clap::Error) -> ExitCode {
         _ => {
             let text = error.render().to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
-            say::stderr(&format!("lockkeeper: {text}"));
+            output::stderr(&format!("lockkeeper: {text}"));
             ExitCode::from(exit::USAGE)
         }
     }

@@ -7,7 +7,7 @@ use clap_mangen::Man as Page;
 
 use crate::args::{Cli, Man};
 use crate::exit::{self, Failure};
-use crate::say::print;
+use crate::output::print;
 
 pub(crate) fn man(args: Man) -> exit::Outcome {
     let refuse = |error: io::Error| Failure::own("write a manual page", error);

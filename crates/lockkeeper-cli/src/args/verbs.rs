@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::{Args, ValueHint};
 use clap_complete::Shell;
 
-use super::common::{Care, Secret, Terms, Where, duration, pid, processes, some_time, words};
+use super::common::{
+    Secret, Supervision, Terms, Where, duration, pid, processes, some_time, words,
+};
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
@@ -16,7 +18,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) terms: Terms,
     #[command(flatten)]
-    pub(crate) care: Care,
+    pub(crate) supervision: Supervision,
     /// A fixed lease: not renewed, the command is ended with it
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, conflicts_with = "ttl")]
     pub(crate) lease: Option<Duration>,
@@ -166,7 +168,7 @@ pub(crate) struct Elect {
     #[command(flatten)]
     pub(crate) place: Where,
     #[command(flatten)]
-    pub(crate) care: Care,
+    pub(crate) supervision: Supervision,
     /// How long a leader whose machine died stays leader [env: LOCKKEEPER_TTL] [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) ttl: Option<Duration>,

@@ -15,9 +15,9 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::{Meter, Spread, hand_off};
+use crate::bench::worker::{Crew, Work};
 use crate::exit::{self, Failure};
 use crate::table::Table;
-use crate::worker::{Crew, Work};
 
 /// How often each figure is measured in turn.
 const ROUNDS: u32 = 10;

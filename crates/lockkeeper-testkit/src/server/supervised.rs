@@ -250,6 +250,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        // A child that is started while the shell looks for children would survive.
+        self.pause();
         if let Some(mut input) = self.shell.stdin.take() {
             // It fails if the shell was killed; then the kernel killed the server.
             let _ = input.write_all(b"\n");

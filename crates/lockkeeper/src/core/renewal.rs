@@ -134,9 +134,14 @@ impl Renewals {
                 let left = hold.until_signal().unwrap_or(TICK).max(Duration::from_millis(1));
                 schedule.schedule(&hold, now + left);
             } else {
-                schedule.schedule(&hold, now + hold.pace(hold.ttl() / 6));
+                schedule.due.pop_first();
+                hold.set_due(None);
                 batch.push(hold);
             }
+        }
+        // Only now: a fixed lease that is about to end would be found due again in the same go.
+        for hold in &batch {
+            schedule.schedule(hold, now + hold.pace(hold.ttl() / 6));
         }
         let first = schedule.due.first_key_value().map(|((at, _), _)| *at);
         // While there is anything to do, look at the clocks once per tick; and stay up for one tick

@@ -27,6 +27,8 @@ struct Session {
     /// Whether it does not answer releases.
     keeps: Arc<AtomicBool>,
     renewals: Arc<AtomicUsize>,
+    /// The most leases in one call.
+    most_leases: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
@@ -49,6 +51,7 @@ impl Engine for Session {
 
     async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         self.renewals.fetch_add(1, Ordering::Relaxed);
+        self.most_leases.fetch_max(leases.len(), Ordering::Relaxed);
         if self.silent.load(Ordering::Relaxed) {
             return Err(Error::unreachable("session", "renew", "silence"));
         }
@@ -105,6 +108,19 @@ async fn a_long_fixed_lease_is_kept_alive_to_its_end_and_ended_then() {
     assert!((25..45).contains(&renewals), "{renewals} renewals in 60 s, one every two");
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     next.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_that_is_about_to_end_is_renewed_once_in_a_call() {
+    let store = Session::default();
+    let client = Client::new(store.clone());
+    // A renewal is due a moment before its end.
+    let lease = 60 * SECOND + Duration::from_millis(100);
+    let guard = client.mutex("key").lease(lease).acquire().await.unwrap();
+    assert_eq!(guard.lost().await, Loss::Ended);
+    assert_eq!(store.most_leases.load(Ordering::Relaxed), 1);
+    let renewals = store.renewals.load(Ordering::Relaxed);
+    assert!((25..45).contains(&renewals), "{renewals} renewals in 60 s, one every two");
 }
 
 #[tokio::test(start_paused = true)]

@@ -349,7 +349,7 @@ async fn an_acquire_given_up_on_without_a_reply_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_runs_out_of_space_keeps_no_place_that_its_client_does_not_know_of() {
-    let servers = Servers::with(1, &["--quota-engine-bytes", "1048576"]);
+    let servers = Servers::with(1, &["--quota-backend-bytes", "1048576"]);
     let client = connect(servers.url("")).await;
     // A lease that is used again.
     client.mutex("key").ttl(LONG).acquire().await.unwrap().release().await.unwrap();

@@ -21,12 +21,12 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufStream};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::args::Terms;
+use crate::detached::handle::Handle;
 use crate::exit::{self, Failure};
-use crate::guardian::boot_time;
-use crate::handle::Handle;
+use crate::output::Say;
+use crate::run::guardian::boot_time;
+use crate::run::signals::Signals;
 use crate::run::{self, Waits};
-use crate::say::Say;
-use crate::signals::Signals;
 
 /// The hidden verb.
 pub(crate) const VERB: &str = "__holder";

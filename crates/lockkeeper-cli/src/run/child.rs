@@ -14,12 +14,12 @@ use nix::sys::signal::SigSet;
 use nix::unistd::Pid;
 use tokio::net::UnixStream;
 
-use crate::backstop::Backstop;
-use crate::cgroup::Cgroup;
-use crate::descendants;
 use crate::exit::Failure;
-use crate::guardian::Brief;
-use crate::leash::{Deadline, FRAME, Order, Report};
+use crate::run::backstop::Backstop;
+use crate::run::cgroup::Cgroup;
+use crate::run::descendants;
+use crate::run::guardian::Brief;
+use crate::run::protocol::{Deadline, FRAME, Order, Report};
 
 /// What to run, and how.
 #[derive(Debug)]

@@ -11,10 +11,10 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use serde::Serialize;
 
-use crate::args::Care;
+use crate::args::Supervision;
+use crate::detached::handle::random_hex;
 use crate::exit::{self, Failure};
-use crate::handle::random_hex;
-use crate::say::{self, Say, stderr};
+use crate::output::{self, Say, stderr};
 
 /// As many links as the kernel follows.
 const MOST_LINKS: usize = 40;
@@ -62,11 +62,12 @@ impl Status {
     }
 
     /// Tells it where it was asked for. The command's code counts more than a file that failed.
-    pub(crate) fn tell(&self, care: &Care, say: Say) {
-        if let Some(Err(failure)) = care.status_file.as_deref().map(|path| self.write(path)) {
+    pub(crate) fn tell(&self, supervision: &Supervision, say: Say) {
+        if let Some(Err(failure)) = supervision.status_file.as_deref().map(|path| self.write(path))
+        {
             say.warn(failure.message);
         }
-        if care.json {
+        if supervision.json {
             stderr(&format!("{}\n", self.to_json()));
         }
     }
@@ -86,7 +87,7 @@ impl Status {
                 written.inspect_err(|_| drop(fs::remove_file(&beside)))
             }
             Target::Stream => open(path)?.write_all(text),
-            Target::Descriptor(1) => say::stdout(&line),
+            Target::Descriptor(1) => output::stdout(&line),
             Target::Descriptor(2) => io::stderr().write_all(text),
             // Opened once more, which is why it is written to at its end.
             Target::Descriptor(_) => open(path)?.write_all(text),

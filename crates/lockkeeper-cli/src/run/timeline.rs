@@ -11,9 +11,9 @@ use lockkeeper::{Client, Guard, Lock};
 
 use crate::args::OnLost;
 use crate::exit::Failure;
-use crate::guardian::boot_time;
-use crate::leash::Deadline;
-use crate::say::human;
+use crate::output::human;
+use crate::run::guardian::boot_time;
+use crate::run::protocol::Deadline;
 
 /// The longest grace after the engine said that the lock is not ours: somebody else may be in already.
 const SHORT_GRACE: Duration = Duration::from_secs(2);

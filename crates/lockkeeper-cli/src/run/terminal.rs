@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use nix::fcntl::OFlag;
 use nix::unistd::{Pid, getpgid, getpgrp, getppid, getsid, tcgetpgrp, tcsetpgrp};
 
-use crate::descendants::Process;
+use crate::run::descendants::Process;
 
 /// The terminal of this session. Callers have SIGTTOU blocked.
 #[derive(Debug)]

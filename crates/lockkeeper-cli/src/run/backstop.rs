@@ -17,10 +17,10 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::cgroup::Cgroup;
-use crate::descendants::{self, NoChildren, Process};
-use crate::guardian::{boot_time, end_below};
-use crate::leash::Report;
+use crate::run::cgroup::Cgroup;
+use crate::run::descendants::{self, NoChildren, Process};
+use crate::run::guardian::{boot_time, end_below};
+use crate::run::protocol::Report;
 
 /// Between two looks for descendants that are still there.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);

@@ -11,13 +11,13 @@ use std::env;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Error, Parser, Subcommand};
 
-pub(crate) use self::common::{Care, OnLost, OnYield, Secret, Terms, Where};
+pub(crate) use self::common::{OnLost, OnYield, Secret, Supervision, Terms, Where};
 pub(crate) use self::verbs::{
     Acquire, Bench, Break, Completions, Doctor, Elect, Explain, Ls, Man, Release, Renew, Run, Show,
     Watch, Yield,
 };
 
-use crate::say::human;
+use crate::output::human;
 
 /// Shown by `lockkeeper` alone. All of it works on a machine with nothing installed.
 pub(crate) const EXAMPLES: &str = "\

@@ -15,8 +15,8 @@ use std::time::Duration;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 
-use crate::descendants::is_below;
-use crate::guardian::boot_time;
+use crate::run::descendants::is_below;
+use crate::run::guardian::boot_time;
 
 /// The variable that names the place where the guardian listens.
 pub(crate) const VARIABLE: &str = "LOCKKEEPER_RUN";

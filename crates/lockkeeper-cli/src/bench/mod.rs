@@ -5,6 +5,7 @@
 //! that far.
 
 mod redis;
+pub(crate) mod worker;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -15,13 +16,13 @@ use serde::Serialize;
 use tokio::sync::Mutex;
 
 use crate::args::{Bench, Where};
+use crate::bench::worker::{Crew, Hold, Work};
 use crate::config::Config;
 use crate::exit::{self, Failure};
+use crate::output::print;
 use crate::run::interruptible;
-use crate::say::print;
-use crate::signals::Signals;
+use crate::run::signals::Signals;
 use crate::table::Table;
-use crate::worker::{self, Crew, Hold, Work};
 
 /// What was measured.
 #[derive(Debug, Serialize)]

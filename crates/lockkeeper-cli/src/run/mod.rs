@@ -1,4 +1,22 @@
 //! `run`: hold a lock while a command runs.
+//!
+//! This file acquires and releases. [`supervise`] looks after the command by way of a [`child`] that a
+//! [`guardian`] process watches, by the [`protocol`] between them, on the [`timeline`] that a lease sets.
+//! The [`backstop`] is what the wrapper does by itself if the guardian does not.
+
+pub(crate) mod backstop;
+pub(crate) mod cgroup;
+pub(crate) mod child;
+pub(crate) mod descendants;
+pub(crate) mod guardian;
+pub(crate) mod nested;
+pub(crate) mod once_per;
+pub(crate) mod protocol;
+pub(crate) mod signals;
+pub(crate) mod status;
+pub(crate) mod supervise;
+pub(crate) mod terminal;
+pub(crate) mod timeline;
 
 use std::env;
 use std::ffi::OsString;
@@ -11,18 +29,16 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use crate::args::{Run, Terms};
-use crate::care::{self, Care, End, How};
-use crate::child::Job;
 use crate::config::Config;
 use crate::exit::{self, Failure};
-use crate::look;
-use crate::nested;
-use crate::once;
-use crate::say::Say;
-use crate::signals::Signals;
-use crate::status::{self, Status, seconds};
-use crate::terminal::someone_would_continue_us;
-use crate::timeline::{Limit, Timeline};
+use crate::inspect;
+use crate::output::Say;
+use crate::run::child::Job;
+use crate::run::signals::Signals;
+use crate::run::status::{Status, seconds};
+use crate::run::supervise::{End, How, Supervisor};
+use crate::run::terminal::someone_would_continue_us;
+use crate::run::timeline::{Limit, Timeline};
 
 /// How long to wait for an engine to confirm what ends a run. The lock ends by itself if it does not.
 const CONFIRMATION: Duration = Duration::from_secs(3);
@@ -35,8 +51,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(args: Run) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
-    let say = Say { quiet: args.care.quiet, verbose: args.care.verbose };
-    if let Some(path) = &args.care.status_file {
+    let say = Say { quiet: args.supervision.quiet, verbose: args.supervision.verbose };
+    if let Some(path) = &args.supervision.status_file {
         status::probe(path)?;
     }
     let mut status = Status { key: args.key.clone(), ..Status::default() };
@@ -61,9 +77,9 @@ pub(crate) async fn run(args: Run) -> exit::Outcome {
         }
     };
     status.exit_code = code;
-    status.tell(&args.care, say);
+    status.tell(&args.supervision, say);
     if interrupted {
-        care::die_of_interrupt(&signals);
+        supervise::die_of_interrupt(&signals);
     }
     Ok(code)
 }
@@ -74,8 +90,10 @@ pub(crate) fn verdict(end: &End, say: Say, status: &mut Status) -> u8 {
         How::Exited(code) => status.child_code = Some(code),
         How::Signalled(signal) => status.child_signal = Some(signal),
     }
-    let times =
-        care::times(Duration::from_secs_f64(status.waited), Duration::from_secs_f64(status.held));
+    let times = supervise::times(
+        Duration::from_secs_f64(status.waited),
+        Duration::from_secs_f64(status.held),
+    );
     say.note(times);
     if let Some(reason) = &end.lost {
         status.outcome = "lost";
@@ -104,8 +122,8 @@ async fn hold_and_run(
     status.url = Some(place.clone());
     let owner = args.owner.as_ref().map_or_else(|| Ok(Owner::new()), Owner::named)?;
     let command = command(args);
-    let on_lost = config.on_lost(args.care.on_lost)?;
-    let grace = config.grace(args.care.grace)?;
+    let on_lost = config.on_lost(args.supervision.on_lost)?;
+    let grace = config.grace(args.supervision.grace)?;
     let ttl = args.lease.map_or_else(|| config.ttl(args.terms.ttl), Ok)?;
     let job = |environment, lock| Job {
         command: command.clone(),
@@ -122,10 +140,19 @@ async fn hold_and_run(
         let timeline = Timeline::new(Limit::None, grace, on_lost)?;
         let max_hold = args.max_hold;
         say.note("entered again: an outer run holds the lock for this owner");
-        let on_yield = args.care.on_yield;
-        return Care { guard: None, timeline, ttl, fixed: false, max_hold, on_yield, signals, say }
-            .run(job(Vec::new(), Some(outer.into())))
-            .await;
+        let on_yield = args.supervision.on_yield;
+        return Supervisor {
+            guard: None,
+            timeline,
+            ttl,
+            fixed: false,
+            max_hold,
+            on_yield,
+            signals,
+            say,
+        }
+        .run(job(Vec::new(), Some(outer.into())))
+        .await;
     }
 
     let started = Instant::now();
@@ -173,17 +200,19 @@ async fn hold_and_run(
         }
     };
     let granted = Instant::now();
-    let (max_hold, on_yield, fixed) = (args.max_hold, args.care.on_yield, args.lease.is_some());
-    let care = Care { guard: Some(&guard), timeline, ttl, fixed, max_hold, on_yield, signals, say };
+    let (max_hold, on_yield, fixed) =
+        (args.max_hold, args.supervision.on_yield, args.lease.is_some());
+    let supervisor =
+        Supervisor { guard: Some(&guard), timeline, ttl, fixed, max_hold, on_yield, signals, say };
     let environment = environment(&guard, &owner, place.clone());
     status.fence = Some(guard.fence().get());
     let marked = match args.once_per {
-        Some(slot) => once::mark(&client, &url, &args.key, slot, signals).await.map(Some),
+        Some(slot) => once_per::mark(&client, &url, &args.key, slot, signals).await.map(Some),
         None => Ok(None),
     };
     let mut ended = match marked {
         Ok(mark) => {
-            let ended = care.run(job(environment, guard.bequeath())).await;
+            let ended = supervisor.run(job(environment, guard.bequeath())).await;
             match mark {
                 Some(mark) if args.retry_failed && has_failed(&ended) => mark.take_back().await,
                 Some(mark) => mark.leave(),
@@ -326,7 +355,7 @@ async fn tell_whom_we_wait_for(client: &Client, key: &str, place: &str, say: Say
 /// Who holds a lock, if the engine can tell.
 async fn holders(client: &Client, key: &str) -> Option<String> {
     let holders = client.inspect(key).await.ok()??.holders;
-    let named: Vec<_> = holders.iter().map(look::describe).collect();
+    let named: Vec<_> = holders.iter().map(inspect::describe).collect();
     (!named.is_empty()).then(|| named.join(", "))
 }
 
@@ -421,7 +450,7 @@ pub(crate) async fn interruptible<T>(
         };
         match signal {
             Signal::SIGCONT => {}
-            Signal::SIGTSTP if someone_would_continue_us() => care::stop(),
+            Signal::SIGTSTP if someone_would_continue_us() => supervise::stop(),
             Signal::SIGTSTP => {}
             signal => return Err(Failure::silent(exit::signalled(signal as i32))),
         }

@@ -18,11 +18,11 @@ use serde_json::json;
 
 use crate::args::{Acquire, Release, Renew};
 use crate::config::Config;
+use crate::detached::holder::{self, Answer, Ask, Request};
 use crate::exit::{self, Failure};
-use crate::holder::{self, Answer, Ask, Request};
+use crate::output::{Say, stdout};
 use crate::run;
-use crate::say::{Say, stdout};
-use crate::signals::Signals;
+use crate::run::signals::Signals;
 
 /// How long a handle lasts that is neither told otherwise nor bound to a process.
 const LEASE: Duration = Duration::from_secs(300);

@@ -8,7 +8,7 @@
 //! there is one, and leaves last: so the kernel keeps the lock until then, whatever happened to the
 //! wrapper.
 //!
-//! If it is killed itself, or stopped, the wrapper does the same: [`backstop`](crate::backstop).
+//! If it is killed itself, or stopped, the wrapper does the same: [`backstop`](crate::run::backstop).
 //!
 //! Descriptors are known by number only, except the leash, which is standard input: everything else
 //! that must not reach the command is closed on the way there.
@@ -34,14 +34,14 @@ use nix::sys::wait::WaitStatus;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, getsid, read, write};
 
-use crate::cgroup::Cgroup;
-use crate::descendants::{self, NoChildren, Process};
 use crate::exit;
-use crate::leash::{Deadline, FRAME, Order, Report};
-use crate::nested::{self, Host};
-use crate::say::tell;
-use crate::signals;
-use crate::terminal::Terminal;
+use crate::output::tell;
+use crate::run::cgroup::Cgroup;
+use crate::run::descendants::{self, NoChildren, Process};
+use crate::run::nested::{self, Host};
+use crate::run::protocol::{Deadline, FRAME, Order, Report};
+use crate::run::signals;
+use crate::run::terminal::Terminal;
 
 /// The hidden verb.
 pub(crate) const VERB: &str = "__guardian";

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::args::{Break, Ls, Show, Watch, Yield};
 use crate::config::Config;
+use crate::detached::handle;
 use crate::exit::{self, Failure};
-use crate::handle;
+use crate::output::{human, print, stderr, tell};
 use crate::run::interruptible;
-use crate::say::{human, print, stderr, tell};
-use crate::signals::Signals;
+use crate::run::signals::Signals;
 use crate::table::{Table, plain};
 
 pub(crate) async fn ls(args: Ls) -> exit::Outcome {

@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::guardian::boot_time;
+use crate::run::guardian::boot_time;
 
 /// A control group below our own. Made by the wrapper, used by the guardian too.
 #[derive(Debug)]

@@ -12,18 +12,18 @@ use tokio::signal::unix::{Signal as Changes, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::args::OnYield;
-use crate::child::{Child, Job};
 use crate::exit::{self, Failure};
-use crate::guardian::boot_time;
-use crate::leash::{Deadline, Order, Report};
-use crate::say::{Say, human};
-use crate::signals::Signals;
-use crate::terminal::{Terminal, someone_would_continue_us};
-use crate::timeline::Timeline;
+use crate::output::{Say, human};
+use crate::run::child::{Child, Job};
+use crate::run::guardian::boot_time;
+use crate::run::protocol::{Deadline, Order, Report};
+use crate::run::signals::Signals;
+use crate::run::terminal::{Terminal, someone_would_continue_us};
+use crate::run::timeline::Timeline;
 
 /// What a command is given to live with.
 #[derive(Debug)]
-pub(crate) struct Care<'a> {
+pub(crate) struct Supervisor<'a> {
     /// `None` when an outer run holds the lock.
     pub(crate) guard: Option<&'a Guard>,
     pub(crate) timeline: Timeline,
@@ -68,7 +68,7 @@ impl How {
     }
 }
 
-impl Care<'_> {
+impl Supervisor<'_> {
     /// Runs a command to its end, and that of all it left running.
     pub(crate) async fn run(&self, mut job: Job) -> Result<End, Failure> {
         let terminal = Terminal::open();
@@ -81,7 +81,7 @@ impl Care<'_> {
             .map_err(|error| Failure::own("listen for the end of the command", error))?;
         let child = Child::start(job, deadline)?;
         let mut watch = Watch {
-            care: self,
+            supervisor: self,
             child,
             changes,
             terminal,
@@ -143,7 +143,7 @@ enum Stage {
 }
 
 struct Watch<'a> {
-    care: &'a Care<'a>,
+    supervisor: &'a Supervisor<'a>,
     child: Child,
     /// Whenever the guardian stops, goes on or ends.
     changes: Changes,
@@ -161,18 +161,18 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     async fn until_the_end(&mut self, name: &str) -> Result<How, Failure> {
-        let care = self.care;
-        let mut lost = pin!(care.lost());
-        let mut asked = pin!(care.asked_to_yield());
+        let supervisor = self.supervisor;
+        let mut lost = pin!(supervisor.lost());
+        let mut asked = pin!(supervisor.asked_to_yield());
         let started = Instant::now();
-        let max_hold = care.max_hold.and_then(|limit| started.checked_add(limit));
+        let max_hold = supervisor.max_hold.and_then(|limit| started.checked_add(limit));
         let far = started + Duration::from_secs(365 * 24 * 3600);
         let mut enough = pin!(sleep_until(max_hold.unwrap_or(far)));
         // Much more often than a renewal may move the deadline.
-        let lease = care.guard.and_then(Guard::lease).unwrap_or(care.ttl);
+        let lease = supervisor.guard.and_then(Guard::lease).unwrap_or(supervisor.ttl);
         let mut rounds = tokio::time::interval((lease / 20).max(Duration::from_millis(5)));
         rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let leased = care.guard.is_some_and(|guard| guard.remaining() != Duration::MAX);
+        let leased = supervisor.guard.is_some_and(|guard| guard.remaining() != Duration::MAX);
         self.set_backstop();
         loop {
             let step_in = self.until_step_in();
@@ -195,18 +195,18 @@ impl Watch<'_> {
                     )),
                 },
                 _ = self.changes.recv() => self.child.backstop().wake_guardian(),
-                signal = care.signals.next() => self.signalled(signal),
+                signal = supervisor.signals.next() => self.signalled(signal),
                 reason = &mut lost, if self.lost.is_none() => self.lock_lost(&reason),
                 signal = &mut asked, if !self.yielded => self.give_way(signal),
                 () = &mut enough, if max_hold.is_some() && !self.max_hold => {
                     self.max_hold = true;
-                    care.say.warn("--max-hold is reached; the command is ended");
-                    self.order_deadline(care.timeline.enough(care.remaining()));
+                    supervisor.say.warn("--max-hold is reached; the command is ended");
+                    self.order_deadline(supervisor.timeline.enough(supervisor.remaining()));
                 }
-                _ = rounds.tick(), if care.guard.is_some() && self.lost.is_none() => {
+                _ = rounds.tick(), if supervisor.guard.is_some() && self.lost.is_none() => {
                     self.tell_failed_renewals();
-                    if leased && !self.max_hold && care.guard.is_some_and(|g| g.check().is_ok()) {
-                        self.order_deadline(care.deadline());
+                    if leased && !self.max_hold && supervisor.guard.is_some_and(|g| g.check().is_ok()) {
+                        self.order_deadline(supervisor.deadline());
                     }
                 }
                 () = tokio::time::sleep(step_in.unwrap_or_default()), if step_in.is_some() => {
@@ -226,13 +226,13 @@ impl Watch<'_> {
     }
 
     fn set_backstop(&self) {
-        let late = self.care.timeline.late(self.deadline);
+        let late = self.supervisor.timeline.late(self.deadline);
         self.child.backstop().set(self.deadline.kill, late.kill);
     }
 
     /// How long until the guardian is late with TERM; `None` if it cannot be.
     fn until_step_in(&self) -> Option<Duration> {
-        let at = self.care.timeline.late(self.deadline).term;
+        let at = self.supervisor.timeline.late(self.deadline).term;
         (self.stage == Stage::Running && at < self.deadline.kill)
             .then(|| Duration::from_nanos(at.saturating_sub(boot_time())))
     }
@@ -258,8 +258,8 @@ impl Watch<'_> {
 
     /// Says that a renewal failed when it does; with `-v`, of each.
     fn tell_failed_renewals(&mut self) {
-        let say = self.care.say;
-        match self.care.guard.and_then(Guard::trouble) {
+        let say = self.supervisor.say;
+        match self.supervisor.guard.and_then(Guard::trouble) {
             Some(trouble) if trouble.failures > self.failures => {
                 let told = format!("cannot renew the lock, trying again: {}", trouble.error);
                 if self.failures == 0 {
@@ -279,7 +279,7 @@ impl Watch<'_> {
 
     /// Why a lease ran out: what its last renewals failed with.
     fn with_cause(&self, reason: &str) -> String {
-        match self.care.guard.and_then(Guard::trouble) {
+        match self.supervisor.guard.and_then(Guard::trouble) {
             Some(trouble) => format!("{reason}: {}", trouble.error),
             None => reason.to_owned(),
         }
@@ -300,22 +300,22 @@ impl Watch<'_> {
     /// Somebody asked for the lock. Nothing was taken away, so when to end is up to the command.
     fn give_way(&mut self, signal: Signal) {
         self.yielded = true;
-        self.care.say.warn(format_args!("asked to give way; the command is sent {signal}"));
+        self.supervisor.say.warn(format_args!("asked to give way; the command is sent {signal}"));
         self.child.order(Order::Signal(signal as i32));
     }
 
     fn lock_lost(&mut self, reason: &Loss) {
-        let care = self.care;
+        let supervisor = self.supervisor;
         // A lease that ran out ends the command on the timeline that the guardian has already.
         let lost = match reason {
             Loss::Expired => self.with_cause(&reason.to_string()),
             Loss::Ended => reason.to_string(),
             _ => {
-                self.order_deadline(care.timeline.gone());
+                self.order_deadline(supervisor.timeline.gone());
                 reason.to_string()
             }
         };
-        care.say.warn(format_args!("the lock is lost: {lost}"));
+        supervisor.say.warn(format_args!("the lock is lost: {lost}"));
         self.lost = Some(lost);
     }
 
@@ -323,13 +323,13 @@ impl Watch<'_> {
     fn deadline_reached(&mut self, stage: Stage) {
         self.stage = stage;
         if !self.max_hold && self.lost.is_none() {
-            let reason = match self.care.fixed {
+            let reason = match self.supervisor.fixed {
                 true => Loss::Ended.to_string(),
                 false => {
                     self.with_cause("its lease was about to run out, and nothing had renewed it")
                 }
             };
-            self.care.say.warn(format_args!("the lock is lost: {reason}"));
+            self.supervisor.say.warn(format_args!("the lock is lost: {reason}"));
             self.lost = Some(reason);
         }
     }
@@ -361,22 +361,22 @@ impl Watch<'_> {
 
     /// Lets a stopped command go on, but only with its lock.
     fn resume(&mut self) {
-        if let Some(Err(error)) = self.care.guard.map(Guard::check) {
+        if let Some(Err(error)) = self.supervisor.guard.map(Guard::check) {
             let reason = match error {
                 lockkeeper::Error::Lost { reason, .. } => reason.to_string(),
                 other => other.to_string(),
             };
-            self.care
+            self.supervisor
                 .say
                 .warn(format_args!("the lock was lost while the command was stopped: {reason}"));
             self.lost = Some(reason);
-            if !self.care.timeline.ignores_loss() {
+            if !self.supervisor.timeline.ignores_loss() {
                 // TERM would need the command to run.
                 self.order_deadline(Deadline { term: 0, kill: 0 });
                 return;
             }
         }
-        self.order_deadline(self.care.deadline());
+        self.order_deadline(self.supervisor.deadline());
         let foreground = self.terminal.as_ref().is_some_and(Terminal::is_ours);
         self.child.order(Order::Resume { foreground });
     }

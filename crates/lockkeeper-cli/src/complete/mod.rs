@@ -11,7 +11,7 @@ use clap_complete::{Shell, generate};
 use crate::args::{Cli, Completions, Verb, Where};
 use crate::config::Config;
 use crate::exit;
-use crate::say::print;
+use crate::output::print;
 
 /// The hidden verb.
 pub(crate) const VERB: &str = "__keys";
@@ -27,14 +27,14 @@ pub(crate) fn completions(args: &Completions) -> exit::Outcome {
     generate(args.shell, &mut Cli::command(), "lockkeeper", &mut text);
     let text = String::from_utf8_lossy(&text);
     let more = match args.shell {
-        Shell::Bash => include_str!("complete/bash.sh"),
-        Shell::Fish => include_str!("complete/fish.fish"),
+        Shell::Bash => include_str!("bash.sh"),
+        Shell::Fish => include_str!("fish.fish"),
         _ => "",
     };
     let text = match args.shell {
         Shell::Zsh => text
             .replace(":key -- The lock:_default", ":key -- The lock:_lockkeeper_keys")
-            .replacen("_lockkeeper() {", include_str!("complete/zsh.zsh"), 1),
+            .replacen("_lockkeeper() {", include_str!("zsh.zsh"), 1),
         _ => format!("{text}\n{more}"),
     };
     print(&text).map(|()| 0)

@@ -13,10 +13,10 @@ use lockkeeper::engine::Death;
 use lockkeeper::{Client, Guard, Owner};
 
 use crate::args::{Release, Terms};
+use crate::detached::handle;
+use crate::detached::holder::{self, Request};
 use crate::exit::{self, Failure};
-use crate::handle;
-use crate::holder::{self, Request};
-use crate::signals::Signals;
+use crate::run::signals::Signals;
 
 /// How far clocks of different machines may be apart, at most; never more than a slot.
 const SKEW: Duration = Duration::from_secs(60);
