@@ -1,12 +1,13 @@
 //! One Redis server or sentinel.
 
+use std::io::{Read, Write};
 use std::ops::Deref;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::ports::free_port;
 use crate::server::supervised::{Home, Supervised};
-use crate::server::{ask, program};
+use crate::server::{connect, program};
 
 /// What keeps nothing on disk.
 pub const VOLATILE: [&str; 4] = ["--save", "", "--appendonly", "no"];
@@ -107,5 +108,12 @@ impl Deref for Server {
 
 /// A server that still reads its files accepts connections, and answers with an error.
 fn answers(port: u16) -> bool {
-    ask(port, "PING\r\nQUIT\r\n").is_ok_and(|answer| answer.starts_with("+PONG"))
+    let ping = || {
+        let mut stream = connect(port)?;
+        stream.write_all(b"PING\r\n")?;
+        let mut answer = [0; 7];
+        stream.read_exact(&mut answer)?;
+        std::io::Result::Ok(&answer == b"+PONG\r\n")
+    };
+    ping().unwrap_or(false)
 }
