@@ -315,7 +315,7 @@ fn a_busy_machine_ends_a_command_in_time_without_its_guardian() {
         for _ in 0..cores * 2 {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    std::hint::spin_loop()
+                    std::hint::spin_loop();
                 }
             });
         }
