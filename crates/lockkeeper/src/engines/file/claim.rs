@@ -11,10 +11,11 @@ use async_trait::async_trait;
 use tokio::time::{sleep, timeout_at};
 
 use super::ofd_lock::{self, Bytes, Hold};
+use super::opened::{MOST_RECORDS, Opened, Place, both, ticket, waiting};
 use super::record::{Record, State};
 use super::stalled::Stalled;
 use super::watchers::{self, Freed};
-use super::{MOST_RECORDS, Opened, Place, Shared, both, failed, or_conflict, ticket, waiting};
+use super::{Shared, failed, or_conflict};
 use crate::core::Backoff;
 use crate::core::admission::{self, Turn};
 use crate::core::clock::Moment;

@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::Opened;
 use super::directory::Identity;
 use super::ofd_lock::{self, Bytes, Hold};
+use super::opened::Opened;
 use super::record::{COUNTERS_AT, LockFile, MAGIC};
 use crate::core::Backoff;
 use crate::error::Result;

@@ -1,0 +1,83 @@
+//! Who holds and who waits, and breaking a lock.
+
+use std::path::Path;
+
+use super::record::{Record, State};
+use super::{Shared, failed, is_foreign, or_conflict};
+use crate::engine::{Entry, Query, Snapshot};
+use crate::error::Result;
+use crate::key::Key;
+
+pub(super) fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapshot>> {
+    let paths = match query {
+        Query::Key(key) => vec![shared.directory.file_of(key)],
+        Query::Prefix(_) => {
+            shared.directory.files().map_err(|error| failed("list locks", error))?
+        }
+    };
+    let mut snapshots = Vec::new();
+    for path in paths {
+        let snapshot = match (look(shared, &path), query) {
+            (Err(error), Query::Prefix(_)) if is_foreign(&error) => continue,
+            (Err(error), Query::Key(key)) => return Err(or_conflict(key, error)),
+            (seen, _) => seen?,
+        };
+        snapshots.extend(snapshot.filter(|snapshot| query.matches(snapshot.key.as_str())));
+    }
+    snapshots.sort_by(|a, b| a.key.cmp(&b.key));
+    Ok(snapshots)
+}
+
+fn look(shared: &Shared, path: &Path) -> Result<Option<Snapshot>> {
+    let Some((opened, file)) = shared.read_path(path)? else { return Ok(None) };
+    let mut holders = Vec::new();
+    let mut waiters = Vec::new();
+    for (_, record) in opened.living(&file, None)? {
+        match record.state {
+            State::Granted => holders.push(entry(&record)),
+            State::Waiting => waiters.push(entry(&record)),
+            State::Broken => {}
+        }
+    }
+    if holders.is_empty() && waiters.is_empty() {
+        return Ok(None);
+    }
+    let fence = Some(file.fence);
+    Ok(Some(Snapshot { key: file.key, holders, waiters: Some(waiters), fence }))
+}
+
+/// Marks every grant of the key as broken.
+pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
+    let path = shared.directory.file_of(key);
+    loop {
+        let Some((opened, _)) = shared.read_path(&path)? else { return Ok(Vec::new()) };
+        let Some(epoch) = opened.decide(&path, key, None).await? else { continue };
+        // Read again, now that nobody else decides. Closing the file gives the byte back.
+        let Some(file) = opened.read(epoch, Some(key))? else { return Ok(Vec::new()) };
+        let mut broken = Vec::new();
+        for (at, mut record) in opened.living(&file, None)? {
+            if record.state == State::Granted {
+                broken.push(entry(&record));
+                record.state = State::Broken;
+                opened.write(epoch, &file, at, &record)?;
+            }
+        }
+        if opened.epoch()? == epoch {
+            return Ok(broken);
+        }
+    }
+}
+
+fn entry(record: &Record) -> Entry {
+    let granted = record.state != State::Waiting;
+    Entry {
+        identity: record.identity().to_owned(),
+        mode: record.mode,
+        who: Some(record.who.clone()),
+        note: record.note.clone(),
+        since: Some(record.since),
+        left: None,
+        fence: granted.then_some(record.fence),
+        slots: record.slots.clone(),
+    }
+}
