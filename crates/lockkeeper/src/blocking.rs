@@ -264,6 +264,14 @@ impl Guard {
         self.room.runtime.block_on(async { tokio::time::timeout(limit, lost).await.ok() })
     }
 
+    /// See [`crate::Guard::renew`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn renew(&self) -> Result<()> {
+        self.room.runtime.block_on(crate::Guard::renew(self))
+    }
+
     /// See [`crate::Guard::release`].
     ///
     /// # Errors

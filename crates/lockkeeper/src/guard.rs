@@ -9,7 +9,8 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::core::hold::Hold;
 use crate::core::release::{self, BackgroundWork};
-use crate::engine::{Fence, Mode};
+use crate::core::renewal;
+use crate::engine::{Fence, Mode, Renewal};
 use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 
@@ -111,6 +112,37 @@ impl Guard {
     pub fn lease(&self) -> Option<Duration> {
         let hold = self.hold();
         hold.state().validity.map(|_| hold.ttl())
+    }
+
+    /// Asks the engine now whether the lock is still ours, and extends its lease.
+    ///
+    /// The watchdog does this by itself; call it where the answer matters, for instance before a step that
+    /// cannot be taken back.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lock is not ours any more, [`Error::Engine`] if the engine does not answer (the
+    /// lock is ours as long as [`check`](Guard::check) says so), [`Error::Unsupported`] for a
+    /// [fixed lease](crate::Lock::lease), which is never extended.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any time; the renewal goes on.
+    pub async fn renew(&self) -> Result<()> {
+        self.check()?;
+        let hold = self.hold();
+        let engine = hold.inner().engine_name();
+        if hold.is_fixed() {
+            let what = "renew a fixed lease, which ends by itself; take the lock with ttl instead";
+            return Err(Error::Unsupported { engine, what: what.to_owned() });
+        }
+        let unanswered = |why: &str| {
+            Err(Error::unreachable(engine, format!("renew the lock {:?}", hold.key()), why))
+        };
+        match renewal::renew_now(hold).await {
+            Some(Ok(Renewal::Renewed | Renewal::Gone)) => self.check(),
+            Some(Ok(Renewal::Unknown)) => unanswered("nobody could be asked"),
+            Some(Err(error)) => Err(error),
+            None => unanswered("no answer"),
+        }
     }
 
     /// The renewals that failed since the engine confirmed one; `None` while all is well.

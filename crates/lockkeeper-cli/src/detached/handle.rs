@@ -114,6 +114,7 @@ fn ask(handle: &str, ask: Ask) -> exit::Outcome {
         })?;
     match talk(stream, ask) {
         Some(Answer::Lost { reason }) => Err(Failure::new(exit::LOST, reason)),
+        Some(Answer::Unconfirmed { reason }) => Err(Failure::new(exit::UNAVAILABLE, reason)),
         Some(_) => Ok(0),
         None => Err(gone()),
     }

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use lockkeeper::endpoint::Endpoint;
-use lockkeeper::{Client, Guard, Owner};
+use lockkeeper::{Client, Error, Guard, Owner};
 use nix::unistd::setsid;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufStream};
@@ -84,8 +84,18 @@ pub(crate) enum Ask {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Done,
-    Lost { reason: String },
-    Told { key: String, fence: u64, left: Option<Duration> },
+    Lost {
+        reason: String,
+    },
+    /// The engine did not confirm it.
+    Unconfirmed {
+        reason: String,
+    },
+    Told {
+        key: String,
+        fence: u64,
+        left: Option<Duration>,
+    },
 }
 
 /// Starts a holder, and waits for its answer for as long as it waits for the lock.
@@ -263,10 +273,13 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
                 let mut stream = BufStream::new(stream);
                 let Some(ask) = hear(&mut stream).await else { continue };
                 let answer = match (guard.check(), ask) {
-                    (Ok(()), Ask::Renew { lease }) => {
-                        until = after(lease.or(request.lease));
-                        Answer::Done
-                    }
+                    (Ok(()), Ask::Renew { lease }) => match renew(&guard).await {
+                        Answer::Done => {
+                            until = after(lease.or(request.lease));
+                            Answer::Done
+                        }
+                        answer => answer,
+                    },
                     (Ok(()), Ask::Tell) => Answer::Told {
                         key: request.key.clone(),
                         fence: guard.fence().get(),
@@ -275,8 +288,13 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
                     (Ok(()), Ask::Release) => {
                         let lost = run::release(guard, Say { quiet: true, verbose: false }).await;
                         let answer = match lost {
+                            Ok(()) => Answer::Done,
                             Err(Some(reason)) => Answer::Lost { reason },
-                            Ok(()) | Err(None) => Answer::Done,
+                            Err(None) => Answer::Unconfirmed {
+                                reason: "the engine did not confirm the release; it is repeated for a \
+                                         while, and then the lock ends by itself"
+                                    .to_owned(),
+                            },
                         };
                         say(&mut stream, &answer).await;
                         return;
@@ -292,6 +310,18 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
         }
     }
     let _ = run::release(guard, Say { quiet: true, verbose: false }).await;
+}
+
+/// Asks the engine whether the lock is still ours.
+async fn renew(guard: &Guard) -> Answer {
+    let renewed = tokio::time::timeout(run::CONFIRMATION, guard.renew()).await;
+    let reason = match renewed {
+        Ok(Ok(())) => return Answer::Done,
+        Ok(Err(error @ Error::Lost { .. })) => return Answer::Lost { reason: error.to_string() },
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "the engine does not answer".to_owned(),
+    };
+    Answer::Unconfirmed { reason: format!("the lock could not be renewed: {reason}") }
 }
 
 async fn hear(stream: &mut BufStream<UnixStream>) -> Option<Ask> {

@@ -41,7 +41,7 @@ use crate::run::terminal::someone_would_continue_us;
 use crate::run::timeline::{Limit, Timeline};
 
 /// How long to wait for an engine to confirm what ends a run. The lock ends by itself if it does not.
-const CONFIRMATION: Duration = Duration::from_secs(3);
+pub(crate) const CONFIRMATION: Duration = Duration::from_secs(3);
 
 /// The same, for an engine that is known to be in trouble, or after the lock was lost.
 const LAST_WORD: Duration = Duration::from_millis(300);

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use lockkeeper_testkit::server::redis::Server;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -19,6 +20,28 @@ fn a_handle_holds_from_acquire_to_release() {
     place.run(&format!("release {handle}")).exits(79).says("nobody holds this handle any more");
     place.run(&format!("renew {handle}")).exits(79);
     assert_eq!(std::fs::read_dir(place.path("run/lockkeeper")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_handle_whose_lock_was_broken_is_not_renewed() {
+    let place = Place::new();
+    let handle = place.run("acquire k --lease 1h").exits(0).stdout;
+    place.run("break k --yes --why test").exits(0);
+    place.run("run -n k true").exits(0);
+    place.run(&format!("renew {handle}")).exits(79);
+}
+
+#[test]
+fn an_engine_that_does_not_answer_confirms_neither_a_renewal_nor_a_release() {
+    let server = Server::start();
+    let place = Place::at(&server.url());
+    let handle = place.run("acquire k --lease 1h").exits(0).stdout;
+    server.pause();
+    place.run(&format!("renew {handle}")).exits(69).says("could not be renewed");
+    place.run(&format!("release {handle}")).exits(69).says("did not confirm the release");
+    server.resume();
+    // The holder goes on with it.
+    place.run("run -w 30 k true").exits(0);
 }
 
 #[test]

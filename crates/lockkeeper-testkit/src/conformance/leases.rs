@@ -144,6 +144,23 @@ pub(super) async fn a_broken_lock_is_free_and_its_holder_learns(store: Store) {
     next.release().await.unwrap();
 }
 
+/// Before the watchdog, or the engine's own word, would tell.
+pub(super) async fn a_renewal_that_is_asked_for_tells_at_once(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let guard = take(client.mutex("key")).await;
+    guard.renew().await.unwrap();
+    other.break_lock("key").await.unwrap();
+    let next = other.mutex("key").acquire_within(SOON).await.unwrap();
+    let lost = guard.renew().await;
+    assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
+    next.renew().await.unwrap();
+    let fixed = take(client.mutex("fixed").lease(store.lease())).await;
+    if store.guarantees().await.death == Death::Lease {
+        let refused = fixed.renew().await;
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    }
+}
+
 pub(super) async fn a_holder_is_asked_to_give_way(store: Store) {
     let (client, other) = (store.client().await, store.client().await);
     let guard = take(client.mutex("key").note("asked")).await;

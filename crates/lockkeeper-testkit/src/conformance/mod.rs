@@ -120,6 +120,7 @@ macro_rules! __cases {
             leases::a_hung_renewal_cannot_hide_a_loss
             leases::a_release_after_the_loss_says_so
             leases::a_broken_lock_is_free_and_its_holder_learns
+            leases::a_renewal_that_is_asked_for_tells_at_once
             leases::a_holder_is_asked_to_give_way
 
             processes::a_stopped_holder_knows_when_it_resumes

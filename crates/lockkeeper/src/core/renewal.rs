@@ -12,11 +12,12 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::acquire::CALL_LIMIT;
 use super::hold::Hold;
 use crate::core::clock::Clock;
 use crate::core::telemetry::Meters;
 use crate::engine::{Engine, Renewal};
-use crate::error::Loss;
+use crate::error::{Loss, Result};
 use crate::layers::Call;
 
 /// How many leases go into one call.
@@ -181,13 +182,24 @@ impl Schedule {
     }
 }
 
+/// Renews a hold now, for one who wants to know. `None` without an answer in time.
+pub(crate) async fn renew_now(hold: &Arc<Hold>) -> Option<Result<Renewal>> {
+    let inner = hold.inner();
+    let (renewals, engine) = (inner.renewals.clone(), inner.engine.clone());
+    let asking = renew(renewals, engine, vec![hold.clone()], inner.clock, inner.meters.clone());
+    // In a task of its own, which is asked to its end: the watchdog counts on that.
+    let asking = inner.runtime.spawn(asking);
+    let answers = tokio::time::timeout(CALL_LIMIT, asking).await.ok()?.ok()?;
+    Some(answers.map(|answers| answers.first().copied().unwrap_or(Renewal::Unknown)))
+}
+
 async fn renew(
     renewals: Arc<Renewals>,
     engine: Arc<dyn Engine>,
     holds: Vec<Arc<Hold>>,
     clock: Clock,
     meters: Arc<Meters>,
-) {
+) -> Result<Vec<Renewal>> {
     let leases: Vec<_> = holds.iter().map(|hold| hold.lease().clone()).collect();
     let asked = clock.now();
     let late: Vec<_> = holds.iter().filter(|hold| hold.asking()).cloned().collect();
@@ -207,10 +219,10 @@ async fn renew(
             holds.iter().for_each(|hold| hold.asked(Some(error.to_string())));
             tracing::warn!(%error, leases = leases.len(), "a renewal got no answer; it is asked again");
             meters.renewals_unknown(leases.len());
-            return;
+            return Err(error);
         }
     };
-    for (hold, answer) in holds.iter().zip(answers) {
+    for (hold, answer) in holds.iter().zip(answers.iter().copied()) {
         let unknown = (answer == Renewal::Unknown).then(|| "the engine cannot tell".to_owned());
         hold.asked(unknown);
         match answer {
@@ -226,4 +238,5 @@ async fn renew(
             Renewal::Unknown => meters.renewals_unknown(1),
         }
     }
+    Ok(answers)
 }

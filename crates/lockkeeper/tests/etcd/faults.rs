@@ -163,6 +163,23 @@ async fn a_client_that_is_cut_off_from_everyone_is_told_in_time() {
     }
 }
 
+/// Short ones are kept for the next claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_lease_that_is_not_needed_any_more_is_revoked() {
+    let servers = Servers::start(1);
+    let (client, other) = (connect(servers.url("")).await, connect(servers.url("")).await);
+    let leases = || servers.ctl(&["lease", "list"]).lines().count() - 1;
+    let hour = Duration::from_secs(3600);
+    let held = client.mutex("key").lease(hour).acquire().await.unwrap();
+    assert_eq!(leases(), 1);
+    assert!(other.mutex("key").lease(hour).try_acquire().await.unwrap().is_none());
+    other.close().await;
+    assert_eq!(leases(), 1, "that of the holder");
+    held.release().await.unwrap();
+    client.close().await;
+    assert_eq!(leases(), 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_or_a_key_that_an_operator_takes_away_is_a_lock_lost_at_once() {
     let servers = Servers::start(1);

@@ -319,10 +319,9 @@ impl Claim for EtcdClaim {
             false => Released::AlreadyGone,
         };
         if let Some(lent) = self.lent.take().filter(|_| !self.doubt) {
-            match was_there {
-                true => shared.leases.give_back(lent),
-                // Whoever took our place away may have left something that belongs to it.
-                false => _ = revoke(&shared.cluster, lease, &mut false).await,
+            // Whoever took our place away may have left something that belongs to it.
+            if !was_there || !shared.leases.give_back(lent) {
+                let _ = revoke(&shared.cluster, lease, &mut false).await;
             }
         }
         self.released = Some(released);

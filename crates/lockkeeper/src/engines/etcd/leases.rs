@@ -65,16 +65,19 @@ impl Leases {
     }
 
     /// Takes back a lease to which nothing is attached, and that was named in no unanswered request.
-    pub(super) fn give_back(&self, lent: BorrowedLease) {
-        if lent.ttl.is_some_and(|ttl| ttl <= KEPT_UP_TO) {
-            let mut spare = self.lock();
-            let spare = spare.entry(lent.seconds).or_default();
-            if spare.len() == KEPT {
-                // It ends by itself.
-                spare.remove(0);
-            }
-            spare.push(Spare { lent, since: Instant::now() });
+    /// False if it is too long to be kept, and has to be revoked.
+    pub(super) fn give_back(&self, lent: BorrowedLease) -> bool {
+        if lent.ttl.is_none_or(|ttl| ttl > KEPT_UP_TO) {
+            return false;
         }
+        let mut spare = self.lock();
+        let spare = spare.entry(lent.seconds).or_default();
+        if spare.len() == KEPT {
+            // It ends by itself, soon.
+            spare.remove(0);
+        }
+        spare.push(Spare { lent, since: Instant::now() });
+        true
     }
 
     /// All spare leases, to be revoked.
