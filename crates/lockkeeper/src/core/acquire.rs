@@ -203,7 +203,15 @@ impl Drop for Acquisition {
                 let (inner, key) = (self.inner.clone(), self.key.clone());
                 let (ticket, ttl) = (self.ticket.take(), self.ttl);
                 self.inner.in_background(BackgroundWork::Finish(Box::pin(async move {
-                    let (claim, _) = asking.await;
+                    let mut asking = asking;
+                    let (claim, ticket) = match timeout(CALL_LIMIT, &mut asking).await {
+                        Ok((claim, _)) => (claim, ticket),
+                        Err(_) => {
+                            // Others of this process need not wait for an engine that is silent.
+                            drop(ticket);
+                            (asking.await.0, None)
+                        }
+                    };
                     Releasing::abandoned(inner, key, claim, ticket, ttl).confirm().await;
                 })));
             }

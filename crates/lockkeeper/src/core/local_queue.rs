@@ -224,7 +224,10 @@ impl Ticket {
             // A single try beside the gate may find that the queue went with the last one in it.
             None => queues.entry(self.key.clone()).or_default(),
         };
-        queue.holders.push(hold.clone());
+        // One that was lost meanwhile has left already.
+        if !hold.is_over() {
+            queue.holders.push(hold.clone());
+        }
         queue.turn.since.get_or_insert_with(Instant::now);
         queue.step_away(id);
         let unwanted = queue.advance();
@@ -268,8 +271,13 @@ impl KeyQueue {
             .find(|hold| hold.owner() == Some(owner) && hold.is_wanted() && family(hold))
     }
 
-    /// Whether this client's own holders leave room. Kinds that do not mix are for the engine to refuse.
+    /// Whether this client's own holders leave room. Kinds that do not mix are for the engine to refuse,
+    /// but not because of one that is on its way out.
     fn admits(&self, mode: Mode, counts: impl Fn(&Hold) -> bool) -> bool {
+        let leaves = |hold: &Hold| !hold.is_wanted() && !admission::mixes(mode, hold.mode());
+        if self.holders.iter().any(|hold| counts(hold) && leaves(hold)) {
+            return false;
+        }
         let mut beside = self
             .holders
             .iter()

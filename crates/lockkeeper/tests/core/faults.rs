@@ -10,6 +10,7 @@ use lockkeeper::engine::{
     Signal, Snapshot,
 };
 use lockkeeper::engines::memory::Memory;
+use lockkeeper::layers::faults::{Faults, Plan};
 use lockkeeper::{Client, Error, Guard, Key, Lock, Loss, Multi, Owner, Release, Result};
 use lockkeeper_testkit::fault_link::{Call, FaultLink};
 use tokio::sync::Notify;
@@ -223,6 +224,36 @@ async fn where_requests_may_overtake_each_other_the_next_acquire_waits_for_the_a
     let again = client.mutex("key").try_acquire().await.unwrap();
     assert!(again.is_some(), "it waited for the release");
     assert_eq!(asked.elapsed(), 4 * SECOND, "a release, then an attempt");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_leaves_is_not_in_the_way_of_another_kind() {
+    for unordered in [false, true] {
+        let engine = Watched { unordered, ..Watched::default() };
+        let client = Client::new(engine.clone());
+        engine.memory.delay(2 * SECOND);
+        drop(client.mutex("key").acquire().await.unwrap());
+        let permit = client.semaphore("key", 2).acquire().await;
+        drop(permit.expect("the mutex is on its way out"));
+        drop(client.mutex("key").acquire().await.expect("and so is the permit"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_never_ends_does_not_keep_others_of_its_client_away() {
+    let (memory, client) = store();
+    let faults = Faults::new(memory, 1);
+    let client = {
+        drop(client);
+        Client::new(faults.clone())
+    };
+    faults.set(Plan { hang: 1.0, longest: Duration::from_secs(365 * 24 * 3600), ..Plan::NONE });
+    let error = client.mutex("key").acquire().await.unwrap_err();
+    assert!(error.to_string().contains("no answer within"), "{error}");
+    faults.set(Plan::NONE);
+    // The one that hangs may have got it, and then keeps it for a lease.
+    let other = timeout(60 * SECOND, client.mutex("key").acquire());
+    drop(other.await.expect("it does not wait for the one that hangs").unwrap());
 }
 
 #[test]

@@ -226,7 +226,8 @@ impl Claim for EtcdClaim {
             // is renewed that much earlier. One that is not renewed has to be of full length.
             let enough = if self.request.fixed { Duration::ZERO } else { ttl / RECENT };
             let age = lent.alive.map(|alive| asked.since(&alive));
-            let recent = age.is_some_and(|age| age.is_zero() || age < enough);
+            // One that asks again for what it holds wants its full length from now on.
+            let recent = age.is_some_and(|age| age.is_zero() || !self.held && age < enough);
             let shared = self.shared.clone();
             let alive = async {
                 match recent {

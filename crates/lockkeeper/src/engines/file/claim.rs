@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -215,7 +215,7 @@ impl FileClaim {
         let (Some((fence, slots)), Some(opened)) = (self.granted.clone(), &self.opened) else {
             return Ok(None);
         };
-        let held = FileHeld { file: opened.file.clone() };
+        let held = FileHeld { file: Arc::downgrade(&opened.file) };
         let (ttl, since) = (self.request.ttl, asked);
         Ok(Some(Grant { fence, slots, ttl, since, held: Arc::new(held) }))
     }
@@ -305,10 +305,10 @@ impl Claim for FileClaim {
     }
 }
 
-/// The open file whose kernel lock is the grant.
+/// The open file whose kernel lock is the grant. The claim keeps it open.
 #[derive(Debug)]
 struct FileHeld {
-    file: Arc<File>,
+    file: Weak<File>,
 }
 
 impl Held for FileHeld {
@@ -317,7 +317,7 @@ impl Held for FileHeld {
     }
 
     fn bequeath(&self) -> Option<OwnedFd> {
-        self.file.try_clone().ok().map(OwnedFd::from)
+        self.file.upgrade()?.try_clone().ok().map(OwnedFd::from)
     }
 }
 
