@@ -2,8 +2,8 @@
 //!
 //! Redis replicates after it answers, so a failover may lose a grant, and then two are inside. What is
 //! ours to promise is checked: over planned failovers, and soon after a crash, no two of ours are inside
-//! together; fences of ours rise; when a failover is over, nobody overlaps and nobody finds its lock
-//! gone. All the rest is counted.
+//! together; nobody is inside beside another for longer than a lost grant can last; fences of ours rise;
+//! when a failover is over, nobody overlaps and nobody finds its lock gone. All the rest is counted.
 //!
 //! With each failover one more of ours joins, which never knew the old master: if the others stayed
 //! there, they would meet it.
@@ -180,8 +180,9 @@ fn judge(tally: &Tally, seen: &[Failover]) -> Outcome<String> {
             continue;
         };
         let ours = wrong.sides.iter().filter(|side| **side == Side::Ours).count();
-        let late = wrong.at > failover.named + FOLLOW;
-        if ours > 1 && (late || failover.cause == Cause::Planned) {
+        // Redisson goes on until its section ends or its lease does, at whichever server that was.
+        let late = wrong.at > failover.named + if ours > 1 { FOLLOW } else { LEASE };
+        if late || ours > 1 && failover.cause == Cause::Planned {
             faults.push(format!("over a failover ({:?}) {}", failover.cause, wrong.text));
         }
         let after = wrong.at - failover.began;

@@ -26,7 +26,7 @@ pub(crate) enum Store {
 pub(crate) enum Servers {
     ZooKeeper { _ensemble: zookeeper::Ensemble },
     Etcd { _servers: etcd::Servers },
-    Postgres(Postgres),
+    Postgres(Box<Postgres>),
 }
 
 impl Store {
@@ -59,7 +59,7 @@ impl Store {
     pub(crate) fn postgres() -> Outcome<Self> {
         let server = Postgres::start();
         let url = format!("{}?strategy=advisory", server.url());
-        Self::inspected(Servers::Postgres(server), url)
+        Self::inspected(Servers::Postgres(Box::new(server)), url)
     }
 
     fn inspected(servers: Servers, url: String) -> Outcome<Self> {

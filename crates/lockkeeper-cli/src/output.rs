@@ -76,8 +76,7 @@ pub(crate) fn human(time: std::time::Duration) -> String {
     };
     match seconds {
         0 => format!("{}ms", time.as_millis()),
-        1..10 if time.subsec_millis() < 100 => format!("{seconds}s"),
-        1..10 => format!("{:.1}s", time.as_secs_f64()),
+        1..10 => format!("{:.1}s", time.as_secs_f64()).replace(".0s", "s"),
         10..60 => format!("{seconds}s"),
         60..3_600 => pair(seconds / 60, "m", seconds % 60, "s"),
         3_600..86_400 => pair(seconds / 3_600, "h", seconds % 3_600 / 60, "m"),
@@ -95,7 +94,7 @@ mod tests {
         for (ms, shown) in [
             (850, "850ms"),
             (1_500, "1.5s"),
-            (2_000, "2s"),
+            (1_990, "2s"),
             (59_900, "59s"),
             (250_000, "4m 10s"),
             (7_200_000, "2h"),

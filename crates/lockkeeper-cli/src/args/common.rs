@@ -137,6 +137,11 @@ pub(super) fn pid(text: &str) -> Result<i32, String> {
     text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| advice.to_owned())
 }
 
+pub(super) fn processes(text: &str) -> Result<u32, String> {
+    let advice = "it is a whole number from 2 to 64";
+    text.parse().ok().filter(|n| (2..=64).contains(n)).ok_or_else(|| advice.to_owned())
+}
+
 fn limit(text: &str) -> Result<u32, String> {
     let advice = "it is a whole number from 1 on";
     text.parse().ok().filter(|limit| *limit > 0).ok_or_else(|| advice.to_owned())

@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::{Args, ValueHint};
 use clap_complete::Shell;
 
-use super::common::{Secret, Supervision, Terms, Where, duration, pid, some_time, words};
+use super::common::{
+    Secret, Supervision, Terms, Where, duration, pid, processes, some_time, words,
+};
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
@@ -226,7 +228,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "10")]
     pub(crate) seconds: Duration,
     /// How many processes contend
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = processes, allow_negative_numbers = true)]
     pub(crate) processes: u32,
     /// For machines
     #[arg(long)]

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use lockkeeper::endpoint::Endpoint;
 use lockkeeper::{Client, Guard, Owner};
 use nix::unistd::setsid;
 use serde::{Deserialize, Serialize};
@@ -23,9 +24,9 @@ use crate::args::Terms;
 use crate::detached::handle::Handle;
 use crate::exit::{self, Failure};
 use crate::output::Say;
-use crate::run;
 use crate::run::guardian::boot_time;
 use crate::run::signals::Signals;
+use crate::run::{self, Waits};
 
 /// The hidden verb.
 pub(crate) const VERB: &str = "__holder";
@@ -49,8 +50,13 @@ pub(crate) struct Request {
 /// The answer to a request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
+    /// Not an answer yet: what is waited for.
+    Waits(String),
     Granted(Granted),
-    Refused { code: u8, message: String },
+    Refused {
+        code: u8,
+        message: String,
+    },
 }
 
 /// A lock that a holder keeps.
@@ -104,17 +110,22 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
         let mut socket = BufStream::new(UnixStream::from_std(ours)?);
         socket.write_all(request.as_bytes()).await?;
         socket.flush().await?;
-        let mut reply = String::new();
-        socket.read_line(&mut reply).await?;
-        Ok(reply)
+        loop {
+            let mut line = String::new();
+            socket.read_line(&mut line).await?;
+            match serde_json::from_str(&line) {
+                Ok(Reply::Waits(what)) => Say::default().warn(what),
+                reply => return Ok(reply.ok()),
+            }
+        }
     };
     // If a signal ends us first, the socket ends too, and the holder gives up.
     let talk = async { talk.await.map_err(refuse) };
     let reply = run::interruptible(talk, signals).await?;
-    match serde_json::from_str(&reply) {
-        Ok(Reply::Granted(granted)) => Ok(granted),
-        Ok(Reply::Refused { code, message }) => Err(Failure::new(code, message)),
-        Err(_) => Err(Failure::new(exit::OWN, "the process that should hold the lock died")),
+    match reply {
+        Some(Reply::Granted(granted)) => Ok(granted),
+        Some(Reply::Refused { code, message }) => Err(Failure::new(code, message)),
+        _ => Err(Failure::new(exit::OWN, "the process that should hold the lock died")),
     }
 }
 
@@ -149,7 +160,7 @@ pub(crate) async fn main() -> exit::Outcome {
         let line = serde_json::to_string(reply).expect("plain fields serialize") + "\n";
         starter.write_all(line.as_bytes()).is_ok()
     };
-    match hold(&request, &signals).await {
+    match hold(&request, &signals, &mut tell).await {
         Err(Failure { code, message, .. }) => {
             tell(&Reply::Refused { code, message });
             Ok(code)
@@ -169,33 +180,66 @@ pub(crate) async fn main() -> exit::Outcome {
 }
 
 /// Takes the lock, unless the one who started us is gone before.
-async fn hold(request: &Request, signals: &Signals) -> Result<(Client, Guard, Socket), Failure> {
+async fn hold(
+    request: &Request,
+    signals: &Signals,
+    tell: &mut impl FnMut(&Reply) -> bool,
+) -> Result<(Client, Guard, Socket), Failure> {
     let starter =
         io::stdin().as_fd().try_clone_to_owned().map_err(|e| Failure::own("listen", e))?;
     let starter = StdStream::from(starter);
     let own = |error: io::Error| Failure::own("listen to who started this", error);
     starter.set_nonblocking(true).map_err(own)?;
     let mut starter = UnixStream::from_std(starter).map_err(own)?;
-    let client = Client::connect(&request.url).await?;
     let owner = Owner::named(&request.owner)?;
-    let lock = run::lock(&client, &request.key, &request.terms).owner(&owner).ttl(request.ttl);
     // Before the lock is taken: one that nobody could release must not be.
     let mut socket = Socket::open()?;
-    let acquire = run::acquire(&client, lock, &request.key, &request.terms);
-    let acquired = tokio::select! {
-        acquired = run::interruptible(acquire, signals) => acquired,
-        // Nothing is ever said here, so this is the end.
-        _ = starter.read_u8() => Err(Failure::silent(exit::OWN)),
-    };
-    let guard = match acquired {
-        Ok(guard) => guard,
-        Err(failure) => {
-            client.close().await;
-            return Err(failure);
+    let place = Endpoint::parse(&request.url)?.to_string();
+    let mut waits = Waits::new(&place, request.terms.wait);
+    let (client, guard) = loop {
+        let attempt = async {
+            let connect = waits.in_time(async { Ok(Client::connect(&request.url).await?) });
+            let client = unless_over(connect, signals, &mut starter).await?;
+            let lock = run::lock(&client, &request.key, &request.terms);
+            let lock = lock.owner(&owner).ttl(request.ttl);
+            let (key, terms) = (&request.key, &request.terms);
+            let acquire = run::acquire_until(&client, lock, key, terms, waits.until);
+            match unless_over(acquire, signals, &mut starter).await {
+                Ok(guard) => Ok((client, guard)),
+                Err(failure) => {
+                    // What was begun, the undoing of a claim, ends before we do.
+                    run::close(client, !failure.retryable).await;
+                    Err(failure)
+                }
+            }
+        };
+        match attempt.await {
+            Ok(acquired) => break acquired,
+            Err(failure) => {
+                let say = |what, news| {
+                    if news {
+                        tell(&Reply::Waits(what));
+                    }
+                };
+                unless_over(waits.again(failure, say), signals, &mut starter).await?;
+            }
         }
     };
     socket.handle.fence = guard.fence().get();
     Ok((client, guard, socket))
+}
+
+/// Does something, unless a signal comes or the one who started us is gone.
+async fn unless_over<T>(
+    work: impl Future<Output = Result<T, Failure>>,
+    signals: &Signals,
+    starter: &mut UnixStream,
+) -> Result<T, Failure> {
+    tokio::select! {
+        done = run::interruptible(work, signals) => done,
+        // Nothing is ever said here, so this is the end.
+        _ = starter.read_u8() => Err(Failure::silent(exit::OWN)),
+    }
 }
 
 /// Keeps the lock until it is to be released.

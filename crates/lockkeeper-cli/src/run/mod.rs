@@ -156,9 +156,9 @@ async fn hold_and_run(
     }
 
     let started = Instant::now();
-    let until = args.terms.wait.and_then(|limit| started.checked_add(limit));
     let url = endpoint.spell_out();
-    let mut waits = Waits { place: &place, say, until, told: false };
+    let mut waits = Waits::new(&place, args.terms.wait);
+    let tell = |told: String, news| if news { say.warn(told) } else { say.note(told) };
     let (client, timeline, guard) = loop {
         let attempt = async {
             let connect = waits.in_time(async { Ok(Client::connect(&url).await?) });
@@ -174,7 +174,7 @@ async fn hold_and_run(
             let lock = limit.terms(lock, &timeline, ttl);
             let acquire = async {
                 tokio::select! {
-                    acquired = acquire_until(&client, lock, &args.key, &args.terms, until) => acquired,
+                    acquired = acquire_until(&client, lock, &args.key, &args.terms, waits.until) => acquired,
                     () = tell_whom_we_wait_for(&client, &args.key, &place, say) => unreachable!("it tells for ever"),
                 }
             };
@@ -194,7 +194,7 @@ async fn hold_and_run(
         status.waited = seconds(started.elapsed());
         match acquired {
             Ok(acquired) => break acquired,
-            Err(failure) => interruptible(waits.again(failure), signals)
+            Err(failure) => interruptible(waits.again(failure, tell), signals)
                 .await
                 .inspect_err(|failure| status.interrupted(failure))?,
         }
@@ -238,16 +238,21 @@ async fn hold_and_run(
 }
 
 /// The wait for an engine that does not answer, where a limit was set.
-struct Waits<'a> {
+pub(crate) struct Waits<'a> {
     place: &'a str,
-    say: Say,
-    until: Option<Instant>,
+    pub(crate) until: Option<Instant>,
     told: bool,
 }
 
-impl Waits<'_> {
+impl<'a> Waits<'a> {
+    /// Counts from now.
+    pub(crate) fn new(place: &'a str, limit: Option<Duration>) -> Self {
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        Self { place, until, told: false }
+    }
+
     /// Does something, until the limit.
-    async fn in_time<T>(
+    pub(crate) async fn in_time<T>(
         &self,
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
@@ -261,21 +266,21 @@ impl Waits<'_> {
         })
     }
 
-    /// Whether to try again after a failure: then says what it waits for, and waits a little.
-    async fn again(&mut self, failure: Failure) -> Result<(), Failure> {
+    /// Whether to try again after a failure: then tells what it waits for, and whether that is news, and
+    /// waits a little.
+    pub(crate) async fn again(
+        &mut self,
+        failure: Failure,
+        tell: impl FnOnce(String, bool),
+    ) -> Result<(), Failure> {
         let Some(until) = self.until.filter(|_| failure.retryable) else { return Err(failure) };
         if failure.code != exit::UNAVAILABLE {
             return Err(failure);
         }
         let next = Instant::now() + PAUSE;
         if next < until {
-            let told = format!("waiting for {} to answer: {}", self.place, failure.message);
-            if self.told {
-                self.say.note(told)
-            } else {
-                self.say.warn(told)
-            }
-            self.told = true;
+            let news = !std::mem::replace(&mut self.told, true);
+            tell(format!("waiting for {} to answer: {}", self.place, failure.message), news);
         }
         tokio::time::sleep_until(next.min(until)).await;
         match until > Instant::now() {
@@ -383,7 +388,7 @@ pub(crate) async fn acquire(
 }
 
 /// The same, where the wait began before.
-async fn acquire_until(
+pub(crate) async fn acquire_until(
     client: &Client,
     lock: Lock,
     key: &str,
@@ -409,8 +414,14 @@ async fn acquire_until(
         Err(error) => Failure::from(error),
     };
     if conflict {
-        failure.message += "; all who use a lock have to ask for it in the same way: \
-                            plainly, with --shared or --exclusive, or with the same --limit";
+        match client.inspect(key).await {
+            // It is no lock at all, and the engine says more about what it is.
+            Err(error @ Error::Conflict { .. }) => failure.message = error.to_string(),
+            _ => {
+                failure.message += "; all who use a lock have to ask for it in the same way: \
+                                    plainly, with --shared or --exclusive, or with the same --limit";
+            }
+        }
     } else if failure.code == exit::BUSY
         && let Some(holders) = holders(client, key).await
     {

@@ -136,8 +136,10 @@ impl Timeline {
         if remaining == Duration::MAX || self.on_lost == OnLost::Ignore {
             return Deadline::NEVER;
         }
-        let kill = remaining.saturating_sub(self.margin);
-        Deadline { term: after(kill.saturating_sub(self.grace)), kill: after(kill) }
+        let kill = after(remaining.saturating_sub(self.margin));
+        let grace = u64::try_from(self.grace.as_nanos()).unwrap_or(u64::MAX);
+        // A moment that has passed means now.
+        Deadline { term: kill.saturating_sub(grace), kill }
     }
 
     /// The deadline of a command whose lock is positively not ours any more.

@@ -237,8 +237,8 @@ fn every_fate(url: Option<&str>, mut end_server: impl FnMut()) {
                 .collect();
             starts.into_iter().map(|start| start.join().unwrap()).collect()
         });
-        let gone = Instant::now();
         end_server();
+        let gone = Instant::now();
         std::thread::scope(|scope| {
             for cell in cells {
                 let wrong = &wrong;
@@ -313,7 +313,11 @@ fn a_busy_machine_ends_a_command_in_time_without_its_guardian() {
     let cores = std::thread::available_parallelism().map_or(4, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..cores * 2 {
-            scope.spawn(|| while !over.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
         }
         let wrong: Vec<_> = (0..6)
             .flat_map(|n| {

@@ -287,6 +287,13 @@ fn a_wait_limit_covers_an_engine_that_is_not_there_yet() {
     assert!(started.elapsed() >= Duration::from_secs(1), "{:?}", started.elapsed());
     let last = refused.stderr.lines().last().unwrap();
     assert!(last.contains("the wait is over") && last.contains("refused"), "{}", refused.stderr);
+    // So does `acquire`.
+    place.run("acquire k").exits(69);
+    let started = Instant::now();
+    let refused = place.run("acquire -w 1s k").exits(69).says("waiting for redis://127.0.0.1");
+    assert!(started.elapsed() >= Duration::from_secs(1), "{:?}", started.elapsed());
+    assert!(refused.stderr.contains("the wait is over"), "{}", refused.stderr);
+    let acquiring = place.start("acquire -w 60 other");
     let mut waiting = place.lockkeeper("run -w 60 k -- echo in").spawn().unwrap();
     let mut said = String::new();
     BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut said).unwrap();
@@ -294,6 +301,31 @@ fn a_wait_limit_covers_an_engine_that_is_not_there_yet() {
     server.restart();
     let done = waiting.wait_with_output().unwrap();
     assert_eq!((done.status.code(), done.stdout.as_slice()), (Some(0), b"in\n".as_slice()));
+    let handle = acquiring.end().exits(0).stdout;
+    place.run(&format!("release {handle}")).exits(0);
+}
+
+/// What is at a key may be no lock at all: then there is no other way to ask for it.
+#[test]
+fn data_at_a_key_is_answered_with_what_to_do() {
+    let server = Server::start();
+    let place = Place::at(&server.url());
+    server.ask(&["SET", "text", "hello"]);
+    server.ask(&["RPUSH", "list", "1"]);
+    for (key, advice) in [
+        ("text", "choose another key, or add ?layout=string to the URL"),
+        ("list", "a list is there, which is no lock: choose another key"),
+    ] {
+        for verb in ["run KEY true", "run --shared KEY true", "acquire KEY", "show KEY"] {
+            let said = place.run(&verb.replace("KEY", key)).exits(64).says(advice);
+            assert!(!said.stderr.contains("in the same way"), "{}", said.stderr);
+        }
+    }
+    let holder = place.start("run k -- echo > in; sleep 60");
+    place.content("in");
+    place.run("run --shared -n k true").exits(64).says("in the same way");
+    holder.signal(Signal::SIGTERM);
+    holder.end().exits(143);
 }
 
 #[test]

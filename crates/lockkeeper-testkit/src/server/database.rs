@@ -28,6 +28,9 @@ pub trait Dialect: fmt::Debug + Send + Sync + 'static {
     /// Counts the other sessions of a database that are in the middle of a statement.
     const BUSY: &'static str;
 
+    /// Counts the sessions of the database that wait in a sleep of their own.
+    const ASLEEP: &'static str;
+
     /// Makes the data, in `directory`.
     fn install(directory: &Path) -> Command;
 
@@ -116,6 +119,14 @@ impl<D: Dialect> DatabaseServer<D> {
     /// When the server does not answer.
     pub fn busy_sessions(&self, database: &str) -> usize {
         self.sql(database, D::BUSY).parse().expect("it is a number")
+    }
+
+    /// How many sessions of a database wait in a sleep of their own: what they had to do before is done.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub fn sleeping_sessions(&self, database: &str) -> usize {
+        self.sql(database, D::ASLEEP).parse().expect("it is a number")
     }
 }
 

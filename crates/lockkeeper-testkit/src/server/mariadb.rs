@@ -21,6 +21,9 @@ impl Dialect for MariadbDialect {
     const BUSY: &'static str = "SELECT COUNT(*) FROM information_schema.processlist
          WHERE db = DATABASE() AND id <> CONNECTION_ID() AND command <> 'Sleep'";
 
+    const ASLEEP: &'static str = "SELECT COUNT(*) FROM information_schema.processlist
+         WHERE db = DATABASE() AND state = 'User sleep'";
+
     fn install(directory: &Path) -> Command {
         let data = format!("--datadir={}", directory.join("data").display());
         match fetched("mysqld") {

@@ -21,6 +21,9 @@ impl Dialect for PostgresDialect {
     const BUSY: &'static str = "SELECT count(*) FROM pg_stat_activity
          WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'active'";
 
+    const ASLEEP: &'static str = "SELECT count(*) FROM pg_stat_activity
+         WHERE datname = current_database() AND wait_event = 'PgSleep'";
+
     fn install(_directory: &Path) -> Command {
         let mut initdb = Command::new(binary("initdb"));
         initdb.args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8"]);

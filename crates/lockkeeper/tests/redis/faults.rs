@@ -335,21 +335,23 @@ async fn a_sentinel_failover_under_load_does_not_hurt_what_is_fenced() {
             1 => old.resume(),
             _ => {}
         }
-        eventually("both replicas follow again", || {
-            let info = sentinels.master().ask(&["INFO", "replication"]);
-            (info.matches("state=online").count() == 2).then_some(()).ok_or(info)
-        });
+        both_follow(&sentinels);
     }
     load.judge().await;
+}
+
+/// Returns when the master has both of its replicas.
+fn both_follow(sentinels: &Sentinels) {
+    eventually("both replicas follow", || {
+        let info = sentinels.master().ask(&["INFO", "replication"]);
+        (info.matches("state=online").count() == 2).then_some(()).ok_or(info)
+    });
 }
 
 /// Has another server promoted, although nothing is wrong; returns when the sentinel that does it
 /// names the new one.
 fn fail_over(sentinels: &Sentinels) {
-    eventually("both replicas follow", || {
-        let info = sentinels.master().ask(&["INFO", "replication"]);
-        (info.matches("state=online").count() == 2).then_some(()).ok_or(info)
-    });
+    both_follow(sentinels);
     let before = sentinels.master().port();
     eventually("the failover begins", || {
         let answer = sentinels.sentinels[0].ask(&["SENTINEL", "FAILOVER", "main"]);
@@ -522,7 +524,8 @@ async fn with_all_replicas_waited_for_a_crash_makes_no_two_holders() {
     });
     // With one replica left, nothing can be acquired; a second one ends that.
     sentinels.servers.iter().find(|s| s.port() == before).unwrap().restart();
-    load.cycles(50, Duration::from_secs(40)).await;
+    both_follow(&sentinels);
+    load.cycles(50, SOON).await;
     assert_eq!(load.judge().await, 0);
 }
 

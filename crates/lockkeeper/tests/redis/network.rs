@@ -422,3 +422,18 @@ async fn a_client_that_is_never_idle_lets_a_distant_one_in() {
     crowd.shutdown().await;
     assert!(passed.iter().all(|passed| *passed < 200), "so many went first: {passed:?}");
 }
+
+/// Every round trip before the first answer counts against the time in which a sentinel has to answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinels_that_are_far_away_answer_in_time() {
+    let sentinels = Sentinels::start();
+    let mut proxies = Vec::new();
+    for sentinel in &sentinels.sentinels {
+        let proxy = Proxy::start(address(sentinel)).await;
+        proxy.latency(Duration::from_millis(200));
+        proxies.push(proxy);
+    }
+    let hosts: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+    let client = connect(&format!("redis+sentinel://{}/main", hosts.join(","))).await;
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+}

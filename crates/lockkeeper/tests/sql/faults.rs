@@ -308,7 +308,7 @@ async fn transaction_in_the_way<D: Dialect>(
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
     let name = database(&url).to_owned();
     let foreign = std::thread::spawn(move || server.sql(&name, statements));
-    until("a transaction is in the way", || server.busy_sessions(database(&url)) == 1).await;
+    until("a transaction is in the way", || server.sleeping_sessions(database(&url)) == 1).await;
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
     foreign.join().unwrap();
 }
@@ -334,7 +334,7 @@ async fn guarded_transaction<D: Dialect>(
     statements += &format!("{linger}; COMMIT");
     let name = database(&url).to_owned();
     let foreign = std::thread::spawn(move || server.sql(&name, &statements));
-    until("a transaction is guarded", || server.busy_sessions(database(&url)) == 1).await;
+    until("a transaction is guarded", || server.sleeping_sessions(database(&url)) == 1).await;
     let mut waiters = Vec::new();
     for (way, client, fence) in &clients {
         let other = client.clone();

@@ -108,12 +108,11 @@ impl Deref for Server {
 
 /// A server that still reads its files accepts connections, and answers with an error.
 fn answers(port: u16) -> bool {
-    let ping = || {
-        let mut stream = connect(port)?;
+    // Not read to its end: a sentinel of Redis 7.0 does not know QUIT, and never hangs up.
+    let asked = connect(port).and_then(|mut stream| {
         stream.write_all(b"PING\r\n")?;
         let mut answer = [0; 7];
-        stream.read_exact(&mut answer)?;
-        std::io::Result::Ok(&answer == b"+PONG\r\n")
-    };
-    ping().unwrap_or(false)
+        stream.read_exact(&mut answer).map(|()| answer)
+    });
+    asked.is_ok_and(|answer| &answer == b"+PONG\r\n")
 }

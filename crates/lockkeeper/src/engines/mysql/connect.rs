@@ -246,7 +246,7 @@ mod tests {
     /// What the client crate says of a password that it may not send in the clear.
     #[test]
     fn a_password_that_needs_encryption_is_said_to_need_it() {
-        let said = "RSA auth engine disabled; enable feature `mysql-rsa` or use TLS.";
+        let said = "RSA auth backend disabled; enable feature `mysql-rsa` or use TLS.";
         let error = sqlx::Error::Configuration(said.into());
         let error = sql::failed::<MySqlConnection>(error, "connect");
         let told = error.to_string();

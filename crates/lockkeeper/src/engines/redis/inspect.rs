@@ -152,9 +152,9 @@ fn are_strings(store: &Store) -> &'static str {
 /// Refuses to touch what is at a key.
 fn no_lock(store: &Store, key: &Key, kind: String) -> Error {
     let found = match (kind.as_str(), store.settings.layout) {
-        ("string", Layout::String) => "a string is there that never expires, so it may be data; if it is the lock of a client that sets no expiry, delete it by hand".to_owned(),
-        ("string", Layout::Hash) => "a string is there, which may be data; with layout=string one that expires is a lock".to_owned(),
-        _ => what_is_there(&[kind]),
+        ("string", Layout::String) => "a string is there that never expires, so it may be data: choose another key, or delete it by hand if it is the lock of a client that sets no expiry".to_owned(),
+        ("string", Layout::Hash) => "a string is there, which may be data: choose another key, or add ?layout=string to the URL if it is a lock made with SET NX".to_owned(),
+        _ => format!("{}: choose another key", what_is_there(&[kind])),
     };
     Error::Conflict { key: key.clone(), found }
 }

@@ -315,9 +315,7 @@ async fn converse(sentinels: &Weak<Sentinels>, at: usize) -> Opinion {
         let connecting = tokio::time::timeout(timeout, connecting);
         let mut connection = connecting.await.map_err(|_| silent())??.0;
         // Subscribed first: what happens before the answer is in the answer.
-        for channel in EVENTS {
-            connection.subscribe(channel).await?;
-        }
+        connection.subscribe(&EVENTS).await?;
         let mut asking = redis::pipe();
         asking.cmd("SENTINEL").arg("master").arg(&master);
         asking.cmd("SENTINEL").arg("get-master-addr-by-name").arg(&master);

@@ -125,7 +125,13 @@ impl Engine for ZooKeeper {
     }
 
     async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
-        renew::renew(leases, asked).await
+        renew::renew(leases, asked).await.map_err(|mut error| {
+            // The client does not say which servers it means.
+            if let Error::Engine { doing, .. } = &mut error {
+                *doing += &format!(" at {}", self.shared.settings.servers());
+            }
+            error
+        })
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
