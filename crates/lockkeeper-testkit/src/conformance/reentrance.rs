@@ -109,6 +109,7 @@ pub(super) async fn a_short_hold_does_not_take_a_long_one_of_its_owner_along(sto
         |client, key| client.write(key),
         |client, key| client.read(key),
     ];
+    let mut held = Vec::new();
     for (n, kind) in kinds.iter().enumerate() {
         for short_first in [true, false] {
             let key = format!("key {n} {short_first}");
@@ -127,13 +128,16 @@ pub(super) async fn a_short_hold_does_not_take_a_long_one_of_its_owner_along(sto
                 }
             };
             brief.release().await.unwrap();
-            sleep(short + store.slack() / 6).await;
-            lasting.check().unwrap();
             let wanted = if n == 0 { other.mutex(&key) } else { other.write(&key) };
-            busy(wanted).await;
-            lasting.check().unwrap();
-            lasting.release().await.unwrap();
-            nothing_left(&other, &key).await;
+            held.push((key, lasting, wanted));
         }
+    }
+    sleep(short + store.slack() / 6).await;
+    for (key, lasting, wanted) in held {
+        lasting.check().unwrap();
+        busy(wanted).await;
+        lasting.check().unwrap();
+        lasting.release().await.unwrap();
+        nothing_left(&other, &key).await;
     }
 }

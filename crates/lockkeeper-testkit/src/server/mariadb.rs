@@ -1,10 +1,10 @@
-//! MariaDB.
+//! MariaDB, or MySQL if one was fetched.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::database::{DatabaseServer, Dialect};
-use super::program;
+use super::{fetched, program};
 
 /// A MariaDB server. Its `root` needs no password from this machine.
 pub type Mariadb = DatabaseServer<MariadbDialect>;
@@ -25,17 +25,24 @@ impl Dialect for MariadbDialect {
          WHERE db = DATABASE() AND state = 'User sleep'";
 
     fn install(directory: &Path) -> Command {
-        let mut install = Command::new(program("mariadb-install-db", "mariadb-server"));
-        install.args(["--no-defaults", "--auth-root-authentication-method=normal"]);
-        install
-            .args(["--skip-test-db", &format!("--datadir={}", directory.join("data").display())]);
-        install
+        let data = format!("--datadir={}", directory.join("data").display());
+        match fetched("mysqld") {
+            Some(mysqld) => command(mysqld, &["--initialize-insecure", &data]),
+            None => command(
+                program("mariadb-install-db", "mariadb-server"),
+                &["--auth-root-authentication-method=normal", "--skip-test-db", &data],
+            ),
+        }
     }
 
     fn server(directory: &Path, port: u16, settings: &[&str]) -> Command {
-        let mut server = Command::new(program("mariadbd", "mariadb-server"));
-        server.args(["--no-defaults", "--bind-address=127.0.0.1", "--max-connections=500"]);
-        server.args(["--skip-log-bin", &format!("--port={port}")]);
+        let port = format!("--port={port}");
+        let fixed = ["--bind-address=127.0.0.1", "--max-connections=500", "--skip-log-bin", &port];
+        let mut server = match fetched("mysqld") {
+            Some(mysqld) => command(mysqld, &["--mysqlx=OFF"]),
+            None => command(program("mariadbd", "mariadb-server"), &[]),
+        };
+        server.args(fixed);
         for (option, file) in [("datadir", "data"), ("socket", "socket"), ("pid-file", "pid")] {
             server.arg(format!("--{option}={}", directory.join(file).display()));
         }
@@ -44,15 +51,16 @@ impl Dialect for MariadbDialect {
     }
 
     fn is_ready(port: u16) -> bool {
-        let mut ping = Command::new(program("mariadb-admin", "mariadb-client"));
-        ping.args(["--no-defaults", "-s", "-u", "root", "-h", "127.0.0.1"]);
+        let admin = fetched("mysqladmin");
+        let admin = admin.unwrap_or_else(|| program("mariadb-admin", "mariadb-client"));
+        let mut ping = command(admin, &["-s", "-u", "root", "-h", "127.0.0.1"]);
         ping.args(["-P", &port.to_string(), "ping"]);
         ping.output().is_ok_and(|output| output.status.success())
     }
 
     fn client(port: u16, database: &str, statement: &str) -> Command {
-        let mut client = Command::new(program("mariadb", "mariadb-client"));
-        client.args(["--no-defaults", "-N", "-B", "-u", "root", "-h", "127.0.0.1"]);
+        let client = fetched("mysql").unwrap_or_else(|| program("mariadb", "mariadb-client"));
+        let mut client = command(client, &["-N", "-B", "-u", "root", "-h", "127.0.0.1"]);
         client.args(["-P", &port.to_string(), "-D", database, "-e", statement]);
         client
     }
@@ -74,4 +82,11 @@ impl Dialect for MariadbDialect {
         let _ = Self::client(server.port(), "mysql", &kills.concat()).arg("--force").output();
         kills.len()
     }
+}
+
+/// A program that reads no settings of this machine.
+fn command(program: PathBuf, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.arg("--no-defaults").args(arguments);
+    command
 }

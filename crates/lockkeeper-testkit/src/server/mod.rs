@@ -37,18 +37,32 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> Result<(), String>) {
     }
 }
 
-/// The path of an installed program.
+/// The path of a program: of a newer server that was fetched, or as it is installed.
 ///
 /// # Panics
 /// When it is missing, naming the Debian package that contains it.
 fn program(name: &str, package: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut directories: Vec<_> = std::env::split_paths(&path).collect();
-    // Where Debian installs what users do not start by hand.
-    directories.extend(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
-    let found =
-        directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file());
-    found.unwrap_or_else(|| panic!("{name} is not installed; on Debian: apt-get install {package}"))
+    // Debian installs here what users do not start by hand.
+    let directories = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    let installed = || directories.map(|dir| dir.join(name)).find(|path| path.is_file());
+    fetched(name)
+        .or_else(installed)
+        .unwrap_or_else(|| panic!("{name} is not installed; on Debian: apt-get install {package}"))
+}
+
+/// The path of a program of a newer server than Debian's. `LOCKKEEPER_TEST_SERVERS` lists directories
+/// as `scripts/servers` prints them.
+///
+/// # Panics
+/// When there is no such directory.
+fn fetched(name: &str) -> Option<PathBuf> {
+    let list = std::env::var_os("LOCKKEEPER_TEST_SERVERS").unwrap_or_default();
+    let mut directories = std::env::split_paths(&list).filter(|dir| !dir.as_os_str().is_empty());
+    directories.find_map(|dir| {
+        assert!(dir.is_dir(), "LOCKKEEPER_TEST_SERVERS: there is no directory {}", dir.display());
+        Some(dir.join(name)).filter(|path| path.is_file())
+    })
 }
 
 /// Runs a program to its end and returns what it printed.

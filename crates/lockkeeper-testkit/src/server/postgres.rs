@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::database::{DatabaseServer, Dialect};
-use super::program;
+use super::{fetched, program};
 
 /// A PostgreSQL server. Its superuser is `postgres`, and needs no password from this machine.
 pub type Postgres = DatabaseServer<PostgresDialect>;
@@ -76,12 +76,13 @@ impl Dialect for PostgresDialect {
     }
 }
 
-/// A program of the newest version that is installed. Debian keeps each version in a directory.
+/// A program that was fetched, or of the newest version that is installed. Debian keeps the programs of
+/// each version in a directory.
 fn binary(name: &str) -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let versions = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    match versions.max() {
-        Some(newest) => format!("/usr/lib/postgresql/{newest}/bin/{name}").into(),
-        None => program(name, "postgresql"),
+    match (fetched(name), versions.max()) {
+        (None, Some(newest)) => format!("/usr/lib/postgresql/{newest}/bin/{name}").into(),
+        _ => program(name, "postgresql"),
     }
 }

@@ -39,8 +39,8 @@ use crate::proxy::{Proxy, Way};
 pub use judgement::Judgement;
 pub(crate) use process::main;
 
-/// How long a storm rages unless `LOCKKEEPER_STORM_SECONDS` says otherwise.
-const SHORT: Duration = Duration::from_secs(15);
+/// How long a storm rages unless `LOCKKEEPER_STORM_SECONDS` says otherwise, as `scripts/test` does.
+const SHORT: Duration = Duration::from_secs(5);
 
 /// How long the slowest machine may take until everybody was let in again, once nothing fails any more.
 const RECOVERY: Duration = Duration::from_secs(90);
