@@ -390,7 +390,7 @@ async fn locks_of_every_kind_survive_a_slot_that_moves() {
     }
 }
 
-/// A plain mutex is for whoever comes first, and the next task of the same client always is, unless that
+/// A plain mutex goes to the first client that asks, which is always the next task of the same client, unless that
 /// client pauses for those who are further away.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_never_idle_lets_a_distant_one_in() {

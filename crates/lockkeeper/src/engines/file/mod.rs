@@ -2,7 +2,7 @@
 //!
 //! A lock file is a line of claims. Each claim writes a record with its number and keeps a byte of
 //! that number locked for as long as it lives; the kernel frees the byte when the process dies, however
-//! it dies. Who is in is decided by the [one rule](crate::core::admission) over the records whose bytes are locked,
+//! it dies. The [admission rule](crate::core::admission) over the records whose bytes are locked decides who holds,
 //! and a claim that has to wait sleeps in the kernel on the byte of the one before it.
 //!
 //! Easy to get wrong: byte numbers are never used twice, so a late watcher of a dead claim's byte
