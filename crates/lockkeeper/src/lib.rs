@@ -93,6 +93,9 @@
 //! looking at the clock and writing. The resource has to refuse fences lower than one it has seen,
 //! as [`Fenced`] does for data in memory.
 
+// Badges that name the feature of each engine, on docs.rs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod blocking;
 mod client;
 mod core;

@@ -246,7 +246,7 @@ mod tests {
         let fence = Fence::new(u64::MAX);
         assert_eq!(fence.to_string().parse(), Ok(fence));
         assert_eq!(Fence::from(u64::from(fence)), fence);
-        assert!(i64::try_from(fence).is_err() && Fence::try_from(-1).is_err());
+        assert!(i64::try_from(fence).is_err() && Fence::try_from(-1_i64).is_err());
         assert_eq!(i64::try_from(Fence::new(7)), Ok(7));
         assert!("".parse::<Fence>().is_err() && "-1".parse::<Fence>().is_err());
     }
