@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use zookeeper_client as zk;
 
-use super::ZooKeeperHeld;
 use super::error::{ends_session, failed};
-use super::queue_node::ANY_VERSION;
+use super::held::ZooKeeperHeld;
+use super::nodes::ANY_VERSION;
 use super::session::{PACKET, Session};
 use crate::core::clock::Moment;
 use crate::engine::{Lease, Renewal};
@@ -23,9 +23,9 @@ pub(super) async fn renew(leases: &[Lease], asked: Moment) -> Result<Vec<Renewal
         holds.filter_map(|(n, held)| Some((n, held?))).collect();
     // Nearly always one session; two shortly after one expired.
     while let Some((_, first)) = open.first() {
-        let session = first.session.clone();
+        let session = first.node.session.clone();
         let (ours, others) =
-            open.into_iter().partition(|(_, held)| Arc::ptr_eq(&held.session, &session));
+            open.into_iter().partition(|(_, held)| Arc::ptr_eq(&held.node.session, &session));
         open = others;
         if session.is_over() {
             continue;

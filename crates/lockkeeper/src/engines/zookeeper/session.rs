@@ -11,7 +11,6 @@ use tokio::time::{sleep, timeout};
 use zookeeper_client as zk;
 
 use super::error::{NAME, failed};
-use super::layout::{Node, line};
 use super::settings::Settings;
 use crate::core::acquire::CALL_LIMIT;
 use crate::core::clock::{Clock, Moment};
@@ -87,24 +86,6 @@ impl Session {
 
     fn heard(&self) -> MutexGuard<'_, VecDeque<Event>> {
         self.heard.lock().expect("nothing panics under this lock")
-    }
-
-    /// Who is in line in a directory, which may not be there.
-    pub(super) async fn line(&self, dir: &str) -> Result<Vec<Node>> {
-        match self.zk.list_children(dir).await {
-            Ok(children) => Ok(line(&children)),
-            Err(zk::Error::NoNode) => Ok(Vec::new()),
-            Err(error) => Err(failed(format!("look at {dir:?}"))(error)),
-        }
-    }
-
-    /// The transaction that made a node, which may be gone. The request leaves now.
-    pub(super) fn created(
-        &self,
-        path: &str,
-    ) -> impl Future<Output = Result<Option<i64>>> + Send + use<> {
-        let (stat, doing) = (self.zk.check_stat(path), format!("look at {path:?}"));
-        async move { Ok(stat.await.map_err(failed(doing))?.map(|stat| stat.czxid)) }
     }
 
     /// Whether it expired or was closed.
