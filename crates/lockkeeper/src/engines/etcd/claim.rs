@@ -45,7 +45,7 @@ pub(super) struct EtcdQueue {
     /// The create revision of our entry; `None` only when an answer said that there is none.
     pub(super) entry: Option<i64>,
     /// The permits that are certainly ours.
-    slots: Vec<u32>,
+    pub(super) slots: Vec<u32>,
     held: bool,
     /// Whether a request that could make an entry may still be on its way.
     in_doubt: bool,
@@ -227,7 +227,7 @@ impl Queue for EtcdQueue {
             false => Released::AlreadyGone,
         };
         let spare = self.lease.take().filter(|_| !self.in_doubt);
-        // Whoever took our entry away may have left something that belongs to it.
+        // If somebody took our entry away, something that belongs to it may be left.
         if let Some(spare) = spare
             && (!was_there || !shared.leases.give_back(spare))
         {
@@ -301,5 +301,50 @@ impl EtcdQueue {
             since: lease.alive.expect("a lease that was looked at is alive"),
             held: Arc::new(held),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_testkit::server::etcd::Servers;
+    use tokio::task::spawn_blocking;
+
+    use super::super::{inspect, open};
+    use super::*;
+    use crate::core::clock::Clock;
+    use crate::engine::{Claim, Query};
+    use crate::key::Key;
+    use crate::owner::Token;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_claim_that_was_too_late_for_a_slot_leaves_it_to_its_holder() {
+        let servers = spawn_blocking(|| Servers::start(1)).await.expect("a server can be started");
+        let shared = open(servers.url("").parse().unwrap()).await.unwrap().shared;
+        let key = Key::new("key").unwrap();
+        let claim = || {
+            let request = Request {
+                key: key.clone(),
+                token: Token::fresh(),
+                owner: None,
+                mode: Mode::Permits { take: 1, limit: 2 },
+                ttl: Duration::from_secs(30),
+                fixed: false,
+                fair: false,
+                queue: true,
+                note: None,
+            };
+            EtcdClaim::new(shared.clone(), request)
+        };
+        let now = Clock::System.now();
+        let (mut late, mut quick) = (claim(), claim());
+        let Entered::Queued(view) = late.queue.enter(now).await.unwrap() else {
+            panic!("nobody else is in the queue")
+        };
+        let grant = quick.attempt(now).await.unwrap().expect("there is room for two");
+        // It saw the same slot free.
+        assert!(late.queue.confirm(view, now).await.unwrap().is_none());
+        late.release().await.unwrap();
+        let seen = inspect::inspect(&shared, &Query::Key(key)).await.unwrap();
+        assert_eq!(seen[0].holders[0].slots, grant.slots);
     }
 }

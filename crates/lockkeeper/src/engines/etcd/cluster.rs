@@ -1,7 +1,7 @@
 //! The members of a cluster: one is talked to, the others are there for when it does not answer.
 //!
 //! Every request that we make may run twice without harm, so one that got no answer is sent to the next
-//! member. Whoever asks learns that this happened: a request without an answer may still run, later.
+//! member. The caller learns that this happened: a request without an answer may still run, later.
 
 use std::fmt;
 use std::future::Future;

@@ -155,7 +155,9 @@ impl EtcdQueue {
         Ok(queue_of(&self.shared.names, &self.request.key, found.kvs()))
     }
 
+    /// A new entry, which has no permits yet.
     fn put_entry(&mut self, name: Vec<u8>, lease: i64) -> TxnOp {
+        self.slots.clear();
         self.record.since = Some(SystemTime::now());
         TxnOp::put(name, self.record.text(), Some(PutOptions::new().with_lease(lease)))
     }

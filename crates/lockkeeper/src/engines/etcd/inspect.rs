@@ -1,4 +1,4 @@
-//! Who holds and who waits, and taking a lock away.
+//! Holders and waiters, and what an operator can do about them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::key::Key;
 /// How many keys are read at once.
 const PAGE: i64 = 1000;
 
-/// How often holders are looked for who are to be asked, when others come and go meanwhile.
+/// How often holders are asked again to give way when the queue changed meanwhile.
 const TRIES: usize = 5;
 
 pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapshot>> {
@@ -50,7 +50,7 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
     Ok(snapshots)
 }
 
-/// Deletes the entries of those who hold, if they are still the same ones.
+/// Deletes the entries of all holders, if they are still the same ones.
 pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
     let queue = read_queue(shared, key).await?;
     refuse_data(key, &queue)?;
@@ -69,13 +69,13 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>>
     Ok(broken)
 }
 
-/// Marks the entries of those who hold, for them to see. Those who do not watch cannot be asked.
+/// Marks the entries of all holders, which they watch. Other clients do not, and cannot be asked.
 pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
     let mut asked = Vec::new();
     for _ in 0..TRIES {
         let queue = read_queue(shared, key).await?;
         let holders = snapshot(shared, key.clone(), &queue).await?.holders;
-        // Only we say who we are.
+        // Other clients do not say who they are.
         if !holders.is_empty() && holders.iter().all(|holder| holder.who.is_none()) {
             return Err(Error::Unsupported {
                 engine: NAME,
@@ -137,7 +137,7 @@ async fn read_range(shared: &Shared, (mut start, end): Range) -> Result<Vec<KeyV
     }
 }
 
-/// Sorts a queue into those who hold and those who wait. All who hold are ahead of all who wait.
+/// Sorts a queue into holders and waiters. All holders are ahead of all waiters.
 async fn snapshot(shared: &Shared, key: Key, queue: &[QueueEntry]) -> Result<Snapshot> {
     let mode = queue.first().map_or(Mode::Mutex, QueueEntry::mode);
     let beside = match mode {

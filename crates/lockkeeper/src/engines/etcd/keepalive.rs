@@ -39,7 +39,7 @@ struct Stream {
     reader: AbortHandle,
 }
 
-/// Who waits for an answer about which lease. The answers about one lease come in order.
+/// The callers that wait for an answer about each lease. The answers about one lease come in order.
 #[derive(Debug, Default)]
 struct Asked {
     /// `None` once the stream has ended.
@@ -173,7 +173,7 @@ impl Asked {
         }
         drop(asked);
         if let Some(reply) = reply {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             let _ = reply.send(ttl);
         }
     }

@@ -122,7 +122,7 @@ impl BorrowedLease {
     }
 }
 
-/// An id that nobody else has: whoever finds it taken may take the lease for its own.
+/// An id that nobody else has: a lease that exists under it is ours.
 fn random_id() -> i64 {
     let mut random = [0; 8];
     getrandom::fill(&mut random).expect("the operating system gives random bits");

@@ -43,7 +43,7 @@ use crate::error::Result;
 use crate::key::Key;
 
 pub(crate) const ENGINE: Registration = Registration {
-    open: |endpoint| Box::pin(open(endpoint)),
+    open: |endpoint| Box::pin(async { Ok(Arc::new(open(endpoint).await?) as Arc<dyn Engine>) }),
     guarantees: |endpoint| Settings::read(endpoint).map(|_| GUARANTEES),
     ways: &["etcd://h1,h2,h3"],
 };
@@ -88,7 +88,7 @@ struct Shared {
 }
 
 /// Opens `etcd://h1,h2,h3` or, with TLS, `etcds://`, and makes sure that a member answers.
-async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
+async fn open(endpoint: Endpoint) -> Result<Etcd> {
     let settings = Settings::read(&endpoint)?;
     let cluster = Arc::new(Cluster::new(settings.addresses, settings.connect));
     let names = KeyNames::new(settings.prefix);
@@ -101,7 +101,7 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
         keepalive: KeepAlive::default(),
         bare_password: settings.bare_password,
     };
-    Ok(Arc::new(Etcd { shared: Arc::new(shared) }))
+    Ok(Etcd { shared: Arc::new(shared) })
 }
 
 /// Reads a key of ours, which the least of our users may do; the status of a member is for root.

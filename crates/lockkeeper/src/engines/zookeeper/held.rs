@@ -40,7 +40,7 @@ impl ZooKeeperHeld {
     async fn watch(self) -> Loss {
         let expired = || Loss::Disconnected("its session expired".to_owned());
         let OwnNode { session, path, .. } = &self.node;
-        // Unless somebody else wrote there, who asks us to give way.
+        // Not over what an operator wrote there to ask us to give way.
         if let Some(record) = self.record
             && let Err(error) = session.zk.set_data(path, &record, Some(0)).await
         {

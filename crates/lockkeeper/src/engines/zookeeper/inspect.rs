@@ -1,4 +1,4 @@
-//! Who holds and who waits, and what an operator can do about it.
+//! Holders and waiters, and what an operator can do about them.
 
 use zookeeper_client as zk;
 
@@ -35,7 +35,7 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
     Ok(snapshots)
 }
 
-/// Deletes the nodes of everyone who holds a key.
+/// Deletes the nodes of all holders of a key.
 pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
     let session = shared.sessions.get().await?;
     let seen = look(shared, &session, std::slice::from_ref(key)).await?;
@@ -56,20 +56,20 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>>
     Ok(broken)
 }
 
-/// Marks the nodes of everyone who holds a key, for them to see.
+/// Marks the nodes of all holders of a key, which they watch.
 pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
     let session = shared.sessions.get().await?;
     let seen = look(shared, &session, std::slice::from_ref(key)).await?;
-    let mut told = Vec::new();
+    let mut asked = Vec::new();
     for entry in seen.into_iter().flat_map(|seen| seen.holders) {
         // The first node of a grant is the one that its holder watches.
         match session.zk.set_data(&entry.paths[0], REVOKE, None).await {
-            Ok(_) => told.push(entry.entry),
+            Ok(_) => asked.push(entry.entry),
             Err(zk::Error::NoNode) => {}
             Err(error) => return Err(failed(format!("ask for {key:?}"))(error)),
         }
     }
-    Ok(told)
+    Ok(asked)
 }
 
 /// A lock as it was seen.

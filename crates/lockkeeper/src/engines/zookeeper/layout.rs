@@ -2,7 +2,7 @@
 //!
 //! Node names are Curator's: `_c_<uuid>-lock-<sequence>`, and `__READ__` and `__WRIT__` for a read-write
 //! lock. The sequence is a signed 32-bit counter that wraps around and restarts with a new parent, so it
-//! orders those who are in a queue together, and is never a fence.
+//! orders the nodes that are in a queue together, and is never a fence.
 //!
 //! The data says who holds or waits, why, and for a semaphore how many permits. Other clients that share
 //! the lock write their address or nothing, which is shown as it is.
@@ -16,10 +16,10 @@ use crate::engine::{Entry, Fence, Mode, Request};
 use crate::key::Key;
 use crate::owner::whoami;
 
-/// The queue of those who wait for permits of a semaphore.
+/// The directory of the queue before a semaphore.
 pub(super) const LOCKS: &str = "locks";
 
-/// The permits that are taken.
+/// The directory of its permits that are taken.
 pub(super) const LEASES: &str = "leases";
 
 /// The data of a node whose holder is asked to give way, as Curator writes it.
@@ -74,7 +74,7 @@ impl Kind {
         }
     }
 
-    /// Whether those who made such nodes see each other.
+    /// Whether clients that make such nodes see each other.
     pub(super) fn mixes(self, other: Kind) -> bool {
         let kazoo = [self, other].contains(&Kind::KazooRead);
         (self == Kind::Mutex) == (other == Kind::Mutex) && !kazoo
@@ -111,7 +111,7 @@ impl Node {
             if !(head.is_empty() || head.ends_with('-') || kazoo) {
                 return None;
             }
-            // Ten places, of which one is the sign once the counter has wrapped around.
+            // Ten digits, of which one is the sign once the counter has wrapped around.
             let sequence = tail.parse().ok().filter(|n: &i32| format!("{n:010}") == tail)?;
             Some(Self { name: name.to_owned(), kind: *kind, sequence })
         };
@@ -174,7 +174,7 @@ pub(super) fn new_id() -> String {
 
 /// A key as one path segment, so that lock `a` is no parent of lock `a/b`.
 ///
-/// `top` says that it stands at the top of the tree, where one name is taken.
+/// `top` says that it is at the top of the tree, where one name is taken.
 pub(super) fn encode(key: &Key, top: bool) -> String {
     let key = key.as_str();
     let taken = matches!(key, "." | "..") || (top && key == "zookeeper");
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!((encoded("..", false), encoded(".a", false)), ("%2E.".into(), ".a".into()));
         assert_eq!(encoded("zookeeper", true), "%7Aookeeper");
         assert_eq!(encoded("zookeeper", false), "zookeeper");
-        // What nobody of us wrote is nobody's key.
+        // What `encode` did not write is no key.
         assert_eq!(decode("%61", false), None);
         assert_eq!(decode("%zz", false), None);
     }

@@ -35,7 +35,7 @@ impl Session {
     }
 
     /// As [`list`](Session::list), by a server that knows what was done before: an outdated one would show
-    /// those who left already.
+    /// nodes that are gone already.
     pub(super) async fn list_current(&self, dir: &str) -> Result<Vec<String>> {
         let sync = self.zk.sync(dir);
         let list = self.list(dir);

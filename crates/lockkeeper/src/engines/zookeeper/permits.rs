@@ -14,8 +14,8 @@ use super::session::Session;
 use crate::engine::{Fence, Released, Request};
 use crate::error::{Error, Result};
 
-/// How much of a request creations may take. Servers cut whoever sends more than `jute.maxbuffer`, which is
-/// 1 MB unless it is set.
+/// How much of a request creations may take. Servers disconnect a client that sends more than
+/// `jute.maxbuffer`, 1 MB by default.
 const CREATIONS: usize = 1_000_000;
 
 /// What a creation takes beside its path and its data.

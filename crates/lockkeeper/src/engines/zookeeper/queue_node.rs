@@ -227,7 +227,7 @@ impl QueueNode {
         };
         if other {
             if let State::Present(own) = &self.state {
-                // Or will take it soon: we need not wait for our own ghost. The request leaves now.
+                // Or will take it soon: we do not wait for our own leftover. The request leaves now.
                 drop(session.zk.delete(&own.path, None));
             }
             self.start_over();

@@ -62,7 +62,7 @@ pub(super) struct Seen {
 /// A node that makes the lock something else than was asked for.
 pub(super) enum OtherKind {
     None,
-    /// It came after one of us, and leaves again. Whoever came after it waits for that.
+    /// It came after one of ours, and leaves again. A claim that came after it waits for that.
     Leaving {
         path: String,
         created: i64,
@@ -190,8 +190,8 @@ impl Queue for SemaphoreQueue {
 impl SemaphoreQueue {
     /// Before it makes a node: whether a single try would have to wait.
     ///
-    /// Every claim looks first, so that it is not in the way of those who take the lock for something
-    /// else: there is no order between their queue and this one.
+    /// Every claim looks first, so that it is not in the way of claims of another kind: there is no
+    /// order between their queue and this one.
     async fn is_busy(&mut self, session: &Session) -> Result<bool> {
         let seen = self.look(session).await?;
         if let OtherKind::Is(_) = self.other_kind(session, &seen).await? {
@@ -215,7 +215,7 @@ impl SemaphoreQueue {
 
     /// Everything that is there of the lock. All questions leave at once.
     async fn look(&self, session: &Session) -> Result<Seen> {
-        // Without a write of our own before it, an outdated server would show those who left already.
+        // Without a write of our own before it, an outdated server would show nodes that are gone.
         let sync = session.zk.sync(&self.base);
         let base = session.list(&self.base);
         let waiting = session.list(self.node.dir());
@@ -249,7 +249,7 @@ impl SemaphoreQueue {
         };
         let ours = [oldest(self.node.dir(), &seen.queue), oldest(self.permits.dir(), &seen.leases)];
         data.await?;
-        // One that is gone may have hidden others: whoever waits for it looks again at once.
+        // One that is gone may have hidden others: a claim that waits for it looks again at once.
         let Some(created) = created.await? else {
             return Ok(OtherKind::Leaving { path, created: 0 });
         };
@@ -283,7 +283,7 @@ impl SemaphoreQueue {
 
     /// Refuses permits that are data of something else, and would never come free.
     async fn refuse_data_among(&mut self, session: &Session, leases: &[Node]) -> Result<()> {
-        // A request for each is a lot for one who looks again at every change.
+        // Once: a request for each is a lot for a claim that looks again at every change.
         if !self.full_before {
             session.refuse_data_in(&self.request.key, self.permits.dir(), leases).await?;
             self.full_before = true;
