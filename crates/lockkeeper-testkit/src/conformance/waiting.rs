@@ -34,7 +34,7 @@ pub(super) async fn waiting_ends_with_the_time_or_with_the_lock(store: Store) {
     for client in [&a, &b] {
         let started = Instant::now();
         match client.mutex("key").acquire_within(limit).await {
-            Err(Error::Timeout { key, waited }) => {
+            Err(Error::Timeout { key, waited, .. }) => {
                 assert_eq!((key.as_str(), waited), ("key", limit));
             }
             other => panic!("it should be busy: {other:?}"),
@@ -62,6 +62,7 @@ pub(super) async fn clients_are_served_in_order_where_promised(store: Store) {
             store.does(Support::No(reason), |client| client.mutex("refused").fair()).await;
             return;
         }
+        other => panic!("no case knows the order {other}"),
     };
     let first = store.client().await;
     let guard = fair(first.mutex("key")).acquire().await.unwrap();

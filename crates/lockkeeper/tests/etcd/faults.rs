@@ -243,17 +243,7 @@ async fn a_lock_that_was_waited_for_is_watched_over_as_well() {
 async fn claim(servers: &Servers) -> Box<dyn Claim> {
     let endpoint = Endpoint::parse(&servers.url("")).unwrap();
     let engine = lockkeeper::engines::open(endpoint).await.unwrap();
-    engine.claim(Request {
-        key: Key::new("key").unwrap(),
-        token: Token::fresh(),
-        owner: None,
-        mode: Mode::Mutex,
-        ttl: LONG,
-        fixed: false,
-        fair: false,
-        queue: true,
-        note: None,
-    })
+    engine.claim(Request::new(Key::new("key").unwrap(), Token::fresh(), Mode::Mutex, LONG))
 }
 
 #[tokio::test(flavor = "multi_thread")]

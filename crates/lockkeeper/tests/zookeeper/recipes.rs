@@ -35,17 +35,8 @@ async fn open(servers: &Ensemble, root: &str) -> Arc<dyn Engine> {
 }
 
 fn claim(engine: &Arc<dyn Engine>, key: &str) -> Box<dyn Claim> {
-    engine.claim(Request {
-        key: Key::new(key).unwrap(),
-        token: Token::fresh(),
-        owner: None,
-        mode: Mode::Mutex,
-        ttl: Duration::from_secs(30),
-        fixed: false,
-        fair: false,
-        queue: true,
-        note: None,
-    })
+    let (key, ttl) = (Key::new(key).unwrap(), Duration::from_secs(30));
+    engine.claim(Request::new(key, Token::fresh(), Mode::Mutex, ttl))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -82,7 +82,7 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
     endpoint.options().finish()?;
     let name = endpoint.expose().path();
     if endpoint.expose().has_host() {
-        return Err(Error::Config(
+        return Err(Error::Url(
             "memory: has no host; write memory: or memory:NAME to share a store inside a process"
                 .to_owned(),
         ));

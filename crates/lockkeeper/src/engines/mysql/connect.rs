@@ -40,7 +40,7 @@ pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
     let mut settings = Settings::of(endpoint, endpoint.options(), &strategies, &native)?;
     let url = endpoint.expose();
     if url.path().trim_matches('/').is_empty() {
-        return Err(Error::Config(
+        return Err(Error::Url(
             "mysql: the URL names no database; write mysql://user@host/database".to_owned(),
         ));
     }
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_password_that_needs_encryption_is_said_to_need_it() {
         let said = "RSA auth backend disabled; enable feature `mysql-rsa` or use TLS.";
-        let error = sqlx::Error::Configuration(said.into());
+        let error = sqlx::Error::Urluration(said.into());
         let error = sql::failed::<MySqlConnection>(error, "connect");
         let told = error.to_string();
         assert!(told.contains("caching_sha2_password") && told.contains("ssl-mode"), "{told}");

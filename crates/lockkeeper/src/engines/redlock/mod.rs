@@ -133,7 +133,7 @@ impl Redlock {
     /// Connects to the servers that a URL names. A majority has to be there.
     ///
     /// # Errors
-    /// [`Error::Config`] for a URL that is not understood, [`Error::Engine`] when too few answer.
+    /// [`Error::Url`] for a URL that is not understood, [`Error::Engine`] when too few answer.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
         let (nodes, settings) = settings::read(endpoint)?;
         let nodes: Vec<_> = nodes.into_iter().map(Arc::new).collect();
