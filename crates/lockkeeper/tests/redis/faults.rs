@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{Client, Error, Guard, Lock, Loss, Owner, Release};
 use lockkeeper_testkit::server::eventually;
-use lockkeeper_testkit::server::redis::{Cluster, DURABLE, Sentinels, Server, VOLATILE};
+use lockkeeper_testkit::server::redis::{Cluster, DURABLE, Server, VOLATILE};
 use tokio::time::timeout;
 
-use crate::load::{Load, SOON, acquire, connect, through_trouble};
+use crate::load::{Load, SOON, acquire, connect};
 
 async fn lost(guard: &Guard, within: Duration) -> Loss {
     timeout(within, guard.lost()).await.unwrap_or_else(|_| panic!("not told within {within:?}"))

@@ -75,7 +75,7 @@ impl Game {
         let shares = match mode {
             Mode::Read => true,
             Mode::Permits { .. } => false,
-            Mode::Mutex | Mode::Write => again,
+            _ => again,
         };
         match shares && self.last > Fence::default() {
             true => assert_eq!(grant.fence, self.last, "place {at} of {:?}", self.line),

@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_password_that_needs_encryption_is_said_to_need_it() {
         let said = "RSA auth backend disabled; enable feature `mysql-rsa` or use TLS.";
-        let error = sqlx::Error::Urluration(said.into());
+        let error = sqlx::Error::Configuration(said.into());
         let error = sql::failed::<MySqlConnection>(error, "connect");
         let told = error.to_string();
         assert!(told.contains("caching_sha2_password") && told.contains("ssl-mode"), "{told}");

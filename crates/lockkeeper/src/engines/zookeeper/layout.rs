@@ -360,7 +360,8 @@ mod tests {
             }
             let mut children = ordered.clone();
             fastrand::Rng::with_seed(seed).shuffle(&mut children);
-            prop_assert_eq!(names(&queue(&children)), ordered);
+            let queue = queue(&children);
+            prop_assert_eq!(names(&queue), ordered);
         }
 
         #[test]
