@@ -63,12 +63,12 @@ pub(crate) enum Wake {
     Again(Guard),
 }
 
-/// A ticket in line or at the gate; dropping it gives the ticket up.
+/// A place in the queue or at the gate; dropping it leaves.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     inner: Arc<Inner>,
     key: Key,
-    /// `None` for a single try beside someone at the gate: it is not in line at all.
+    /// `None` for a single try beside someone at the gate: it is not in the queue at all.
     id: Option<usize>,
 }
 

@@ -20,6 +20,8 @@ pub mod memory;
 pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(any(feature = "zookeeper", feature = "etcd"))]
+mod queued;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "redis")]

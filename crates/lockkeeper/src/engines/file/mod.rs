@@ -12,6 +12,8 @@ mod claim;
 mod directory;
 mod doctor;
 mod epoch;
+mod file_name;
+mod identity;
 mod inspect;
 mod ofd_lock;
 mod opened;

@@ -20,6 +20,7 @@ use crate::engines::endpoint::Endpoint;
 use crate::error::Result;
 use crate::key::Key;
 
+pub(super) mod answer;
 mod batch;
 pub(super) mod claim;
 mod cluster;

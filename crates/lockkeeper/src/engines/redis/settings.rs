@@ -70,7 +70,7 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
         return Err(Error::Url("option timeout must be at least 10ms".to_owned()));
     }
     let tls = if family == "rediss" { Some(tls(&mut options)?) } else { None };
-    let mut manner = ConnectOptions { user, password, database: 0, tls, timeout };
+    let mut connect_options = ConnectOptions { user, password, database: 0, tls, timeout };
     let hosts = |port: u16| -> Vec<(String, u16)> {
         let hosts = endpoint.hosts();
         let hosts = hosts.into_iter().map(|(host, own)| (host, own.unwrap_or(port)));
@@ -86,11 +86,15 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
                     "{family}: takes one host; several are {family}+sentinel: or {family}+cluster:"
                 ))
             })?;
-            manner.database = database(&path)?;
-            Topology::One(Arc::new(Connection::new(Connector::server(&host, port, &manner))))
+            connect_options.database = database(&path)?;
+            Topology::One(Arc::new(Connection::new(Connector::server(
+                &host,
+                port,
+                &connect_options,
+            ))))
         }
         "unix" => {
-            manner.database = number(&mut options, "db")?.unwrap_or(0).into();
+            connect_options.database = number(&mut options, "db")?.unwrap_or(0).into();
             let path = decode(url.path())?;
             if path.is_empty() || url.has_host() && url.host_str() != Some("") {
                 return Err(Error::Url(
@@ -98,7 +102,7 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
                         .to_owned(),
                 ));
             }
-            Topology::One(Arc::new(Connection::new(Connector::unix(&path, manner))))
+            Topology::One(Arc::new(Connection::new(Connector::unix(&path, connect_options))))
         }
         "sentinel" => {
             let (master, number) = path.split_once('/').unwrap_or((&path, ""));
@@ -107,25 +111,25 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
                     "{family}+sentinel: needs the name of the master, as in {family}+sentinel://h1,h2,h3/mymaster"
                 )));
             }
-            manner.database = database(number)?;
+            connect_options.database = database(number)?;
             let asking = ConnectOptions {
                 user: options.take("sentinel_user")?,
                 password: self::password(&mut options, "sentinel_")?,
                 database: 0,
-                ..manner.clone()
+                ..connect_options.clone()
             };
             let sentinels = hosts(26379)
                 .iter()
                 .map(|(host, port)| Connector::server(host, *port, &asking))
                 .collect();
-            let dial = Connector::master(sentinels, master.to_owned(), manner);
+            let dial = Connector::master(sentinels, master.to_owned(), connect_options);
             Topology::One(Arc::new(Connection::new(dial)))
         }
         _ => {
             if database(&path)? != 0 {
                 return Err(Error::Url("a Redis Cluster has database 0 only".to_owned()));
             }
-            Topology::Cluster(Box::new(Cluster::new(hosts(6379), manner)))
+            Topology::Cluster(Box::new(Cluster::new(hosts(6379), connect_options)))
         }
     };
     options.finish()?;
