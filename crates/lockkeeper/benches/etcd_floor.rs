@@ -12,14 +12,46 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use etcd_client::{Compare, CompareOp, LockOptions, PutOptions, Txn, TxnOp};
 use lockkeeper::clock::Clock;
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{Mode, Request};
 use lockkeeper::{Client, Key, Token};
 use lockkeeper_testkit::server::etcd::Servers;
 
+// The engine's own transport, without the engine.
+#[allow(dead_code)]
+#[path = "../src/engines/etcd/client/mod.rs"]
+mod etcd;
+
+use etcd::{
+    Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse, RequestOp,
+    TxnRequest,
+};
+
 const ROUNDS: usize = 10;
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct LockRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    name: Vec<u8>,
+    #[prost(int64, tag = "2")]
+    lease: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct LockResponse {
+    #[prost(bytes = "vec", tag = "2")]
+    key: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct UnlockRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct UnlockResponse {}
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
@@ -27,37 +59,46 @@ type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 async fn main() -> Outcome {
     let servers = Servers::start(1);
     let address = servers[0].address().to_string();
-    let mut raw = etcd_client::Client::connect([&address], None).await?;
-    let lease = raw.lease_grant(60, None).await?.id();
+    let raw = etcd::Client::new(&format!("http://{address}"), &etcd::Access::default())?;
+    let lease = 1;
+    raw.clone().lease_grant(lease, 60).await?;
     let client = Client::connect(format!("etcd://{address}?prefix=floor/")).await?;
 
+    let put = move |key: &str| PutRequest { lease, ..PutRequest::new(key.into(), "") };
+    let delete = |key: &str| DeleteRangeRequest { key: key.into() };
     let again = raw.clone();
     let floor = move |key: String| {
-        let mut raw = again.clone();
+        let raw = again.clone();
         async move {
-            raw.put(key.clone(), "", Some(PutOptions::new().with_lease(lease))).await?;
-            raw.delete(key, None).await?;
+            let _: PutResponse = raw.call("/etcdserverpb.KV/Put", put(&key)).await?;
+            let _: DeleteRangeResponse =
+                raw.call("/etcdserverpb.KV/DeleteRange", delete(&key)).await?;
             Outcome::Ok(())
         }
     };
     let again = raw.clone();
     let service = move |key: String| {
-        let mut raw = again.clone();
+        let raw = again.clone();
         async move {
-            let held = raw.lock(key, Some(LockOptions::new().with_lease(lease))).await?;
-            raw.unlock(held.key()).await?;
+            let request = LockRequest { name: key.into(), lease };
+            let LockResponse { key } = raw.call("/v3lockpb.Lock/Lock", request).await?;
+            let _: UnlockResponse =
+                raw.call("/v3lockpb.Lock/Unlock", UnlockRequest { key }).await?;
             Outcome::Ok(())
         }
     };
     let again = raw.clone();
     let conditional = move |key: String| {
-        let mut raw = again.clone();
+        let raw = again.clone();
         async move {
-            let is = |op| Compare::create_revision(key.clone(), op, 0);
-            let put = TxnOp::put(key.clone(), "", Some(PutOptions::new().with_lease(lease)));
-            raw.txn(Txn::new().when([is(CompareOp::Equal)]).and_then([put])).await?;
-            let delete = TxnOp::delete(key.clone(), None);
-            raw.txn(Txn::new().when([is(CompareOp::Greater)]).and_then([delete])).await?;
+            let absent = Compare::created(key.clone().into(), 0);
+            let put = raw
+                .clone()
+                .txn(TxnRequest::when([absent], vec![RequestOp::put(put(&key))]))
+                .await?;
+            let ours = put.header.map_or(0, |header| header.revision);
+            let ours = Compare::created(key.clone().into(), ours);
+            raw.txn(TxnRequest::when([ours], vec![RequestOp::delete(key.into())])).await?;
             Outcome::Ok(())
         }
     };

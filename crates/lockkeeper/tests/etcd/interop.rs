@@ -1,10 +1,9 @@
 //! Lines that are shared with etcd's own clients.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use etcd_client::{LockOptions, PutOptions};
 use lockkeeper::engine::{Mode, Severity};
 use lockkeeper::{Backoff, Client, Error};
 use tokio::time::Instant;
@@ -89,14 +88,54 @@ async fn etcdctl_and_we_stand_in_one_line_and_are_served_in_order() {
     guard.release().await.unwrap();
 }
 
+/// A lease of so many seconds.
+fn lease(servers: &Servers, seconds: u32) -> i64 {
+    let said = servers.ctl(&["lease", "grant", &seconds.to_string()]);
+    let id = said.split(' ').nth(1).unwrap_or_else(|| panic!("no lease: {said}"));
+    i64::from_str_radix(id, 16).unwrap()
+}
+
+/// The lock service inside the server, by its gateway for those who speak JSON.
+struct LockService {
+    address: String,
+    lease: i64,
+}
+
+impl LockService {
+    /// Takes the lock `key`, and says under which name it is held.
+    fn lock(&self) -> String {
+        // The name in base 64.
+        let answer = self.post("lock", &format!(r#"{{"name":"a2V5","lease":{}}}"#, self.lease));
+        let held = answer.split(r#""key":""#).nth(1).and_then(|rest| rest.split('"').next());
+        held.unwrap_or_else(|| panic!("no lock: {answer}")).to_owned()
+    }
+
+    fn unlock(&self, held: &str) {
+        self.post("unlock", &format!(r#"{{"key":"{held}"}}"#));
+    }
+
+    fn post(&self, call: &str, body: &str) -> String {
+        let mut stream = std::net::TcpStream::connect(&self.address).unwrap();
+        let (address, length) = (&self.address, body.len());
+        write!(
+            stream,
+            "POST /v3/lock/{call} HTTP/1.0\r\nHost: {address}\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains(" 200 "), "{answer}");
+        answer
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lock_service_of_the_server_and_we_exclude_each_other() {
     let servers = Servers::start(1);
     let client = Client::connect(servers.url("")).await.unwrap();
-    let mut raw =
-        etcd_client::Client::connect([servers[0].address().to_string()], None).await.unwrap();
-    let lease = raw.lease_grant(20, None).await.unwrap().id();
-    let held = raw.lock("key", Some(LockOptions::new().with_lease(lease))).await.unwrap();
+    let service =
+        LockService { address: servers[0].address().to_string(), lease: lease(&servers, 20) };
+    let held = service.lock();
     assert!(client.mutex("key").try_acquire().await.unwrap().is_none());
     // A lock of another kind is refused, not let in.
     for refused in
@@ -106,16 +145,13 @@ async fn the_lock_service_of_the_server_and_we_exclude_each_other() {
     }
     let ours = tokio::spawn(client.mutex("key").acquire());
     until_waiting(&client, "key", 1).await;
-    raw.unlock(held.key()).await.unwrap();
+    service.unlock(&held);
     let guard = ours.await.unwrap().unwrap();
-    let theirs = tokio::spawn(async move {
-        let options = LockOptions::new().with_lease(lease);
-        raw.lock("key", Some(options)).await.map(|_| ())
-    });
+    let theirs = tokio::task::spawn_blocking(move || service.lock());
     until_waiting(&client, "key", 1).await;
     assert!(!theirs.is_finished());
     guard.release().await.unwrap();
-    theirs.await.unwrap().unwrap();
+    theirs.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,12 +161,9 @@ async fn a_name_does_not_wait_for_names_nested_in_it_nor_for_data_beside_it() {
         Client::connect(servers.url("")).await.unwrap(),
         Client::connect(servers.url("")).await.unwrap(),
     );
-    let mut raw =
-        etcd_client::Client::connect([servers[0].address().to_string()], None).await.unwrap();
-    raw.put("a/data", "not a lock", None).await.unwrap();
-    let lease = raw.lease_grant(60, None).await.unwrap().id();
-    let leased = Some(PutOptions::new().with_lease(lease));
-    raw.put("a/leased-data", "not a lock either", leased).await.unwrap();
+    servers.ctl(&["put", "a/data", "not a lock"]);
+    let leased = format!("--lease={:x}", lease(&servers, 60));
+    servers.ctl(&["put", &leased, "a/leased-data", "not a lock either"]);
     let nested = b.mutex("a/b").acquire().await.unwrap();
     // All ways in: at once, as a try, and after a wait.
     let guard = a.mutex("a").acquire().await.unwrap();
@@ -153,11 +186,12 @@ async fn data_that_is_named_like_a_place_is_no_lock_and_is_left_alone() {
         Client::connect(servers.url("")).await.unwrap(),
         Client::connect(servers.url("")).await.unwrap(),
     );
-    let mut raw =
-        etcd_client::Client::connect([servers[0].address().to_string()], None).await.unwrap();
-    let lease = raw.lease_grant(600, None).await.unwrap().id();
-    let leased = || Some(PutOptions::new().with_lease(lease));
-    raw.put(format!("web/{lease:x}"), "10.0.0.1:80", leased()).await.unwrap();
+    let lease = lease(&servers, 600);
+    let register = |name: &str| {
+        let (leased, key) = (format!("--lease={lease:x}"), format!("{name}/{lease:x}"));
+        servers.ctl(&["put", &leased, &key, "10.0.0.1:80"]);
+    };
+    register("web");
     for lock in [a.mutex("web"), a.read("web"), a.write("web"), a.semaphore("web", 2)] {
         let tried = lock.clone().try_acquire().await;
         assert!(matches!(tried, Err(Error::Conflict { .. })), "{tried:?}");
@@ -170,7 +204,7 @@ async fn data_that_is_named_like_a_place_is_no_lock_and_is_left_alone() {
     assert!(matches!(broken, Err(Error::Conflict { .. })), "{broken:?}");
     // Behind a lock it is nothing to the one who holds, and refused to those who come later.
     let guard = a.mutex("shop").acquire().await.unwrap();
-    raw.put(format!("shop/{lease:x}"), "10.0.0.1:80", leased()).await.unwrap();
+    register("shop");
     let waited = b.mutex("shop").acquire_within(Duration::from_secs(20)).await;
     assert!(matches!(waited, Err(Error::Conflict { .. })), "{waited:?}");
     guard.check().unwrap();

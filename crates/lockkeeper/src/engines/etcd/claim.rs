@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
 use tokio::time::sleep;
 
+use super::client::{Compare, PutRequest, RequestOp, Response, TxnRequest, TxnResponse};
 use super::cluster::PATIENCE;
 use super::enter::{View, revision};
 use super::error::{NAME, is_not_found};
@@ -150,15 +150,18 @@ impl Queue for EtcdQueue {
         }
         let (names, key) = (&self.shared.names, &self.request.key);
         let name = names.entry(key, view.lease);
-        let with_lease = PutOptions::new().with_lease(view.lease);
+        let lease = view.lease;
         self.record.since = Some(SystemTime::now());
-        let mut conditions = vec![Compare::create_revision(name.clone(), CompareOp::Equal, own)];
-        let put = with_lease.clone().with_prev_key();
-        let mut then = vec![TxnOp::put(name, self.record.text(), Some(put))];
+        let mut conditions = vec![Compare::created(name.clone(), own)];
+        let put = PutRequest::new(name, self.record.text());
+        let mut then = vec![RequestOp::put(PutRequest { lease, prev_kv: true, ..put })];
         let mut slots = Vec::new();
         match self.request.mode {
             Mode::Mutex | Mode::Read => {}
-            Mode::Write => then.push(TxnOp::put(names.written(key), "", None)),
+            Mode::Write => {
+                let written = PutRequest::new(names.written(key), "");
+                then.push(RequestOp::put(written));
+            }
             Mode::Permits { take, .. } => {
                 let ours: Vec<_> =
                     view.slots.iter().filter(|slot| slot.lease == view.lease).collect();
@@ -169,26 +172,23 @@ impl Queue for EtcdQueue {
                     return Ok(Some(self.grant(&view, fence, view.revision)));
                 }
                 slots = admission::free_slots(view.slots.iter().map(|slot| slot.number), take);
-                let (start, end) = names.slots(key);
-                let none_since =
-                    Compare::create_revision(start, CompareOp::Less, view.revision + 1);
-                conditions.push(none_since.with_range(end));
-                then.extend(
-                    slots.iter().map(|slot| {
-                        TxnOp::put(names.slot(key, *slot), "", Some(with_lease.clone()))
-                    }),
-                );
+                conditions.push(Compare::created_before(names.slots(key), view.revision + 1));
+                then.extend(slots.iter().map(|slot| {
+                    let slot = PutRequest::new(names.slot(key, *slot), "");
+                    RequestOp::put(PutRequest { lease, ..slot })
+                }));
             }
         }
-        let txn = Txn::new().when(conditions).and_then(nested(then));
+        let txn = TxnRequest::when(conditions, nested(then));
         let answer = self.change("confirm a place in the queue", txn).await?;
-        if !answer.succeeded() {
+        if !answer.succeeded {
             return Ok(None);
         }
         self.slots = slots;
-        if let Some(TxnOpResponse::Put(before)) = answer.op_responses().first()
-            && let Some(before) = before.prev_key()
-            && Record::read(before.value()).is_some_and(|before| before.asked)
+        if let Some(Response::Put(put)) =
+            answer.responses.first().and_then(|op| op.response.as_ref())
+            && let Some(before) = &put.prev_kv
+            && Record::read(&before.value).is_some_and(|before| before.asked)
         {
             // Somebody saw that we are in before we did, and asked us to give way.
             self.yielding.ring();
@@ -264,7 +264,7 @@ impl EtcdQueue {
     }
 
     /// A transaction that attaches something to our lease.
-    pub(super) async fn change(&mut self, doing: &str, txn: Txn) -> Result<TxnResponse> {
+    pub(super) async fn change(&mut self, doing: &str, txn: TxnRequest) -> Result<TxnResponse> {
         self.shared.txn(doing, txn, &mut self.in_doubt).await
     }
 
@@ -273,13 +273,13 @@ impl EtcdQueue {
         let Some(created) = self.entry else { return Ok(!self.held) };
         let (names, key) = (&self.shared.names, &self.request.key);
         let name = names.entry(key, lease);
-        let ours = Compare::create_revision(name.clone(), CompareOp::Equal, created);
-        let slots = self.slots.iter().map(|slot| TxnOp::delete(names.slot(key, *slot), None));
-        let delete = std::iter::once(TxnOp::delete(name, None)).chain(slots).collect();
-        let txn = Txn::new().when([ours]).and_then(nested(delete));
+        let ours = Compare::created(name.clone(), created);
+        let slots = self.slots.iter().map(|slot| names.slot(key, *slot));
+        let delete = std::iter::once(name).chain(slots).map(RequestOp::delete).collect();
+        let txn = TxnRequest::when([ours], nested(delete));
         let answer = self.shared.txn("leave the queue", txn, &mut self.leaving).await?;
         self.entry = None;
-        Ok(answer.succeeded())
+        Ok(answer.succeeded)
     }
 
     fn grant(&mut self, view: &View, fence: Fence, seen: i64) -> Grant {

@@ -7,10 +7,11 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions, Error as EtcdError};
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
+use tonic::Status;
 
+use super::client::{Access, Client};
 use super::error::{failed, is_answer, is_refusal};
 use crate::error::Result;
 
@@ -20,21 +21,22 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// The members, and which of them is talked to.
 pub(super) struct Cluster {
     members: Vec<Member>,
-    options: ConnectOptions,
     current: watch::Sender<usize>,
 }
 
-/// A member and the connection to it, made when it is first needed.
 struct Member {
     address: String,
-    client: OnceCell<Client>,
+    client: Client,
 }
 
 impl Cluster {
-    pub(super) fn new(addresses: Vec<String>, options: ConnectOptions) -> Self {
-        let member = |address| Member { address, client: OnceCell::new() };
-        let members = addresses.into_iter().map(member).collect();
-        Self { members, options, current: watch::Sender::new(0) }
+    pub(super) fn new(addresses: Vec<String>, access: &Access) -> Result<Self> {
+        let member = |address: String| {
+            let client = Client::new(&address, access).map_err(|error| failed("connect", error))?;
+            Ok(Member { address, client })
+        };
+        let members = addresses.into_iter().map(member).collect::<Result<_>>()?;
+        Ok(Self { members, current: watch::Sender::new(0) })
     }
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = &str> {
@@ -46,10 +48,10 @@ impl Cluster {
         &self,
         doing: &str,
         patience: Duration,
-        request: impl Fn(&Client) -> F + Sync,
+        request: impl Fn(Client) -> F + Sync,
     ) -> Result<T>
     where
-        F: Future<Output = Result<T, EtcdError>> + Send,
+        F: Future<Output = Result<T, Status>> + Send,
     {
         self.change(doing, patience, &mut false, request).await
     }
@@ -63,12 +65,12 @@ impl Cluster {
         doing: &str,
         patience: Duration,
         doubt: &mut bool,
-        request: impl Fn(&Client) -> F + Sync,
+        request: impl Fn(Client) -> F + Sync,
     ) -> Result<T>
     where
-        F: Future<Output = Result<T, EtcdError>> + Send,
+        F: Future<Output = Result<T, Status>> + Send,
     {
-        let mut failure = EtcdError::Internal("there is no member to ask".to_owned());
+        let mut failure = Status::unavailable("there is no member to ask");
         for _ in 0..self.members.len() {
             let at = self.current();
             match self.ask_member(at, patience, &request).await {
@@ -90,24 +92,22 @@ impl Cluster {
         &self,
         at: usize,
         patience: Duration,
-        request: impl Fn(&Client) -> F + Sync,
-    ) -> Result<T, EtcdError>
+        request: impl Fn(Client) -> F + Sync,
+    ) -> Result<T, Status>
     where
-        F: Future<Output = Result<T, EtcdError>> + Send,
+        F: Future<Output = Result<T, Status>> + Send,
     {
-        let answer = timeout(patience, async { request(self.client(at).await?).await }).await;
+        let answer = timeout(patience, request(self.client(at))).await;
         answer.unwrap_or_else(|_| {
             let patience = humantime::format_duration(patience);
             let address = &self.members[at].address;
-            Err(EtcdError::Internal(format!("no answer from {address} within {patience}")))
+            Err(Status::unavailable(format!("no answer from {address} within {patience}")))
         })
     }
 
     /// The connection to a member.
-    pub(super) async fn client(&self, at: usize) -> Result<&Client, EtcdError> {
-        let member = &self.members[at];
-        let connect = || Client::connect([&member.address], Some(self.options.clone()));
-        member.client.get_or_try_init(connect).await
+    pub(super) fn client(&self, at: usize) -> Client {
+        self.members[at].client.clone()
     }
 
     /// Which member is talked to.
@@ -140,7 +140,6 @@ impl Cluster {
 
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The options hold the password.
         f.debug_list().entries(self.addresses()).finish()
     }
 }

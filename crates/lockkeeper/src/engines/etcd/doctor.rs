@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{AlarmAction, AlarmType, Error as EtcdError, StatusResponse};
 use tonic::Code;
 
 use super::Shared;
 use super::claim::EtcdClaim;
+use super::client::{AlarmType, Client, StatusResponse};
 use super::cluster::PATIENCE;
+use super::error::in_words;
 use super::leases::{Leases, revoke};
 use crate::core::clock::Clock;
 use crate::engine::{Claim, Finding, Mode, Request, Severity};
@@ -61,16 +62,12 @@ async fn members(shared: &Shared) -> Vec<Finding> {
     let mut answering = 0;
     let addresses: Vec<_> = shared.cluster.addresses().collect();
     for (at, address) in addresses.iter().enumerate() {
-        let status = shared.cluster.ask_member(at, PATIENCE, |client| {
-            let mut client = client.maintenance_client();
-            async move { client.status().await }
-        });
-        match status.await {
+        match shared.cluster.ask_member(at, PATIENCE, Client::status).await {
             Ok(status) => {
                 answering += 1;
                 findings.extend(member(address, &status));
             }
-            Err(EtcdError::GRpcStatus(status)) if status.code() == Code::PermissionDenied => {
+            Err(status) if status.code() == Code::PermissionDenied => {
                 answering += 1;
                 findings.push(finding(
                     Severity::Fine,
@@ -80,9 +77,9 @@ async fn members(shared: &Shared) -> Vec<Finding> {
                     "",
                 ));
             }
-            Err(error) => findings.push(finding(
+            Err(status) => findings.push(finding(
                 Severity::Warning,
-                format!("member {address} does not answer: {error}"),
+                format!("member {address} does not answer: {}", in_words(&status)),
                 "bring it back, or leave it out of the URL",
             )),
         }
@@ -102,22 +99,22 @@ async fn members(shared: &Shared) -> Vec<Finding> {
 }
 
 fn member(address: &str, status: &StatusResponse) -> Vec<Finding> {
-    let mut findings = version(address, status.version());
-    if status.leader() == 0 {
+    let mut findings = version(address, &status.version);
+    if status.leader == 0 {
         findings.push(finding(
             Severity::Problem,
             format!("member {address} knows no leader"),
             "more than half of the members have to reach each other",
         ));
     }
-    if status.is_learner() {
+    if status.is_learner {
         findings.push(finding(
             Severity::Warning,
             format!("member {address} is a learner and does not serve locks"),
             "promote it, or leave it out of the URL",
         ));
     }
-    for error in status.errors() {
+    for error in &status.errors {
         let what = format!("member {address} reports: {error}");
         findings.push(finding(Severity::Problem, what, "see its own log"));
     }
@@ -165,11 +162,7 @@ fn numbers(text: &str) -> Option<Version> {
 }
 
 async fn alarms(shared: &Shared) -> Vec<Finding> {
-    let alarms = shared.cluster.ask("read the alarms", PATIENCE, |client| {
-        let mut client = client.maintenance_client();
-        async move { client.alarm(AlarmAction::Get, AlarmType::None, None).await }
-    });
-    let alarms = match alarms.await {
+    let alarms = match shared.cluster.ask("read the alarms", PATIENCE, Client::alarms).await {
         Ok(alarms) => alarms,
         // Only root may, once there are users.
         Err(error) => {
@@ -177,15 +170,15 @@ async fn alarms(shared: &Shared) -> Vec<Finding> {
             return vec![finding(Severity::Fine, what, "")];
         }
     };
-    let raised = alarms.alarms().iter().map(|raised| {
+    let raised = alarms.alarms.iter().map(|raised| {
         let (what, advice) = match raised.alarm() {
-            AlarmType::Nospace => (
+            AlarmType::NoSpace => (
                 "has no space left, and takes no locks",
                 "compact, defragment, then disarm: etcdctl alarm disarm",
             ),
             _ => ("is damaged", "replace this member"),
         };
-        finding(Severity::Problem, format!("member {:x} {what}", raised.member_id()), advice)
+        finding(Severity::Problem, format!("member {:x} {what}", raised.member_id), advice)
     });
     raised.collect()
 }

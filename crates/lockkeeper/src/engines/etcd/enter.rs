@@ -6,12 +6,11 @@
 
 use std::time::SystemTime;
 
-use etcd_client::{
-    Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
-    TxnOpResponse, TxnResponse,
-};
-
 use super::claim::EtcdQueue;
+use super::client::{
+    Compare, PutRequest, RangeRequest, RequestOp, ResponseOp, SortOrder, SortTarget, TxnRequest,
+    TxnResponse,
+};
 use super::layout::{QueueEntry, Slot, queue_of, refuse_mix};
 use crate::core::admission;
 use crate::engine::Mode;
@@ -55,14 +54,13 @@ impl EtcdQueue {
     /// `None` if there are entries, maybe our own: the reply to an earlier request was lost then.
     async fn enter_empty(&mut self, lease: i64) -> Result<Option<View>> {
         let name = self.shared.names.entry(&self.request.key, lease);
-        let (start, end) = self.shared.names.queue(&self.request.key);
-        let empty = Compare::create_revision(start, CompareOp::Equal, 0).with_range(end);
+        let empty = Compare::empty(self.shared.names.queue(&self.request.key));
         let put = self.put_entry(name.clone(), lease);
-        let own = TxnOp::get(name.clone(), Some(GetOptions::new().with_keys_only()));
-        let txn = Txn::new().when([empty]).and_then([put]).or_else([own]);
+        let own = RangeRequest { keys_only: true, ..RangeRequest::key(name.clone()) };
+        let txn = TxnRequest::when([empty], vec![put]).or_else(vec![RequestOp::get(own)]);
         let answer = self.change("take a place in the queue", txn).await?;
-        if !answer.succeeded() {
-            self.entry = self.find_own(answer.op_responses().into_iter().next(), lease)?;
+        if !answer.succeeded {
+            self.entry = self.find_own(answer.responses.into_iter().next(), lease)?;
             return Ok(None);
         }
         let revision = revision(&answer);
@@ -86,38 +84,39 @@ impl EtcdQueue {
         let names = self.shared.names.clone();
         let key = &self.request.key;
         let name = names.entry(key, lease);
-        let (start, end) = names.queue(key);
-        let mut queue = GetOptions::new().with_range(end);
-        if let Some(created) = self.entry {
-            queue = queue.with_max_create_revision(created);
-        }
+        let mut queue = RangeRequest::range(names.queue(key));
+        // Without a limit if there is no entry yet.
+        queue.max_create_revision = self.entry.unwrap_or_default();
         if self.is_mutex() {
-            queue = queue.with_sort(SortTarget::Create, SortOrder::Descend).with_limit(2);
+            queue.sort_target = SortTarget::Create as i32;
+            queue.sort_order = SortOrder::Descend as i32;
+            queue.limit = 2;
         }
-        let mut look = vec![TxnOp::get(start, Some(queue))];
+        let mut look = vec![RequestOp::get(queue)];
         match self.request.mode {
             Mode::Mutex => {}
-            Mode::Read | Mode::Write => look.push(TxnOp::get(names.written(key), None)),
+            Mode::Read | Mode::Write => {
+                look.push(RequestOp::get(RangeRequest::key(names.written(key))));
+            }
             Mode::Permits { .. } => {
-                let (start, end) = names.slots(key);
-                look.push(TxnOp::get(start, Some(GetOptions::new().with_range(end))));
+                look.push(RequestOp::get(RangeRequest::range(names.slots(key))));
             }
         }
-        let with = |first: TxnOp| [vec![first], look.clone()].concat();
-        let own = TxnOp::get(name.clone(), None);
+        let with = |first: RequestOp| [vec![first], look.clone()].concat();
+        let own = RequestOp::get(RangeRequest::key(name.clone()));
         let doing = "take a place in the queue";
         let (answer, is_new) = if self.entry.is_none() {
-            let absent = Compare::create_revision(name.clone(), CompareOp::Equal, 0);
+            let absent = Compare::created(name.clone(), 0);
             let put = self.put_entry(name, lease);
-            let txn = Txn::new().when([absent]).and_then(with(put)).or_else(with(own));
+            let txn = TxnRequest::when([absent], with(put)).or_else(with(own));
             let answer = self.change(doing, txn).await?;
-            let is_new = answer.succeeded();
+            let is_new = answer.succeeded;
             (answer, is_new)
         } else {
-            (self.shared.txn(doing, Txn::new().and_then(with(own)), &mut false).await?, false)
+            (self.shared.txn(doing, TxnRequest::when([], with(own)), &mut false).await?, false)
         };
         let revision = revision(&answer);
-        let mut found = answer.op_responses().into_iter();
+        let mut found = answer.responses.into_iter();
         let own = found.next();
         self.entry = match is_new {
             true => Some(revision),
@@ -125,8 +124,8 @@ impl EtcdQueue {
         };
         // Somebody took our entry away.
         let Some(created) = self.entry else { return Ok(Entered::Gone) };
-        let stored = values(found.next());
-        let beside = values(found.next());
+        let stored = found.next().map_or_else(Vec::new, ResponseOp::found);
+        let beside = found.next().map_or_else(Vec::new, ResponseOp::found);
         let mut queue = queue_of(&names, &self.request.key, &stored);
         if self.is_mutex()
             && (queue.len() < stored.len()
@@ -142,45 +141,41 @@ impl EtcdQueue {
         let (mut written, mut slots) = (0, Vec::new());
         match self.request.mode {
             Mode::Permits { .. } => slots = beside.iter().filter_map(Slot::read).collect(),
-            _ => written = beside.first().map_or(0, KeyValue::mod_revision),
+            _ => written = beside.first().map_or(0, |kv| kv.mod_revision),
         }
         Ok(Entered::Queued(View { lease, revision, is_new, queue, own, written, slots }))
     }
 
     /// The queue up to an entry.
     async fn read_queue(&self, last: i64) -> Result<Vec<QueueEntry>> {
-        let (start, end) = self.shared.names.queue(&self.request.key);
-        let options = GetOptions::new().with_range(end).with_max_create_revision(last);
-        let found = self.shared.get("look at a queue", start, options).await?;
-        Ok(queue_of(&self.shared.names, &self.request.key, found.kvs()))
+        let queue = RangeRequest::range(self.shared.names.queue(&self.request.key));
+        let queue = RangeRequest { max_create_revision: last, ..queue };
+        let found = self.shared.get("look at a queue", queue).await?;
+        Ok(queue_of(&self.shared.names, &self.request.key, &found.kvs))
     }
 
     /// A new entry, which has no permits yet.
-    fn put_entry(&mut self, name: Vec<u8>, lease: i64) -> TxnOp {
+    fn put_entry(&mut self, name: Vec<u8>, lease: i64) -> RequestOp {
         self.slots.clear();
         self.record.since = Some(SystemTime::now());
-        TxnOp::put(name, self.record.text(), Some(PutOptions::new().with_lease(lease)))
+        RequestOp::put(PutRequest { lease, ..PutRequest::new(name, self.record.text()) })
     }
 
     /// The create revision of our entry, if it is there.
-    fn find_own(&self, found: Option<TxnOpResponse>, lease: i64) -> Result<Option<i64>> {
-        match values(found).first() {
-            Some(entry) if entry.lease() != lease => Err(Error::Conflict {
+    fn find_own(&self, found: Option<ResponseOp>, lease: i64) -> Result<Option<i64>> {
+        match found.map_or_else(Vec::new, ResponseOp::found).first() {
+            Some(entry) if entry.lease != lease => Err(Error::Conflict {
                 key: self.request.key.clone(),
-                found: format!("somebody wrote to our entry in the queue, {:?}", entry.key_str()),
+                found: format!(
+                    "somebody wrote to our entry in the queue, {:?}",
+                    String::from_utf8_lossy(&entry.key)
+                ),
             }),
-            entry => Ok(entry.map(KeyValue::create_revision)),
+            entry => Ok(entry.map(|entry| entry.create_revision)),
         }
     }
 }
 
 pub(super) fn revision(answer: &TxnResponse) -> i64 {
-    answer.header().map_or(0, |header| header.revision())
-}
-
-fn values(found: Option<TxnOpResponse>) -> Vec<KeyValue> {
-    match found {
-        Some(TxnOpResponse::Get(mut found)) => found.take_kvs(),
-        _ => Vec::new(),
-    }
+    answer.header.map_or(0, |header| header.revision)
 }

@@ -1,39 +1,38 @@
 //! The client's errors, sorted into the public ones.
 
-use etcd_client::Error as EtcdError;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::error::Error;
 
 pub(super) const NAME: &str = "etcd";
 
+/// A member's word that it will not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+struct Refusal {
+    code: Code,
+    message: String,
+}
+
 /// Whether this is a member's word about the request, which another member would only repeat.
-pub(super) fn is_answer(error: &EtcdError) -> bool {
-    match error {
-        EtcdError::GRpcStatus(status) => !matches!(
-            status.code(),
-            Code::Unavailable
-                | Code::Unknown
-                | Code::Internal
-                | Code::Cancelled
-                | Code::DeadlineExceeded
-                | Code::Aborted
-                | Code::DataLoss
-        ),
-        EtcdError::TransportError(_)
-        | EtcdError::IoError(_)
-        | EtcdError::EndpointError(_)
-        | EtcdError::WatchError(_)
-        | EtcdError::Internal(_) => false,
-        _ => true,
-    }
+pub(super) fn is_answer(status: &Status) -> bool {
+    !matches!(
+        status.code(),
+        Code::Unavailable
+            | Code::Unknown
+            | Code::Internal
+            | Code::Cancelled
+            | Code::DeadlineExceeded
+            | Code::Aborted
+            | Code::DataLoss
+    )
 }
 
 /// Whether the member says that it did nothing.
 ///
 /// A store whose space is just running out does what it is asked to, and complains all the same.
-pub(super) fn is_refusal(error: &EtcdError) -> bool {
-    matches!(error, EtcdError::GRpcStatus(status) if matches!(
+pub(super) fn is_refusal(status: &Status) -> bool {
+    matches!(
         status.code(),
         Code::InvalidArgument
             | Code::NotFound
@@ -41,7 +40,7 @@ pub(super) fn is_refusal(error: &EtcdError) -> bool {
             | Code::FailedPrecondition
             | Code::PermissionDenied
             | Code::Unauthenticated
-    ))
+    )
 }
 
 /// Whether the member says that a thing we named does not exist.
@@ -61,31 +60,32 @@ pub(super) fn exists_already(error: &Error) -> bool {
 
 fn has_code(error: &Error, code: Code) -> bool {
     let Error::Engine { source, .. } = error else { return false };
-    matches!(source.downcast_ref(), Some(EtcdError::GRpcStatus(status)) if status.code() == code)
+    source.downcast_ref::<Refusal>().is_some_and(|refusal| refusal.code == code)
 }
 
 /// What a failure means: may it pass by itself?
-pub(super) fn failed(doing: &str, error: EtcdError) -> Error {
-    let may_pass = match &error {
-        // The servers say so of a full queue, which passes, as of a full disk, which asking again shows.
-        EtcdError::GRpcStatus(status) => {
-            status.code() == Code::ResourceExhausted || !is_answer(&error)
-        }
-        error => !is_answer(error),
-    };
+pub(super) fn failed(doing: &str, status: Status) -> Error {
+    // The servers say so of a full queue, which passes, as of a full disk, which asking again shows.
+    let may_pass = status.code() == Code::ResourceExhausted || !is_answer(&status);
     match may_pass {
-        true => Error::unreachable(NAME, doing, in_words(error)),
-        false => Error::broken(NAME, doing, error),
+        true => Error::unreachable(NAME, doing, in_words(&status)),
+        false => {
+            let (code, message) = (status.code(), in_words(&status));
+            Error::broken(NAME, doing, Refusal { code, message })
+        }
     }
 }
 
-/// What kept a request from its answer, without the names of types that the client crate prints.
-fn in_words(error: EtcdError) -> String {
-    let EtcdError::GRpcStatus(status) = &error else { return error.to_string() };
+/// What a member said, or what kept a request from its answer.
+pub(super) fn in_words(status: &Status) -> String {
+    let message = match status.message() {
+        "" => status.code().description(),
+        message => message,
+    };
     let first = std::error::Error::source(status);
     match std::iter::successors(first, |cause| cause.source()).last() {
-        Some(cause) => format!("{}: {cause}", status.message()),
-        None => format!("{}: {}", status.code(), status.message()),
+        Some(cause) => format!("{message}: {cause}"),
+        None => message.to_owned(),
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn an_error_that_does_not_rule_out_an_effect_is_no_refusal() {
-        let is_refusal = |code| is_refusal(&EtcdError::GRpcStatus(tonic::Status::new(code, "")));
+        let is_refusal = |code| is_refusal(&Status::new(code, ""));
         for code in [Code::PermissionDenied, Code::NotFound, Code::FailedPrecondition] {
             assert!(is_refusal(code), "{code:?}");
         }

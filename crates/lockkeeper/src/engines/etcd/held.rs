@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::GetOptions;
 use tokio::time::sleep;
 
 use super::Shared;
+use super::client::RangeRequest;
 use super::layout::Record;
 use super::watch::Target;
 use crate::engine::{Held, Signal};
@@ -39,7 +39,8 @@ impl EtcdHeld {
             let target = Target { key: self.name.clone(), end: None, from, changes: true };
             self.shared.watches.event(target).await;
             // The watch may also have ended without an event, so its word alone is not enough.
-            let look = self.shared.get("look at a held lock", self.name.clone(), GetOptions::new());
+            let own = RangeRequest::key(self.name.clone());
+            let look = self.shared.get("look at a held lock", own);
             let found = match look.await {
                 Ok(found) => found,
                 Err(error) => {
@@ -48,14 +49,14 @@ impl EtcdHeld {
                     continue;
                 }
             };
-            match found.kvs().first().filter(|entry| entry.create_revision() == self.created) {
-                Some(entry) if Record::read(entry.value()).is_some_and(|record| record.asked) => {
+            match found.kvs.first().filter(|entry| entry.create_revision == self.created) {
+                Some(entry) if Record::read(&entry.value).is_some_and(|record| record.asked) => {
                     self.yielding.ring();
                 }
                 Some(_) => {}
                 None => return Loss::Gone,
             }
-            from = found.header().map_or(from, |header| header.revision() + 1);
+            from = found.header.map_or(from, |header| header.revision + 1);
         }
     }
 }

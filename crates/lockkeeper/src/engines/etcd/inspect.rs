@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp};
-
+use super::client::{Client, Compare, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use super::cluster::PATIENCE;
 use super::error::NAME;
 use super::layout::{QueueEntry, Range, Record, Slot, fence, queue_of, refuse_data};
@@ -57,12 +56,12 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>>
     let snapshot = snapshot(shared, key.clone(), &queue).await?;
     let mut broken = Vec::new();
     for (holder, entry) in snapshot.holders.into_iter().zip(queue) {
-        let same = Compare::create_revision(entry.name.clone(), CompareOp::Equal, entry.created);
+        let same = Compare::created(entry.name.clone(), entry.created);
         let slots = holder.slots.iter().map(|slot| shared.names.slot(key, *slot));
         let doomed = std::iter::once(entry.name).chain(slots);
-        let delete = doomed.map(|name| TxnOp::delete(name, None)).collect();
-        let txn = Txn::new().when([same]).and_then(nested(delete));
-        if shared.txn("break a lock", txn, &mut false).await?.succeeded() {
+        let delete = doomed.map(RequestOp::delete).collect();
+        let txn = TxnRequest::when([same], nested(delete));
+        if shared.txn("break a lock", txn, &mut false).await?.succeeded {
             broken.push(holder);
         }
     }
@@ -106,12 +105,13 @@ async fn mark(shared: &Shared, entry: QueueEntry) -> Result<bool> {
     if record.asked {
         return Ok(true);
     }
-    let same = Compare::mod_revision(entry.name.clone(), CompareOp::Equal, entry.changed);
+    let same = Compare::changed(entry.name.clone(), entry.changed);
     let record = Record { asked: true, ..record };
     // The entry keeps its lease and its create revision.
-    let put = TxnOp::put(entry.name, record.text(), Some(PutOptions::new().with_ignore_lease()));
-    let txn = Txn::new().when([same]).and_then([put]);
-    Ok(shared.txn("ask a holder to give way", txn, &mut false).await?.succeeded())
+    let put = PutRequest::new(entry.name, record.text());
+    let put = RequestOp::put(PutRequest { ignore_lease: true, ..put });
+    let txn = TxnRequest::when([same], vec![put]);
+    Ok(shared.txn("ask a holder to give way", txn, &mut false).await?.succeeded)
 }
 
 async fn read_queue(shared: &Shared, key: &Key) -> Result<Vec<QueueEntry>> {
@@ -124,14 +124,13 @@ async fn read_range(shared: &Shared, (mut start, end): Range) -> Result<Vec<KeyV
     let mut all = Vec::new();
     let mut revision = 0;
     loop {
-        let options =
-            GetOptions::new().with_range(end.clone()).with_limit(PAGE).with_revision(revision);
-        let mut page = shared.get("list locks", start, options).await?;
-        revision = page.header().map_or(0, |header| header.revision());
-        let more = page.more();
-        all.extend(page.take_kvs());
+        let range = RangeRequest::range((start, end.clone()));
+        let page = RangeRequest { limit: PAGE, revision, ..range };
+        let page = shared.get("list locks", page).await?;
+        revision = page.header.map_or(0, |header| header.revision);
+        all.extend(page.kvs);
         match all.last() {
-            Some(last) if more => start = [last.key(), b"\0"].concat(),
+            Some(last) if page.more => start = [last.key.as_slice(), b"\0"].concat(),
             _ => return Ok(all),
         }
     }
@@ -143,8 +142,8 @@ async fn snapshot(shared: &Shared, key: Key, queue: &[QueueEntry]) -> Result<Sna
     let beside = match mode {
         Mode::Mutex => Vec::new(),
         Mode::Read | Mode::Write => {
-            let name = shared.names.written(&key);
-            shared.get("look at a lock", name, GetOptions::new()).await?.take_kvs()
+            let written = RangeRequest::key(shared.names.written(&key));
+            shared.get("look at a lock", written).await?.kvs
         }
         Mode::Permits { .. } => read_range(shared, shared.names.slots(&key)).await?,
     };
@@ -184,7 +183,7 @@ fn add_grant(entry: &mut Entry, queued: &QueueEntry, beside: &[KeyValue]) {
     match entry.mode {
         Mode::Mutex => entry.fence = Some(fence(queued.created)),
         Mode::Read | Mode::Write => {
-            entry.fence = Some(fence(beside.first().map_or(0, KeyValue::mod_revision)));
+            entry.fence = Some(fence(beside.first().map_or(0, |kv| kv.mod_revision)));
         }
         Mode::Permits { .. } => {
             let slots = beside.iter().filter_map(Slot::read);
@@ -198,9 +197,7 @@ fn add_grant(entry: &mut Entry, queued: &QueueEntry, beside: &[KeyValue]) {
 }
 
 async fn left(shared: &Shared, lease: i64) -> Result<Option<Duration>> {
-    let left = shared.cluster.ask("look at a lease", PATIENCE, |client| {
-        let mut client = client.lease_client();
-        async move { client.time_to_live(lease, None).await }
-    });
-    Ok(u64::try_from(left.await?.ttl()).ok().map(Duration::from_secs))
+    let look = |client: Client| client.time_to_live(lease);
+    let left = shared.cluster.ask("look at a lease", PATIENCE, look).await?;
+    Ok(u64::try_from(left.ttl).ok().map(Duration::from_secs))
 }

@@ -7,11 +7,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use etcd_client::{Error as EtcdError, LeaseKeepAliveStream, LeaseKeeper};
-use tokio::sync::{Mutex as AsyncMutex, oneshot};
+use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
+use tonic::Status;
 
+use super::client::{Exchange, LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use super::cluster::Cluster;
 
 /// What became of a lease that was to be kept alive.
@@ -33,7 +34,7 @@ pub(super) struct KeepAlive {
 
 #[derive(Debug)]
 struct Stream {
-    keeper: LeaseKeeper,
+    orders: mpsc::Sender<LeaseKeepAliveRequest>,
     member: usize,
     asked: Arc<Asked>,
     reader: AbortHandle,
@@ -68,13 +69,10 @@ impl KeepAlive {
                 continue;
             };
             for (n, answer) in open.into_iter().zip(answers) {
-                outcomes[n] = match answer {
-                    Answer::Here(outcome) => outcome,
-                    Answer::Coming(ttl) => match timeout_at(until, ttl).await {
-                        Ok(Ok(ttl)) if ttl > 0 => KeepAliveOutcome::Alive,
-                        Ok(Ok(_)) => KeepAliveOutcome::Gone,
-                        _ => KeepAliveOutcome::Unknown,
-                    },
+                outcomes[n] = match timeout_at(until, answer).await {
+                    Ok(Ok(ttl)) if ttl > 0 => KeepAliveOutcome::Alive,
+                    Ok(Ok(_)) => KeepAliveOutcome::Gone,
+                    _ => KeepAliveOutcome::Unknown,
                 };
             }
             if !outcomes.contains(&KeepAliveOutcome::Unknown) {
@@ -86,39 +84,33 @@ impl KeepAlive {
         outcomes
     }
 
-    /// Puts the questions on the stream of this member.
+    /// Puts the questions on the stream of this member. The answers come as the remaining seconds.
     async fn send(
         &self,
         cluster: &Cluster,
         member: usize,
         leases: &[i64],
-    ) -> Result<Vec<Answer>, EtcdError> {
+    ) -> Result<Vec<oneshot::Receiver<i64>>, Status> {
         let mut answers = Vec::with_capacity(leases.len());
         let mut stream = self.stream.lock().await;
         stream.take_if(|stream| stream.member != member || stream.asked.has_ended());
-        for lease in leases {
-            let stream = match &mut *stream {
-                Some(stream) => stream,
-                none => {
-                    // A stream is opened with a first question, and comes with its answer.
-                    let mut client = cluster.client(member).await?.lease_client();
-                    let outcome = match client.keep_alive(*lease).await {
-                        Ok((keeper, replies)) => {
-                            *none = Some(Stream::new(keeper, replies, member));
-                            KeepAliveOutcome::Alive
-                        }
-                        Err(EtcdError::LeaseKeepAliveError(_)) => KeepAliveOutcome::Gone,
-                        Err(error) => return Err(error),
-                    };
-                    answers.push(Answer::Here(outcome));
-                    continue;
-                }
-            };
+        for id in leases.iter().copied() {
+            let order = LeaseKeepAliveRequest { id };
             let (reply, coming) = oneshot::channel();
-            stream.asked.add(*lease, reply);
-            stream.keeper.id = *lease;
-            stream.keeper.keep_alive().await?;
-            answers.push(Answer::Coming(coming));
+            match &mut *stream {
+                Some(stream) => {
+                    stream.asked.add(id, reply);
+                    let ended = |_| Status::unavailable("the stream has ended");
+                    stream.orders.send(order).await.map_err(ended)?;
+                }
+                none => {
+                    let asked = Arc::new(Asked { waiting: Mutex::new(Some(HashMap::new())) });
+                    asked.add(id, reply);
+                    let exchange = cluster.client(member).keep_alive(order).await?;
+                    *none = Some(Stream::new(exchange, asked, member));
+                }
+            }
+            answers.push(coming);
         }
         Ok(answers)
     }
@@ -129,22 +121,21 @@ impl KeepAlive {
     }
 }
 
-enum Answer {
-    Here(KeepAliveOutcome),
-    Coming(oneshot::Receiver<i64>),
-}
-
 impl Stream {
-    fn new(keeper: LeaseKeeper, mut replies: LeaseKeepAliveStream, member: usize) -> Self {
-        let asked = Arc::new(Asked { waiting: Mutex::new(Some(HashMap::new())) });
+    fn new(
+        exchange: Exchange<LeaseKeepAliveRequest, LeaseKeepAliveResponse>,
+        asked: Arc<Asked>,
+        member: usize,
+    ) -> Self {
+        let Exchange { orders, mut replies } = exchange;
         let answered = asked.clone();
         let reader = tokio::spawn(async move {
             while let Ok(Some(reply)) = replies.message().await {
-                answered.resolve(reply.id(), reply.ttl());
+                answered.resolve(reply.id, reply.ttl);
             }
             answered.end();
         });
-        Self { keeper, member, asked, reader: reader.abort_handle() }
+        Self { orders, member, asked, reader: reader.abort_handle() }
     }
 }
 

@@ -9,8 +9,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use etcd_client::KeyValue;
-
+use super::client::KeyValue;
 use crate::core::admission;
 use crate::engine::{Fence, Mode, Request};
 use crate::engines::queued::conflict;
@@ -77,9 +76,9 @@ impl KeyNames {
 
     /// Which lock a stored key is an entry of, if it is one at all.
     pub(super) fn lock_of(&self, stored: &KeyValue) -> Option<Key> {
-        let text = stored.key_str().ok()?.strip_prefix(&self.prefix)?;
+        let text = std::str::from_utf8(&stored.key).ok()?.strip_prefix(&self.prefix)?;
         let (name, lease) = text.rsplit_once('/')?;
-        let is_entry = stored.lease() != 0 && lease == format!("{:x}", stored.lease());
+        let is_entry = stored.lease != 0 && lease == format!("{:x}", stored.lease);
         is_entry.then(|| Key::new(name).ok()).flatten()
     }
 }
@@ -118,11 +117,11 @@ pub(super) struct QueueEntry {
 impl QueueEntry {
     pub(super) fn read(stored: &KeyValue) -> Self {
         Self {
-            name: stored.key().to_vec(),
-            lease: stored.lease(),
-            created: stored.create_revision(),
-            changed: stored.mod_revision(),
-            record: Record::read(stored.value()),
+            name: stored.key.clone(),
+            lease: stored.lease,
+            created: stored.create_revision,
+            changed: stored.mod_revision,
+            record: Record::read(&stored.value),
         }
     }
 
@@ -178,8 +177,8 @@ pub(super) struct Slot {
 
 impl Slot {
     pub(super) fn read(stored: &KeyValue) -> Option<Self> {
-        let number = stored.key_str().ok()?.rsplit_once(':')?.1.parse().ok()?;
-        Some(Self { number, lease: stored.lease(), created: stored.create_revision() })
+        let number = std::str::from_utf8(&stored.key).ok()?.rsplit_once(':')?.1.parse().ok()?;
+        Some(Self { number, lease: stored.lease, created: stored.create_revision })
     }
 }
 

@@ -11,9 +11,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use etcd_client::LeaseGrantOptions;
 use tokio::time::Instant;
 
+use super::client::Client;
 use super::cluster::{Cluster, PATIENCE};
 use super::error::{exists_already, is_not_found};
 use crate::core::clock::Moment;
@@ -97,22 +97,15 @@ impl BorrowedLease {
     pub(super) async fn make(&mut self, cluster: &Cluster, asked: Moment) -> Result<Duration> {
         const DOING: &str = "make a lease";
         let (id, seconds) = (self.id, self.seconds);
-        let grant = cluster.ask(DOING, PATIENCE, |client| {
-            let mut client = client.lease_client();
-            let id = LeaseGrantOptions::new().with_id(id);
-            async move { client.grant(seconds, Some(id)).await }
-        });
+        let grant = cluster.ask(DOING, PATIENCE, |client| client.lease_grant(id, seconds));
         let granted = match grant.await {
             Ok(grant) => {
                 self.alive = Some(asked);
-                grant.ttl()
+                grant.ttl
             }
             Err(error) if exists_already(&error) => {
-                let look = cluster.ask(DOING, PATIENCE, |client| {
-                    let mut client = client.lease_client();
-                    async move { client.time_to_live(id, None).await }
-                });
-                look.await?.granted_ttl()
+                let look = cluster.ask(DOING, PATIENCE, |client| client.time_to_live(id));
+                look.await?.granted_ttl
             }
             Err(error) => return Err(error),
         };
@@ -131,10 +124,8 @@ fn random_id() -> i64 {
 
 /// Ends a lease and all that is attached to it. False when there was none.
 pub(super) async fn revoke(cluster: &Cluster, id: i64, doubt: &mut bool) -> Result<bool> {
-    let revoked = cluster.change("revoke a lease", PATIENCE, doubt, |client| {
-        let mut client = client.lease_client();
-        async move { client.revoke(id).await }
-    });
+    let revoke = |client: Client| client.lease_revoke(id);
+    let revoked = cluster.change("revoke a lease", PATIENCE, doubt, revoke);
     match revoked.await {
         Ok(_) => Ok(true),
         Err(error) if is_not_found(&error) => Ok(false),

@@ -5,6 +5,7 @@
 //! `concurrency` package wait in the same queues.
 
 mod claim;
+mod client;
 mod cluster;
 mod doctor;
 mod enter;
@@ -22,9 +23,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use etcd_client::{GetOptions, GetResponse, Txn, TxnOp, TxnResponse};
 
 use self::claim::EtcdClaim;
+use self::client::{RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse};
 use self::cluster::{Cluster, PATIENCE};
 use self::error::{NAME, is_denied};
 use self::keepalive::KeepAlive;
@@ -67,9 +68,6 @@ const GUARANTEES: Guarantees = Guarantees {
 /// How many operations go into one transaction; servers refuse more than 128.
 const OPERATIONS: usize = 100;
 
-/// The longest answer in bytes: a queue of a hundred thousand, or as many permits.
-const LONGEST: usize = 64 << 20;
-
 /// Locks in an etcd cluster.
 #[derive(Debug, Clone)]
 pub struct Etcd {
@@ -90,7 +88,7 @@ struct Shared {
 /// Opens `etcd://h1,h2,h3` or, with TLS, `etcds://`, and makes sure that a member answers.
 async fn open(endpoint: Endpoint) -> Result<Etcd> {
     let settings = Settings::read(&endpoint)?;
-    let cluster = Arc::new(Cluster::new(settings.addresses, settings.connect));
+    let cluster = Arc::new(Cluster::new(settings.addresses, &settings.access)?);
     let names = KeyNames::new(settings.prefix);
     greet(&cluster, &names).await?;
     let shared = Shared {
@@ -109,10 +107,8 @@ async fn open(endpoint: Endpoint) -> Result<Etcd> {
 /// A member that refuses even this one key is there. What a user may do is said when it does it.
 async fn greet(cluster: &Cluster, names: &KeyNames) -> Result<()> {
     let hello = cluster.ask("connect", PATIENCE, |client| {
-        let mut client = client.kv_client();
-        let any = GetOptions::new().with_serializable().with_count_only();
-        let key = names.greeting();
-        async move { client.get(key, Some(any)).await }
+        let key = RangeRequest::key(names.greeting());
+        client.range(RangeRequest { serializable: true, count_only: true, ..key })
     });
     match hello.await {
         Err(error) if !is_denied(&error) => Err(error),
@@ -164,33 +160,23 @@ impl Engine for Etcd {
 }
 
 impl Shared {
-    async fn txn(&self, doing: &str, txn: Txn, doubt: &mut bool) -> Result<TxnResponse> {
-        let answer = self.cluster.change(doing, PATIENCE, doubt, |client| {
-            let mut client = client.kv_client().max_decoding_message_size(LONGEST);
-            let txn = txn.clone();
-            async move { client.txn(txn).await }
-        });
-        answer.await
+    async fn txn(&self, doing: &str, txn: TxnRequest, doubt: &mut bool) -> Result<TxnResponse> {
+        self.cluster.change(doing, PATIENCE, doubt, |client| client.txn(txn.clone())).await
     }
 
-    async fn get(&self, doing: &str, key: Vec<u8>, options: GetOptions) -> Result<GetResponse> {
-        let answer = self.cluster.ask(doing, PATIENCE, |client| {
-            let mut client = client.kv_client().max_decoding_message_size(LONGEST);
-            let (key, options) = (key.clone(), options.clone());
-            async move { client.get(key, Some(options)).await }
-        });
-        answer.await
+    async fn get(&self, doing: &str, request: RangeRequest) -> Result<RangeResponse> {
+        self.cluster.ask(doing, PATIENCE, |client| client.range(request.clone())).await
     }
 }
 
 /// Operations for one transaction, however many: most of them as transactions inside of it.
 ///
 /// The first one is its first. What servers count is the operations side by side and those around them.
-fn nested(mut operations: Vec<TxnOp>) -> Vec<TxnOp> {
+fn nested(mut operations: Vec<RequestOp>) -> Vec<RequestOp> {
     if operations.len() > OPERATIONS {
         let more = operations.split_off(1);
-        let part = |part: &[TxnOp]| TxnOp::txn(Txn::new().and_then(part));
-        operations.extend(more.chunks(OPERATIONS / 2).map(part));
+        let parts = more.chunks(OPERATIONS / 2);
+        operations.extend(parts.map(|part| RequestOp::txn(part.to_vec())));
     }
     operations
 }

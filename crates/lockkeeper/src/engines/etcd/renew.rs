@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use etcd_client::{GetOptions, Txn, TxnOp, TxnOpResponse};
-
+use super::client::{Client, RangeRequest, RequestOp, Response, TxnRequest};
 use super::held::EtcdHeld;
 use super::keepalive::KeepAliveOutcome;
 use super::{OPERATIONS, Shared, patience};
@@ -47,18 +46,17 @@ async fn are_there(
     let mut failure = None;
     for entries in entries.chunks(OPERATIONS) {
         let look = |entry: &&EtcdHeld| {
-            TxnOp::get(entry.name.clone(), Some(GetOptions::new().with_keys_only()))
+            let entry = RangeRequest::key(entry.name.clone());
+            RequestOp::get(RangeRequest { keys_only: true, ..entry })
         };
-        let txn = Txn::new().and_then(entries.iter().map(look).collect::<Vec<_>>());
-        let found = shared.cluster.ask("look at entries", patience, |client| {
-            let (mut client, txn) = (client.kv_client(), txn.clone());
-            async move { client.txn(txn).await }
-        });
-        match found.await {
+        let success = entries.iter().map(look).collect();
+        let txn = TxnRequest::when([], success);
+        let found = |client: Client| client.txn(txn.clone());
+        match shared.cluster.ask("look at entries", patience, found).await {
             Ok(found) => {
-                there.extend(found.op_responses().iter().zip(entries).map(|(found, entry)| {
-                    let TxnOpResponse::Get(found) = found else { return None };
-                    Some(found.kvs().iter().any(|kv| kv.create_revision() == entry.created))
+                there.extend(found.responses.iter().zip(entries).map(|(found, entry)| {
+                    let Some(Response::Range(found)) = &found.response else { return None };
+                    Some(found.kvs.iter().any(|kv| kv.create_revision == entry.created))
                 }));
             }
             Err(error) => {

@@ -1,27 +1,21 @@
 //! What an `etcd://` URL says.
 
 use std::path::Path;
-use std::time::Duration;
 
-use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use percent_encoding::percent_decode_str;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
+use super::client::{Access, User};
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
 
 /// The port that etcd listens on unless told otherwise.
 const PORT: u16 = 2379;
 
-/// Pings on an idle connection. Servers take more than one in five seconds for an attack.
-const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
-
-/// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(2);
-
 /// A cluster and how to reach it.
 pub(super) struct Settings {
     pub(super) addresses: Vec<String>,
-    pub(super) connect: ConnectOptions,
+    pub(super) access: Access,
     pub(super) prefix: String,
     /// Whether a password goes over the network in plain text.
     pub(super) bare_password: bool,
@@ -50,23 +44,19 @@ impl Settings {
                 "the options ca, cert, key and server_name are for TLS; write etcds://".to_owned(),
             ));
         }
-        let mut connect = ConnectOptions::new()
-            .with_keep_alive(PING.0, PING.1)
-            .with_keep_alive_while_idle(false)
-            .with_connect_timeout(CONNECT)
-            .with_require_leader(true);
-        let user = decoded(url.username())?;
-        if !user.is_empty() {
+        let mut access = Access::default();
+        let name = decoded(url.username())?;
+        if !name.is_empty() {
             let password = decoded(url.password().unwrap_or_default())?;
-            connect = connect.with_user(user, password).with_auto_token_refresh(true);
+            access.user = Some(User { name, password });
         }
         if secure {
             // An authority of one's own is trusted instead of those that the system trusts.
             let mut tls = match ca {
                 Some(ca) => {
-                    TlsOptions::new().ca_certificate(Certificate::from_pem(file("ca", &ca)?))
+                    ClientTlsConfig::new().ca_certificate(Certificate::from_pem(file("ca", &ca)?))
                 }
-                None => TlsOptions::new().with_enabled_roots(),
+                None => ClientTlsConfig::new().with_enabled_roots(),
             };
             match pair {
                 (Some(cert), Some(key)) => {
@@ -83,7 +73,7 @@ impl Settings {
             if let Some(name) = server_name {
                 tls = tls.domain_name(name);
             }
-            connect = connect.with_tls(tls);
+            access.tls = Some(tls);
         }
         let scheme = if secure { "https" } else { "http" };
         let addresses: Vec<_> = endpoint
@@ -100,7 +90,7 @@ impl Settings {
             ));
         }
         let bare_password = !secure && !url.username().is_empty();
-        Ok(Self { addresses, connect, prefix, bare_password })
+        Ok(Self { addresses, access, prefix, bare_password })
     }
 }
 
@@ -140,10 +130,8 @@ mod tests {
     fn a_password_is_decoded_and_never_shown() {
         let settings = read("etcd://me:can%40ary@one").unwrap();
         assert!(settings.bare_password);
-        assert!(
-            format!("{:?}", settings.connect).contains("can@ary"),
-            "else it would be sent wrong"
-        );
+        let password = settings.access.user.map(|user| user.password);
+        assert_eq!(password.as_deref(), Some("can@ary"), "else it would be sent wrong");
         assert!(!refusal("etcd://me:canary@one?colour=red").contains("canary"));
     }
 

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use etcd_client::{
-    Error as EtcdError, WatchFilterType, WatchOptions, WatchRequestSender, WatchResponse,
-    WatchResponseStream,
-};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep, timeout};
+use tonic::Status;
 
+use super::client::{
+    Exchange, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchOrder, WatchRequest,
+    WatchResponse,
+};
 use super::cluster::{Cluster, PATIENCE};
 
 /// How long nothing is tried after no stream could be opened.
@@ -34,16 +35,17 @@ pub(super) struct Target {
 }
 
 impl Target {
-    fn options(&self, id: i64) -> WatchOptions {
-        let mut options =
-            WatchOptions::new().with_start_revision(self.from).with_watch_id(id).with_fragment();
-        if let Some(end) = &self.end {
-            options = options.with_range(end.clone());
-        }
-        if !self.changes {
-            options = options.with_filters([WatchFilterType::NoPut]);
-        }
-        options
+    /// The order to begin a watch.
+    fn begin(&self, watch_id: i64) -> WatchRequest {
+        let order = WatchCreateRequest {
+            key: self.key.clone(),
+            range_end: self.end.clone().unwrap_or_default(),
+            start_revision: self.from,
+            filters: if self.changes { Vec::new() } else { vec![WatchFilter::NoPut as i32] },
+            watch_id,
+            fragment: true,
+        };
+        WatchRequest { order: Some(WatchOrder::Create(order)) }
     }
 }
 
@@ -105,10 +107,7 @@ struct Watch {
     wake: Option<oneshot::Sender<()>>,
 }
 
-struct Stream {
-    requests: WatchRequestSender,
-    replies: WatchResponseStream,
-}
+type Stream = Exchange<WatchRequest, WatchResponse>;
 
 impl Task {
     async fn run(mut self) {
@@ -148,17 +147,15 @@ impl Task {
     }
 
     /// Opens a stream with everything that is wanted on it.
-    async fn open(&self, member: usize) -> Result<Stream, EtcdError> {
-        let mut watches = self.wanted.iter();
-        let (id, Watch { target: first, .. }) =
-            watches.next().expect("a stream is opened when something is wanted");
-        let mut client = self.cluster.client(member).await?.watch_client();
-        let stream = client.watch(first.key.clone(), Some(first.options(*id))).await?;
-        let (mut requests, replies) = stream.split();
-        for (id, Watch { target, .. }) in watches {
-            requests.watch(target.key.clone(), Some(target.options(*id))).await?;
+    async fn open(&self, member: usize) -> Result<Stream, Status> {
+        let mut orders = self.wanted.iter().map(|(id, watch)| watch.target.begin(*id));
+        let first = orders.next().expect("a stream is opened when something is wanted");
+        let stream = self.cluster.client(member).watch(first).await?;
+        for order in orders {
+            let ended = |_| Status::unavailable("the stream has ended");
+            stream.orders.send(order).await.map_err(ended)?;
         }
-        Ok(Stream { requests, replies })
+        Ok(stream)
     }
 
     /// Serves one stream until it ends. False when it failed, true when it is just not wanted any more.
@@ -174,15 +171,14 @@ impl Task {
                 },
                 order = self.queue.recv() => {
                     let Some(order) = order else { return true };
-                    let requests = &mut stream.requests;
-                    let sent = match self.note(order) {
-                        Some((id, Some(target))) => {
-                            let options = Some(target.options(id));
-                            timeout(PATIENCE, requests.watch(target.key, options)).await
+                    let order = match self.note(order) {
+                        Some((id, Some(target))) => target.begin(id),
+                        Some((watch_id, None)) => {
+                            WatchRequest { order: Some(WatchOrder::Cancel(WatchCancelRequest { watch_id })) }
                         }
-                        Some((id, None)) => timeout(PATIENCE, requests.cancel(id)).await,
                         None => continue,
                     };
+                    let sent = timeout(PATIENCE, stream.orders.send(order)).await;
                     // A connection on which nothing moves any more fills up.
                     if !matches!(sent, Ok(Ok(()))) {
                         return false;
@@ -195,20 +191,20 @@ impl Task {
 
     /// Wakes the waiter. False when the stream has to be opened again.
     fn read(&mut self, reply: &WatchResponse) -> bool {
-        if !reply.canceled() && reply.events().is_empty() {
+        if !reply.canceled && reply.events.is_empty() {
             return true;
         }
-        let Some(watch) = self.wanted.get_mut(&reply.watch_id()) else { return true };
+        let Some(watch) = self.wanted.get_mut(&reply.watch_id) else { return true };
         if let Some(wake) = watch.wake.take() {
             // The waiter may have given up.
             let _ = wake.send(());
         }
-        if reply.canceled() {
-            self.wanted.remove(&reply.watch_id());
+        if reply.canceled {
+            self.wanted.remove(&reply.watch_id);
         }
         // A stream goes on with the token that it began with, and a server that refuses a watch may
         // just not know that token any more.
-        !reply.canceled() || reply.compact_revision() > 0
+        !reply.canceled || reply.compact_revision > 0
     }
 }
 

@@ -1,0 +1,90 @@
+//! The steps and conditions of transactions, in few words.
+
+use super::messages::*;
+
+impl RangeRequest {
+    /// One key.
+    pub(crate) fn key(key: Vec<u8>) -> Self {
+        Self { key, ..Self::default() }
+    }
+
+    /// Everything from one key up to another.
+    pub(crate) fn range((key, range_end): (Vec<u8>, Vec<u8>)) -> Self {
+        Self { key, range_end, ..Self::default() }
+    }
+}
+
+impl PutRequest {
+    pub(crate) fn new(key: Vec<u8>, value: impl Into<Vec<u8>>) -> Self {
+        Self { key, value: value.into(), ..Self::default() }
+    }
+}
+
+impl TxnRequest {
+    /// Steps that are taken if all conditions hold.
+    pub(crate) fn when(compare: impl Into<Vec<Compare>>, success: Vec<RequestOp>) -> Self {
+        Self { compare: compare.into(), success, failure: Vec::new() }
+    }
+
+    /// Steps that are taken otherwise.
+    pub(crate) fn or_else(self, failure: Vec<RequestOp>) -> Self {
+        Self { failure, ..self }
+    }
+}
+
+impl RequestOp {
+    pub(crate) fn get(request: RangeRequest) -> Self {
+        Self { request: Some(Request::Range(request)) }
+    }
+
+    pub(crate) fn put(request: PutRequest) -> Self {
+        Self { request: Some(Request::Put(request)) }
+    }
+
+    pub(crate) fn delete(key: Vec<u8>) -> Self {
+        Self { request: Some(Request::Delete(DeleteRangeRequest { key })) }
+    }
+
+    pub(crate) fn txn(success: Vec<RequestOp>) -> Self {
+        Self { request: Some(Request::Txn(TxnRequest::when([], success))) }
+    }
+}
+
+impl ResponseOp {
+    /// What was found, if this is the answer to a `get`.
+    pub(crate) fn found(self) -> Vec<KeyValue> {
+        match self.response {
+            Some(Response::Range(found)) => found.kvs,
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Compare {
+    /// Whether the key was created at this revision; 0 means that it is not there.
+    pub(crate) fn created(key: Vec<u8>, revision: i64) -> Self {
+        Self::by(CompareTarget::Create, CompareResult::Equal, key, Revision::Create(revision))
+    }
+
+    /// Whether all of a range was created before this revision.
+    pub(crate) fn created_before((key, range_end): (Vec<u8>, Vec<u8>), revision: i64) -> Self {
+        let created = Revision::Create(revision);
+        let before = Self::by(CompareTarget::Create, CompareResult::Less, key, created);
+        Self { range_end, ..before }
+    }
+
+    /// Whether the key was changed last at this revision.
+    pub(crate) fn changed(key: Vec<u8>, revision: i64) -> Self {
+        Self::by(CompareTarget::Mod, CompareResult::Equal, key, Revision::Mod(revision))
+    }
+
+    /// Whether nothing is in a range.
+    pub(crate) fn empty((key, range_end): (Vec<u8>, Vec<u8>)) -> Self {
+        Self { range_end, ..Self::created(key, 0) }
+    }
+
+    fn by(target: CompareTarget, result: CompareResult, key: Vec<u8>, with: Revision) -> Self {
+        let (target, result) = (target as i32, result as i32);
+        Self { target, result, key, revision: Some(with), range_end: Vec::new() }
+    }
+}
