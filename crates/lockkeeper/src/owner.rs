@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::core::platform;
 use crate::error::{Error, Result};
 
 /// An identity under which a lock is re-entrant.
@@ -129,14 +130,7 @@ pub(crate) fn random() -> u128 {
 /// `user@host pid`, recorded with every hold where the layout has room for it.
 pub fn whoami() -> String {
     static WHO: OnceLock<String> = OnceLock::new();
-    let who = WHO.get_or_init(|| {
-        let user = nix::unistd::User::from_uid(nix::unistd::getuid())
-            .ok()
-            .flatten()
-            .map_or_else(|| nix::unistd::getuid().to_string(), |user| user.name);
-        let host = nix::unistd::gethostname().unwrap_or_default();
-        format!("{user}@{}", host.to_string_lossy())
-    });
+    let who = WHO.get_or_init(platform::user_and_host);
     // Not remembered: a forked process has another one.
     format!("{who} {}", std::process::id())
 }

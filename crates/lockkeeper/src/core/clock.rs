@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
+
+use super::platform;
 
 /// Which clocks count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,7 +25,8 @@ impl Clock {
     /// This moment on every clock that counts.
     pub fn now(self) -> Moment {
         let (boot, wall) = match self {
-            Clock::System => (read(ClockId::CLOCK_BOOTTIME), read(ClockId::CLOCK_REALTIME)),
+            // Where there is no clock that counts suspend, the others decide.
+            Clock::System => (platform::boot().unwrap_or_default(), platform::wall()),
             Clock::Runtime => Default::default(),
         };
         Moment { runtime: Instant::now(), boot, wall }
@@ -104,15 +106,6 @@ pub(crate) fn usable(ttl: Duration) -> Duration {
     ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
 }
 
-fn read(id: ClockId) -> Duration {
-    // A clock before 1970 reads as negative: it counts as zero, and the other clocks decide.
-    clock_gettime(id).map_or(Duration::ZERO, |time| {
-        let seconds = u64::try_from(time.tv_sec()).unwrap_or(0);
-        let nanos = u32::try_from(time.tv_nsec()).unwrap_or(0);
-        Duration::new(seconds, nanos)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,6 +123,17 @@ mod tests {
         assert_eq!(suspended.jump_since(&then), Duration::from_secs(60));
         let restored = moment(t, 100, 1_090);
         assert_eq!(restored.since(&then), Duration::from_secs(90));
+    }
+
+    #[test]
+    fn without_a_clock_that_counts_suspend_the_others_decide() {
+        let t = Instant::now();
+        let then = moment(t, 0, 1_000);
+        let suspended = moment(t, 0, 1_060);
+        assert_eq!(suspended.since(&then), Duration::from_secs(60));
+        assert_eq!(suspended.jump_since(&then), Duration::from_secs(60));
+        let set_back = moment(t + Duration::from_secs(5), 0, 0);
+        assert_eq!(set_back.since(&then), Duration::from_secs(5));
     }
 
     #[test]

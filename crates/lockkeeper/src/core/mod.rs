@@ -6,6 +6,7 @@ pub(crate) mod backoff;
 pub mod clock;
 pub(crate) mod hold;
 pub(crate) mod local_queue;
+pub(crate) mod platform;
 pub(crate) mod release;
 pub(crate) mod renewal;
 pub(crate) mod telemetry;

@@ -12,7 +12,7 @@ use endpoint::Endpoint;
 pub mod endpoint;
 #[cfg(feature = "etcd")]
 pub mod etcd;
-#[cfg(feature = "file")]
+#[cfg(all(feature = "file", target_os = "linux"))]
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
@@ -64,9 +64,18 @@ macro_rules! engine {
     }};
 }
 
+/// The kernel's locks on byte ranges of an open file, which wake their waiters, are those of Linux.
+const FILE: Option<Registration> = {
+    #[cfg(all(feature = "file", target_os = "linux"))]
+    let engine = Some(file::ENGINE);
+    #[cfg(not(all(feature = "file", target_os = "linux")))]
+    let engine = None;
+    engine
+};
+
 /// Every scheme there is, also those that are not compiled in. A new engine adds its line here.
 const SCHEMES: &[Scheme] = &[
-    Scheme { scheme: "file", feature: "file", engine: engine!("file", file::ENGINE) },
+    Scheme { scheme: "file", feature: "file", engine: FILE },
     Scheme { scheme: "memory", feature: "memory", engine: engine!("memory", memory::ENGINE) },
     Scheme {
         scheme: "zookeeper",
@@ -188,6 +197,13 @@ fn row(endpoint: &Endpoint) -> Result<&'static Scheme> {
 
 fn engine(endpoint: &Endpoint) -> Result<&'static Registration> {
     let row = row(endpoint)?;
+    if row.scheme == "file" && !cfg!(target_os = "linux") {
+        return Err(Error::unsupported(
+            "file",
+            "locks in files of this system; they are for Linux. memory: excludes inside a process, every \
+             other engine between processes",
+        ));
+    }
     row.engine.as_ref().ok_or_else(|| {
         Error::Url(format!(
             "the engine for {}: URLs is not compiled in; switch on the feature {:?}",
@@ -241,6 +257,7 @@ mod tests {
     #[test]
     fn every_engine_understands_its_own_examples() {
         let engines: Vec<_> = ways().map(|(_, guarantees)| guarantees.engine).collect();
-        assert!(engines.contains(&"file") && engines.contains(&"memory"), "{engines:?}");
+        assert!(engines.contains(&"memory"), "{engines:?}");
+        assert_eq!(engines.contains(&"file"), cfg!(target_os = "linux"), "{engines:?}");
     }
 }
