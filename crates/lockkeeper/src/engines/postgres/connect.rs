@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use super::doctor;
 use crate::engine::Finding;
 use crate::engines::endpoint::Endpoint;
-use crate::engines::sql::{self, Dialect, Session, Sessions};
+use crate::engines::sql::{self, Dialect, STATEMENT, Session, Sessions, within};
 use crate::error::{Error, Result};
 use crate::owner::whoami;
 
@@ -181,7 +181,11 @@ pub(super) async fn prepare(settings: Settings) -> Result<Sessions<PgConnection>
     let answer = answer.fetch_one(session.wire()).await;
     let version = session.settle(answer, "read the version of the tables")?;
     sql::check_version(NAME, version, VERSION)?;
-    if !doctor::is_direct(&sessions).await? {
+    let (mut first, mut second) = (sessions.any().await?, sessions.for_renewals().await?);
+    let answer = within(STATEMENT, doctor::is_direct(first.wire(), second.wire())).await;
+    let direct = first.settle(answer, "look for a pooler")?;
+    second.settle(Ok(()), "look for a pooler")?;
+    if !direct {
         return Err(Error::broken(
             NAME,
             "keep locks here",

@@ -16,8 +16,6 @@ pub(crate) use self::lease::{grant, leases, pause, renewals};
 pub(crate) use self::rows::{Row, fence, since, snapshots};
 pub(crate) use self::session_engine::{Dedicated, SessionEngine};
 pub(crate) use self::session_lock::{Ask, Marked, Seen, SessionLock, Taken, promises};
-#[cfg(feature = "postgres")]
-pub(crate) use self::sessions::Borrowed;
 #[cfg(any(feature = "postgres", test))]
 pub(crate) use self::sessions::failed;
 pub(crate) use self::sessions::{Dialect, Session, Sessions, within};
