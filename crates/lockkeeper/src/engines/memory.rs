@@ -278,13 +278,7 @@ impl State {
                     .iter()
                     .find(|other| !admission::mixes(request.mode, other.request.mode))
                 {
-                    return Err(Error::Conflict {
-                        key: request.key.clone(),
-                        found: format!(
-                            "it is used as {}, and was asked for as {}",
-                            other.request.mode, request.mode
-                        ),
-                    });
+                    return Err(request.conflict(other.request.mode));
                 }
                 line.tickets.push(InLine {
                     request: request.clone(),

@@ -82,6 +82,16 @@ async fn a_pooler_that_lends_by_transaction_and_a_standby_are_refused() {
     }
 }
 
+#[tokio::test]
+async fn doctor_counts_the_connections_of_clients() {
+    let client = Client::connect(server().url()).await.unwrap();
+    let findings = client.doctor().await.unwrap();
+    let said =
+        findings.iter().find_map(|f| f.what.strip_suffix(" connections are in use")).unwrap();
+    let (used, _) = said.split_once(" of ").unwrap();
+    assert!(used.parse::<u32>().unwrap() > 0, "{said}");
+}
+
 /// One that lends its connections in turn gives each of two who alternate always the same.
 #[tokio::test]
 async fn a_pooler_that_lends_its_connections_in_turn_is_refused() {

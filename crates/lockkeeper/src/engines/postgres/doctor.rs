@@ -3,11 +3,8 @@
 use sqlx::Row;
 use sqlx::postgres::PgConnection;
 
-use super::connect::{NAME, VERSION};
 use crate::engine::{Finding, Severity};
-use crate::engines::sql::{
-    STATEMENT, Sessions, finding, seconds_since_1970, version_finding, within,
-};
+use crate::engines::sql::{STATEMENT, Sessions, seconds_since_1970, version_finding, within};
 use crate::error::Result;
 
 /// Looks at the server, its settings, and the way to it.
@@ -21,7 +18,7 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
            current_setting('synchronous_standby_names') AS standbys,
            (SELECT count(*) FROM pg_stat_replication) AS replicas,
            current_setting('max_connections')::bigint AS connections,
-           (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client engine') AS used,
+           (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
            (SELECT reset_val FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout') AS idle,
            has_table_privilege('lockkeeper_all', 'SELECT') AND NOT EXISTS (
              SELECT FROM unnest(ARRAY['lock', 'claim', 'bound', 'last', 'row']) AS name,
@@ -34,12 +31,11 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
     let answer = within(STATEMENT, asking).await;
     let row = session.settle(answer, "look at the server")?;
     let mut findings = vec![
-        finding(Severity::Fine, row.get::<&str, _>("version"), ""),
-        version_finding(NAME, row.get("tables"), VERSION),
+        Finding::fine(row.get::<&str, _>("version")),
+        version_finding::<PgConnection>(row.get("tables")),
     ];
-    let mut judge = |fine: bool, otherwise: Severity, what: String, advice: &str| {
-        let severity = if fine { Severity::Fine } else { otherwise };
-        findings.push(finding(severity, &what, if fine { "" } else { advice }));
+    let mut judge = |is_fine, otherwise, what: String, advice: &str| {
+        findings.push(Finding::check(is_fine, otherwise, what, advice));
     };
     judge(
         row.get("allowed"),
