@@ -2,7 +2,9 @@
 
 mod conformance;
 mod faults;
+mod readme;
 #[rustfmt::skip]
 mod samples;
 mod session;
+mod shutdown;
 mod telemetry;
