@@ -80,7 +80,7 @@ pub(crate) struct Terms {
 /// What becomes of a command whose lock is held for it.
 #[derive(Debug, Args)]
 pub(crate) struct Supervision {
-    /// From TERM to KILL when the command must end [env: LOCKKEEPER_GRACE] [default: 5s, at most ttl/6]
+    /// From TERM to KILL when the command must end [env: LOCKKEEPER_GRACE] [default: 5s, at most a sixth of a lease]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
     /// What to do with the command when the lock is lost [default: term]

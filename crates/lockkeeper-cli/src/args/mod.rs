@@ -81,9 +81,15 @@ pub(crate) fn read() -> Result<Cli, Error> {
     if env::args_os().skip_while(|word| word != "--").nth(1).is_some_and(|word| word == **first)
         && let Err(error) = Cli::try_parse_from(env::args_os().take_while(|word| word != "--"))
         && let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg)
-        && missing.iter().any(|name| name == "<KEY>" || name == "<NAME>")
+        && let Some(name) = missing.iter().find(|name| *name == "<KEY>" || *name == "<NAME>")
     {
-        return Err(error);
+        let verb = if name == "<KEY>" { "run" } else { "elect" };
+        let refused = format!(
+            "{name} is missing: all that follows `--` is the command\n\n  \
+             tip: put it before the dashes: lockkeeper {verb} {name} -- CMD [ARG]...; \
+             only one that starts with a dash may follow them\n"
+        );
+        return Err(Error::raw(ErrorKind::MissingRequiredArgument, refused));
     }
     Ok(cli)
 }

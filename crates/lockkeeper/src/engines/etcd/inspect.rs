@@ -1,9 +1,11 @@
 //! Who holds and who waits, and taking a lock away.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp};
+use tokio::task::JoinSet;
 
 use super::cluster::{NAME, PATIENCE};
 use super::layout::Range;
@@ -18,10 +20,13 @@ use crate::key::Key;
 /// How many keys are read at once.
 const PAGE: i64 = 1000;
 
+/// How many leases are asked about at once.
+const AT_ONCE: usize = 64;
+
 /// How often holders are looked for who are to be asked, when others come and go meanwhile.
 const TRIES: usize = 5;
 
-pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapshot>> {
+pub(super) async fn inspect(shared: &Arc<Shared>, query: &Query) -> Result<Vec<Snapshot>> {
     let mut lines: BTreeMap<Key, Vec<QueueEntry>> = BTreeMap::new();
     let range = match query {
         Query::Key(key) => shared.names.line(key),
@@ -32,22 +37,24 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
             lines.entry(key).or_default().push(QueueEntry::read(&stored));
         }
     }
-    let mut snapshots = Vec::with_capacity(lines.len());
+    let mut seen = Vec::with_capacity(lines.len());
     for (key, mut line) in lines {
         line.sort_by_key(|seat| seat.number);
-        let mut snapshot = snapshot(shared, key, &line).await?;
-        // One request for each: too many for a long list.
-        if matches!(query, Query::Key(_)) {
-            for (holder, seat) in snapshot.holders.iter_mut().zip(&line) {
-                holder.left = left(shared, seat.lease).await?;
-            }
-        }
+        let snapshot = snapshot(shared, key, &line).await?;
         if !snapshot.holders.is_empty() || snapshot.waiters.as_ref().is_some_and(|w| !w.is_empty())
         {
-            snapshots.push(snapshot);
+            seen.push((snapshot, line));
         }
     }
-    Ok(snapshots)
+    // Those who hold are ahead of those who wait.
+    let held = seen.iter().flat_map(|(snapshot, line)| &line[..snapshot.holders.len()]);
+    let left = left(shared, held.map(|seat| seat.lease).collect()).await?;
+    for (snapshot, line) in &mut seen {
+        for (holder, seat) in snapshot.holders.iter_mut().zip(line) {
+            holder.left = left.get(&seat.lease).copied();
+        }
+    }
+    Ok(seen.into_iter().map(|(snapshot, _)| snapshot).collect())
 }
 
 /// Deletes the places of those who hold, if they are still the same ones.
@@ -194,7 +201,30 @@ fn hold(entry: &mut Entry, seat: &QueueEntry, beside: &[KeyValue]) {
     }
 }
 
-async fn left(shared: &Shared, lease: i64) -> Result<Option<Duration>> {
+/// What is left of each lease. There is one request for each, so many are asked at once.
+async fn left(shared: &Arc<Shared>, leases: BTreeSet<i64>) -> Result<BTreeMap<i64, Duration>> {
+    let mut leases = leases.into_iter();
+    let mut asked = JoinSet::new();
+    let mut left = BTreeMap::new();
+    loop {
+        while asked.len() < AT_ONCE
+            && let Some(lease) = leases.next()
+        {
+            let shared = shared.clone();
+            asked.spawn(async move { (lease, time_to_live(&shared, lease).await) });
+        }
+        match asked.join_next().await {
+            Some(Ok((lease, time))) => {
+                time?.map(|time| left.insert(lease, time));
+            }
+            // The runtime is going down, and nobody waits for the answer.
+            Some(Err(_)) => {}
+            None => return Ok(left),
+        }
+    }
+}
+
+async fn time_to_live(shared: &Shared, lease: i64) -> Result<Option<Duration>> {
     let left = shared.cluster.ask("look at a lease", PATIENCE, |client| {
         let mut client = client.lease_client();
         async move { client.time_to_live(lease, None).await }
