@@ -113,7 +113,8 @@ impl Combination<'_> {
         let turn = starting.lock().expect("nobody panics while starting");
         let started = Instant::now();
         let mut run = place.start(&format!("{words} k{n} -- {JOB}"));
-        while run.is_running() && !place.path("started").exists() {
+        let waiting = || started.elapsed() < Duration::from_secs(20);
+        while run.is_running() && waiting() && !place.path("started").exists() {
             std::thread::sleep(Duration::from_millis(5));
         }
         drop(turn);
