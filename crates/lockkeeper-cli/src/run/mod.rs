@@ -5,7 +5,6 @@
 //! The [`backstop`] is what the wrapper does by itself if the guardian does not.
 
 pub(crate) mod backstop;
-pub(crate) mod cgroup;
 pub(crate) mod child;
 pub(crate) mod descendants;
 pub(crate) mod guardian;

@@ -115,6 +115,28 @@ fn a_command_that_breeds_is_ended_to_the_last() {
     }
 }
 
+/// A command that goes on in a new process all the time, so that whoever was found a moment ago is gone.
+#[test]
+fn a_command_that_never_stays_is_ended() {
+    let place = Place::new();
+    // It stops by itself: a test that fails must not take the machine along.
+    let walk = "$SIG{TERM} = \"IGNORE\"; open W, \">>\", \"work\"; \
+                while (time - $^T < 20) { syswrite W, \"$$\\n\"; fork and exit }";
+    for wrapper_dies in [true, false] {
+        let run = place.start(&format!("run k -- setsid perl -e '{walk}' & sleep 60"));
+        eventually("many of them", || (place.content("work").lines().count() > 100).then_some(()));
+        let victim = if wrapper_dies { run.pid() } else { guardian_of(run.pid()) };
+        kill(victim, Signal::SIGKILL).unwrap();
+        let walked = Instant::now();
+        place.run("run -w 10 k -- echo next >> work").exits(0);
+        assert!(walked.elapsed() < Duration::from_secs(10), "it ended by itself");
+        // It would not rest for so long.
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(place.content("work").ends_with("next\n"), "it works on");
+        std::fs::remove_file(place.path("work")).unwrap();
+    }
+}
+
 /// Children that want all cores all the time, but less than everyone else does.
 struct Load(Vec<Child>);
 
