@@ -5,7 +5,7 @@
 //! decides, not what the kernel shows of a process, and no clock.
 
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
@@ -105,9 +105,13 @@ pub(crate) struct Cell {
     pub(crate) holder: Option<Running>,
 }
 
-/// When those who worked under a lock were dead, and when the command that held it had ended.
+/// When the worker did something for the last time, when it was dead and waited for, and when the command
+/// that held the lock had ended.
+///
+/// A process that was killed does nothing any more, but the kernel may need long to end it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ended {
+    pub(crate) worked: SystemTime,
     pub(crate) dead: Instant,
     pub(crate) exited: Instant,
 }
@@ -211,7 +215,8 @@ impl Cell {
             let (code, said) = (ended.code, ended.stderr);
             return Err(format!("{}: exits with {code:?}, leaves {left:?}: {said}", self.name));
         }
-        let ended = Ended { dead: dead.unwrap_or(exited), exited };
+        let worked = std::fs::metadata(self.place.path("work")).unwrap().modified().unwrap();
+        let ended = Ended { worked, dead: dead.unwrap_or(exited), exited };
         if self.fate == Fate::ServerGone {
             return Ok(ended);
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper_testkit::server::redis::Server;
 use lockkeeper_testkit::server::zookeeper::Ensemble;
@@ -49,15 +49,18 @@ fn without_a_server(urls: Option<[&str; 2]>, end_server: impl FnOnce()) -> Vec<S
         let cells: Vec<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
         end_server();
         // No renewal came after this, so no lease lasts longer than from now on.
-        let gone = Instant::now();
+        let over = SystemTime::now() + lease;
         let judge = |cell: Cell| {
             scope.spawn(move || {
                 let name = cell.name.clone();
                 let ended = cell.judge()?;
-                let (dead, exited) = (ended.dead - gone, ended.exited - ended.dead);
-                match dead < lease && exited < Duration::from_secs(1) {
+                if let Ok(late) = ended.worked.duration_since(over) {
+                    return Err(format!("{name}: works {late:?} after its lease"));
+                }
+                let exited = ended.exited - ended.dead;
+                match exited < Duration::from_secs(1) {
                     true => Ok(()),
-                    false => Err(format!("{name}: dead after {dead:?}, exits {exited:?} later")),
+                    false => Err(format!("{name}: exits {exited:?} after its command's death")),
                 }
             })
         };
