@@ -191,7 +191,7 @@ impl Cell {
         }
         let mut dead = None;
         let happened = Instant::now();
-        while holder.is_running() && happened.elapsed() < Duration::from_secs(20) {
+        while holder.is_running() && happened.elapsed() < Duration::from_secs(60) {
             if self.fate == Fate::GuardianFrozen {
                 // One that is debugged is waited for by its debugger first.
                 let _ = waitpid(guardian, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL));
