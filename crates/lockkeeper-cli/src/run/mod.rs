@@ -397,9 +397,11 @@ pub(crate) async fn acquire_until(
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     let acquired = match (terms.wait, left) {
         (Some(limit), Some(left)) if !limit.is_zero() => {
-            lock.acquire_within(left).await.map(Some).map_err(|error| match error {
-                Error::Timeout { key, .. } => Error::Timeout { key, waited: limit },
-                other => other,
+            lock.acquire_within(left).await.map(Some).map_err(|mut error| {
+                if let Error::Timeout { waited, .. } = &mut error {
+                    *waited = limit;
+                }
+                error
             })
         }
         (Some(limit), _) if limit.is_zero() => lock.try_acquire().await,
@@ -473,7 +475,7 @@ pub(crate) async fn release(guard: Guard, say: Say) -> Result<(), Option<String>
             Err(lost)
         }
         // What is not confirmed by now must not keep whoever waits for us.
-        Ok(Ok(Release::Unconfirmed)) | Err(_) => {
+        Ok(Ok(_)) | Err(_) => {
             if lost.is_none() {
                 say.warn("the engine did not confirm the release; the lock ends by itself");
             }

@@ -26,10 +26,10 @@ impl Endpoint {
     /// Parses a URL such as `file:` or `file:///var/lib/app/locks`.
     ///
     /// # Errors
-    /// [`Error::Config`], without quoting what may be a secret.
+    /// [`Error::Url`], without quoting what may be a secret.
     pub fn parse(text: &str) -> Result<Self> {
         let refuse = |error| {
-            Error::Config(match error {
+            Error::Url(match error {
                 ParseError::RelativeUrlWithoutBase => "this is not the URL of an engine; it starts with a scheme, as in file:, file:///dir or redis://host".to_owned(),
                 other => format!("this is not the URL of an engine: {other}; write scheme://host:port, and %XX for what is special in a password"),
             })
@@ -40,7 +40,7 @@ impl Endpoint {
             Url::parse(&format!("{}://{other}", url.scheme())).map_err(refuse)?;
             if other.contains('@') && !matches!(url.scheme(), "redlock" | "redlocks") {
                 // Not quoted: it may be a password.
-                return Err(Error::Config(format!(
+                return Err(Error::Url(format!(
                     "{}: takes one user and password for all hosts, before the first of them; write %40 for @ in a password",
                     url.scheme()
                 )));
@@ -49,7 +49,7 @@ impl Endpoint {
         let rest = text.split_once(':').map_or("", |(_, rest)| rest);
         if url.scheme() == "file" && !rest.is_empty() && !rest.starts_with(['/', '?', '#']) {
             // The parser would make an absolute path of it, without a word.
-            return Err(Error::Config(format!(
+            return Err(Error::Url(format!(
                 "{text:?} is not absolute; write file: for the default directory, or file:///dir"
             )));
         }
@@ -204,7 +204,7 @@ impl Options {
     /// Takes an option that is one of a few words.
     ///
     /// # Errors
-    /// [`Error::Config`] that lists the words.
+    /// [`Error::Url`] that lists the words.
     pub fn choice<T: Copy>(
         &mut self,
         name: &'static str,
@@ -215,7 +215,7 @@ impl Options {
             Some((_, meaning)) => Ok(Some(*meaning)),
             None => {
                 let valid: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-                Err(Error::Config(format!(
+                Err(Error::Url(format!(
                     "option {name} cannot be {value:?}; it is one of: {}",
                     valid.join(", ")
                 )))
@@ -226,16 +226,16 @@ impl Options {
     /// Takes an option that is a duration, such as `500ms` or `2m`.
     ///
     /// # Errors
-    /// [`Error::Config`] that shows what a duration looks like.
+    /// [`Error::Url`] that shows what a duration looks like.
     pub fn duration(&mut self, name: &'static str) -> Result<Option<Duration>> {
         let Some(value) = self.take(name)? else { return Ok(None) };
-        parse_duration(&value).map(Some).map_err(|e| Error::Config(format!("option {name}: {e}")))
+        parse_duration(&value).map(Some).map_err(|e| Error::Url(format!("option {name}: {e}")))
     }
 
     /// Takes an option that is free text.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is given twice.
+    /// [`Error::Url`] if it is given twice.
     pub fn take(&mut self, name: &'static str) -> Result<Option<String>> {
         self.known.push(name);
         let mut found = None;
@@ -248,7 +248,7 @@ impl Options {
             !ours
         });
         if twice {
-            return Err(Error::Config(format!("option {name} is given twice")));
+            return Err(Error::Url(format!("option {name} is given twice")));
         }
         Ok(found)
     }
@@ -256,14 +256,14 @@ impl Options {
     /// Refuses what nobody took.
     ///
     /// # Errors
-    /// [`Error::Config`] that lists the valid options.
+    /// [`Error::Url`] that lists the valid options.
     pub fn finish(self) -> Result<()> {
         let Some((name, _)) = self.pairs.first() else { return Ok(()) };
         let valid = match self.known.as_slice() {
             [] => "it takes none".to_owned(),
             known => format!("it takes: {}", known.join(", ")),
         };
-        Err(Error::Config(format!("{}: has no option {name:?}; {valid}", self.scheme)))
+        Err(Error::Url(format!("{}: has no option {name:?}; {valid}", self.scheme)))
     }
 }
 

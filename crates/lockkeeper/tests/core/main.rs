@@ -4,4 +4,5 @@ mod conformance;
 mod faults;
 mod readme;
 mod session;
+mod shutdown;
 mod telemetry;

@@ -232,7 +232,7 @@ async fn bad_urls_are_refused_with_what_is_accepted() {
         ("redis://h?layout=string&fence=redisson", "needs layout=hash"),
     ] {
         match Client::connect(url).await {
-            Err(Error::Config(message)) => assert!(message.contains(part), "{url}: {message}"),
+            Err(Error::Url(message)) => assert!(message.contains(part), "{url}: {message}"),
             other => panic!("{url}: {other:?}"),
         }
     }

@@ -192,9 +192,9 @@ async fn alarms(shared: &Shared) -> Vec<Finding> {
 
 /// Asks for a lease of one second and sees what comes of it.
 async fn shortest_lease(shared: &Shared) -> Option<Finding> {
-    let mut lent = Leases::default().take(Duration::from_secs(1));
-    let shortest = lent.make(&shared.cluster, Clock::System.now()).await.ok()?;
-    let _ = revoke(&shared.cluster, lent.id, &mut false).await;
+    let mut lease = Leases::default().take(Duration::from_secs(1));
+    let shortest = lease.make(&shared.cluster, Clock::System.now()).await.ok()?;
+    let _ = revoke(&shared.cluster, lease.id, &mut false).await;
     let shortest = humantime::format_duration(shortest);
     let what = format!("the shortest lease is {shortest}, also for locks that ask for less");
     Some(finding(Severity::Fine, what, ""))
@@ -215,9 +215,9 @@ async fn permissions(shared: &Arc<Shared>) -> Finding {
         queue: false,
         note: None,
     };
-    let mut ticket = EtcdClaim::new(shared.clone(), request);
-    let taken = ticket.attempt(Clock::System.now()).await;
-    let given_back = ticket.release().await;
+    let mut claim = EtcdClaim::new(shared.clone(), request);
+    let taken = claim.attempt(Clock::System.now()).await;
+    let given_back = claim.release().await;
     match taken.and(given_back) {
         Ok(_) => finding(Severity::Fine, "a lock could be taken and given back", ""),
         Err(error) => finding(

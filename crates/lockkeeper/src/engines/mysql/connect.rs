@@ -40,7 +40,7 @@ pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
     let mut settings = Settings::of(endpoint, endpoint.options(), &strategies, &native)?;
     let url = endpoint.expose();
     if url.path().trim_matches('/').is_empty() {
-        return Err(Error::Config(
+        return Err(Error::Url(
             "mysql: the URL names no database; write mysql://user@host/database".to_owned(),
         ));
     }

@@ -50,7 +50,7 @@ pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
     if let Some(schema) = schema {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if schema.is_empty() || !schema.chars().all(plain) {
-            return Err(Error::Config(format!(
+            return Err(Error::Url(format!(
                 "option schema cannot be {schema:?}; it is lower-case letters, digits and _"
             )));
         }

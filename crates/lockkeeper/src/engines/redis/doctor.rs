@@ -186,9 +186,9 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
             queue: false,
             note: None,
         };
-        let mut ticket = RedisClaim::new(store.clone(), request);
-        let granted = ticket.attempt(Clock::System.now()).await;
-        let released = ticket.release().await;
+        let mut claim = RedisClaim::new(store.clone(), request);
+        let granted = claim.attempt(Clock::System.now()).await;
+        let released = claim.release().await;
         let Err(error) = granted.and(released) else {
             let what = format!("a {} lock can be taken and given back", mode.kind());
             findings.push(Finding { severity: Severity::Fine, what, advice: String::new() });

@@ -20,6 +20,7 @@ use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
 use crate::key::Key;
 
+pub(super) mod answer;
 mod batch;
 pub(super) mod claim;
 mod cluster;
@@ -115,7 +116,7 @@ impl Redis {
     /// Connects to what a URL names.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for a URL that is not understood,
+    /// [`Error::Url`](crate::Error::Url) for a URL that is not understood,
     /// [`Error::Engine`](crate::Error::Engine) when nobody is there.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
         let (servers, settings) = settings::read(endpoint)?;

@@ -16,9 +16,9 @@ pub(super) async fn doctor(quorum: &Arc<Quorum>) -> Vec<Finding> {
         let asked = async move { examine(&node, strict).await };
         (at, question(asked))
     });
-    let mut round = FanOut::new(questions.collect());
+    let mut calls = FanOut::new(questions.collect());
     let mut found: Vec<_> = Vec::new();
-    while let Some((server, findings)) = round.next().await {
+    while let Some((server, findings)) = calls.next().await {
         found.push((server, findings));
     }
     found.sort_by_key(|(server, _)| *server);
