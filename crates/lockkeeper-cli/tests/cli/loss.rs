@@ -118,6 +118,7 @@ fn a_command_that_is_stopped_past_its_lease_never_goes_on() {
     let script = "echo $$ > pid; while :; do echo > beat; sleep 0.01; done";
     let run = place.start(&format!("run -q --url memory: --ttl 1s k -- {script}"));
     let command: i32 = place.content("pid").trim().parse().unwrap();
+    place.content("beat");
     killpg(Pid::from_raw(command), Signal::SIGSTOP).unwrap();
     run.signal(Signal::SIGSTOP);
     std::fs::remove_file(place.path("beat")).unwrap();
