@@ -13,7 +13,7 @@ use nix::sys::stat::Mode;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{Pid, mkfifo};
 
-use crate::place::{Place, Running, eventually, is_there, state_of};
+use crate::place::{Place, Running, eventually, state_of};
 
 /// Commands, each with one `./worker` that is not in the command's own group.
 pub(crate) const COMMANDS: [(&str, &str); 6] = [
@@ -162,7 +162,7 @@ impl Cell {
 
     /// Who of them is there, zombies included.
     fn alive(&self) -> Vec<i32> {
-        self.pids().into_iter().filter(|pid| is_there(*pid)).collect()
+        self.pids().into_iter().filter(|pid| self.place.has(*pid)).collect()
     }
 
     /// Lets it happen, and says what went wrong.

@@ -14,7 +14,7 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
 use crate::cell::{COMMANDS, Cell, Fate, Pace, freeze, guardian_of};
-use crate::place::{Place, eventually, is_there, state_of};
+use crate::place::{Place, eventually, state_of};
 
 /// Every command meets every fate, some of them at once.
 fn every_fate(urls: Option<[&str; 2]>, end_server: impl FnOnce()) {
@@ -109,7 +109,7 @@ fn a_command_that_breeds_is_ended_to_the_last() {
         place.run("run -w 30 k true").exits(0);
         let pids: BTreeSet<i32> =
             place.content("pids").lines().filter_map(|line| line.parse().ok()).collect();
-        let left: Vec<_> = pids.iter().copied().filter(|pid| is_there(*pid)).collect();
+        let left: Vec<_> = pids.iter().copied().filter(|pid| place.has(*pid)).collect();
         for pid in &left {
             let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
