@@ -17,7 +17,7 @@ pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
     let limit = Limit::of(&client, config.ttl(None)?, None);
     if let Err(refused) = Timeline::new(limit, config.grace(None)?, config.on_lost(None)?) {
         let what = format!("run and elect would be refused: {}", refused.message);
-        findings.push(Finding::new(Severity::Problem, what, ""));
+        findings.push(Finding::problem(what, ""));
     }
     let word = |severity| match severity {
         Severity::Fine => "fine",

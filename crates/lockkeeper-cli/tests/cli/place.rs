@@ -31,6 +31,15 @@ impl Place {
         Self { url: Some(url.to_owned()), ..Self::new() }
     }
 
+    /// Whether a process that worked here is still there, zombies included. On a busy machine its number
+    /// may soon be that of a stranger, which works elsewhere.
+    pub(crate) fn has(&self, pid: i32) -> bool {
+        match fs::read_link(format!("/proc/{pid}/cwd")) {
+            Ok(directory) => directory == fs::canonicalize(self.path("")).unwrap(),
+            Err(_) => is_there(pid),
+        }
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

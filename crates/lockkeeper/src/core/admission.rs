@@ -101,6 +101,7 @@ pub fn free_slots(taken: impl IntoIterator<Item = u32>, take: u32) -> Vec<u32> {
 }
 
 /// The slot numbers that a text of ranges, such as `0-3,7`, names; `None` if it is no such text.
+#[cfg(any(all(feature = "file", target_os = "linux"), feature = "mysql"))]
 pub(crate) fn slots_in(ranges: &str) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
     for part in ranges.split(',') {

@@ -89,9 +89,32 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// What was found, and what to do about it.
-    pub fn new(severity: Severity, what: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { severity, what: what.into(), advice: advice.into() }
+    /// Something that is as it should be.
+    pub fn fine(what: impl Into<String>) -> Self {
+        Self { severity: Severity::Fine, what: what.into(), advice: String::new() }
+    }
+
+    /// Something that may hurt, and what to do about it.
+    pub fn warning(what: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, what: what.into(), advice: advice.into() }
+    }
+
+    /// Something that keeps locks from working, and what to do about it.
+    pub fn problem(what: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { severity: Severity::Problem, what: what.into(), advice: advice.into() }
+    }
+
+    /// Something that was looked at: fine, or as bad as `otherwise`, and only then in need of advice.
+    pub fn check(
+        is_fine: bool,
+        otherwise: Severity,
+        what: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        match is_fine {
+            true => Self::fine(what),
+            false => Self { severity: otherwise, what: what.into(), advice: advice.into() },
+        }
     }
 }
 

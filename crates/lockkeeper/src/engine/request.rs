@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::Held;
+use crate::error::Error;
 use crate::key::Key;
 use crate::owner::{Owner, Token};
 
@@ -45,6 +46,29 @@ impl Request {
     /// The identity that a store compares: the owner if there is one, else the token.
     pub fn identity(&self) -> String {
         self.owner.as_ref().map_or_else(|| self.token.to_string(), |owner| owner.id().to_owned())
+    }
+
+    /// The refusal of a key that is in use as something else.
+    pub(crate) fn conflict(&self, found: impl fmt::Display) -> Error {
+        let found = format!("it is used as {found}, and was asked for as {}", self.mode);
+        Error::Conflict { key: self.key.clone(), found }
+    }
+
+    /// A single try at a lock that nobody else has, with which `doctor` finds out whether locks work.
+    pub(crate) fn probe(mode: Mode) -> Self {
+        let token = Token::fresh();
+        let key = Key::new(format!("lockkeeper-doctor-{token}")).expect("a token is visible text");
+        Self {
+            key,
+            token,
+            owner: None,
+            mode,
+            ttl: Duration::from_secs(5),
+            fixed: false,
+            fair: false,
+            queue: false,
+            note: None,
+        }
     }
 }
 

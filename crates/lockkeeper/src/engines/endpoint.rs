@@ -68,7 +68,19 @@ impl Endpoint {
 
     /// The whole URL with every host, secrets included: it leads to the same place again.
     pub fn spell_out(&self) -> String {
-        self.with_all_hosts(&self.url, |other| other)
+        self.with_all_hosts(&self.url, str::to_owned)
+    }
+
+    /// The whole URL with its users, but without passwords and secret options: with the password from
+    /// elsewhere it leads to the same place again. For an environment; a message has no users either.
+    pub fn without_passwords(&self) -> String {
+        self.public(self.url.username(), |host| match host.rsplit_once('@') {
+            Some((user, address)) => {
+                let user = user.split_once(':').map_or(user, |(user, _)| user);
+                format!("{user}@{address}")
+            }
+            None => host.to_owned(),
+        })
     }
 
     /// The same place with this password; `None` where there is no room for one.
@@ -112,7 +124,30 @@ impl Endpoint {
         Options { pairs, known: Vec::new(), scheme: self.scheme().to_owned() }
     }
 
-    fn with_all_hosts(&self, url: &Url, spell: fn(&str) -> &str) -> String {
+    /// The URL with this user, without its password and secret options.
+    fn public(&self, user: &str, spell: fn(&str) -> String) -> String {
+        let mut shown = self.url.clone();
+        // Both fail only for URLs that cannot have a user at all.
+        let _ = shown.set_username(user);
+        let _ = shown.set_password(None);
+        let kept: Vec<_> = shown
+            .query_pairs()
+            .filter(|(k, _)| !SECRET_OPTIONS.contains(&k.to_ascii_lowercase().as_str()))
+            .map(|(k, v)| (k.into_owned(), v.into_owned()))
+            .collect();
+        shown.set_query(None);
+        if !kept.is_empty() {
+            shown.query_pairs_mut().extend_pairs(kept);
+        }
+        shown.set_fragment(None);
+        if shown.scheme() == "file" && shown.path() == "/" {
+            // As people write the default directory; the parser puts the slashes there.
+            return format!("file:{}", &shown[Position::AfterPath..]);
+        }
+        self.with_all_hosts(&shown, spell)
+    }
+
+    fn with_all_hosts(&self, url: &Url, spell: fn(&str) -> String) -> String {
         let (start, rest) = url.as_str().split_at(url[..Position::BeforePath].len());
         let others: String = self.others.iter().map(|other| format!(",{}", spell(other))).collect();
         format!("{start}{others}{rest}")
@@ -129,25 +164,7 @@ impl FromStr for Endpoint {
 impl fmt::Display for Endpoint {
     /// The URL without users, passwords and secret options.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = self.url.clone();
-        // Both fail only for URLs that cannot have a user at all.
-        let _ = shown.set_username("");
-        let _ = shown.set_password(None);
-        let kept: Vec<_> = shown
-            .query_pairs()
-            .filter(|(k, _)| !SECRET_OPTIONS.contains(&k.to_ascii_lowercase().as_str()))
-            .map(|(k, v)| (k.into_owned(), v.into_owned()))
-            .collect();
-        shown.set_query(None);
-        if !kept.is_empty() {
-            shown.query_pairs_mut().extend_pairs(kept);
-        }
-        shown.set_fragment(None);
-        if shown.scheme() == "file" && shown.path() == "/" {
-            // As people write the default directory; the parser puts the slashes there.
-            return write!(f, "file:{}", &shown[Position::AfterPath..]);
-        }
-        f.write_str(&self.with_all_hosts(&shown, address))
+        f.write_str(&self.public("", address))
     }
 }
 
@@ -158,8 +175,8 @@ impl fmt::Debug for Endpoint {
 }
 
 /// A host without its user and password.
-fn address(host: &str) -> &str {
-    host.rsplit_once('@').map_or(host, |(_, address)| address)
+fn address(host: &str) -> String {
+    host.rsplit_once('@').map_or(host, |(_, address)| address).to_owned()
 }
 
 /// Takes all hosts but the first out of a URL: the standard knows only one.
@@ -278,6 +295,8 @@ mod tests {
             assert!(!shown.contains("canary") && !shown.contains("me"), "{shown}");
             assert!(shown.contains("redis://host:6379/1?layout=string"), "{shown}");
         }
+        let kept = endpoint.without_passwords();
+        assert_eq!(kept, "redis://me@host:6379/1?layout=string");
         let message = Endpoint::parse("//me:canary@host").unwrap_err().to_string();
         assert!(!message.contains("canary"), "{message}");
     }
@@ -309,6 +328,8 @@ mod tests {
         let expected =
             [("a", Some("canary,1")), ("b", Some("canary%2C2")), ("a", Some("canary,1"))];
         assert!(users.eq(expected.map(|(user, password)| (user, password, "/1"))));
+        let kept = endpoint.without_passwords();
+        assert_eq!(kept, "redlock://a@one,b@two:7000,three/1?prefix=p");
         for shown in [endpoint.to_string(), format!("{endpoint:?}")] {
             assert!(shown.contains("redlock://one,two:7000,three/1?prefix=p"), "{shown}");
         }

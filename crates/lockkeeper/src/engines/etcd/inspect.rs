@@ -1,7 +1,10 @@
 //! Holders and waiters, and what an operator can do about them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::task::JoinSet;
 
 use super::client::{Client, Compare, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use super::cluster::PATIENCE;
@@ -17,10 +20,13 @@ use crate::key::Key;
 /// How many keys are read at once.
 const PAGE: i64 = 1000;
 
+/// How many leases are asked about at once.
+const AT_ONCE: usize = 64;
+
 /// How often holders are asked again to give way when the queue changed meanwhile.
 const TRIES: usize = 5;
 
-pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapshot>> {
+pub(super) async fn inspect(shared: &Arc<Shared>, query: &Query) -> Result<Vec<Snapshot>> {
     let mut queues: BTreeMap<Key, Vec<QueueEntry>> = BTreeMap::new();
     let range = match query {
         Query::Key(key) => shared.names.queue(key),
@@ -31,22 +37,24 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
             queues.entry(key).or_default().push(QueueEntry::read(&stored));
         }
     }
-    let mut snapshots = Vec::with_capacity(queues.len());
+    let mut seen = Vec::with_capacity(queues.len());
     for (key, mut queue) in queues {
         queue.sort_by_key(|entry| entry.created);
-        let mut snapshot = snapshot(shared, key, &queue).await?;
-        // One request for each: too many for a long list.
-        if matches!(query, Query::Key(_)) {
-            for (holder, entry) in snapshot.holders.iter_mut().zip(&queue) {
-                holder.left = left(shared, entry.lease).await?;
-            }
-        }
+        let snapshot = snapshot(shared, key, &queue).await?;
         if !snapshot.holders.is_empty() || snapshot.waiters.as_ref().is_some_and(|w| !w.is_empty())
         {
-            snapshots.push(snapshot);
+            seen.push((snapshot, queue));
         }
     }
-    Ok(snapshots)
+    // Holders are ahead of waiters.
+    let held = seen.iter().flat_map(|(snapshot, queue)| &queue[..snapshot.holders.len()]);
+    let left = left(shared, held.map(|entry| entry.lease).collect()).await?;
+    for (snapshot, queue) in &mut seen {
+        for (holder, entry) in snapshot.holders.iter_mut().zip(queue) {
+            holder.left = left.get(&entry.lease).copied();
+        }
+    }
+    Ok(seen.into_iter().map(|(snapshot, _)| snapshot).collect())
 }
 
 /// Deletes the entries of all holders, if they are still the same ones.
@@ -196,7 +204,30 @@ fn add_grant(entry: &mut Entry, queued: &QueueEntry, beside: &[KeyValue]) {
     }
 }
 
-async fn left(shared: &Shared, lease: i64) -> Result<Option<Duration>> {
+/// What is left of each lease. There is one request for each, so many are asked at once.
+async fn left(shared: &Arc<Shared>, leases: BTreeSet<i64>) -> Result<BTreeMap<i64, Duration>> {
+    let mut leases = leases.into_iter();
+    let mut asked = JoinSet::new();
+    let mut left = BTreeMap::new();
+    loop {
+        while asked.len() < AT_ONCE
+            && let Some(lease) = leases.next()
+        {
+            let shared = shared.clone();
+            asked.spawn(async move { (lease, time_to_live(&shared, lease).await) });
+        }
+        match asked.join_next().await {
+            Some(Ok((lease, time))) => {
+                time?.map(|time| left.insert(lease, time));
+            }
+            // The runtime is going down, and nobody waits for the answer.
+            Some(Err(_)) => {}
+            None => return Ok(left),
+        }
+    }
+}
+
+async fn time_to_live(shared: &Shared, lease: i64) -> Result<Option<Duration>> {
     let look = |client: Client| client.time_to_live(lease);
     let left = shared.cluster.ask("look at a lease", PATIENCE, look).await?;
     Ok(u64::try_from(left.ttl).ok().map(Duration::from_secs))

@@ -128,9 +128,7 @@ impl FileClaim {
         if let Some(other) =
             line.iter().find(|other| !admission::mixes(self.request.mode, other.mode))
         {
-            let found =
-                format!("it is used as {}, and was asked for as {}", other.mode, self.request.mode);
-            return Err(Error::Conflict { key: self.request.key.clone(), found });
+            return Err(self.request.conflict(other.mode));
         }
 
         let turn = self.sleepers.turn(&self.request, own.unwrap_or(u64::MAX), &line);

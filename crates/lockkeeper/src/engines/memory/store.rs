@@ -13,7 +13,7 @@ use crate::engine::{
     Entry, Fence, Grant, Lease, Mode, Query, Released, Renewal, Request, Snapshot,
 };
 use crate::engines::yield_signal::YieldSignal;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::key::Key;
 use crate::owner::{Token, whoami};
 
@@ -78,13 +78,7 @@ impl Store {
                     .iter()
                     .find(|other| !admission::mixes(request.mode, other.request.mode))
                 {
-                    return Err(Error::Conflict {
-                        key: request.key.clone(),
-                        found: format!(
-                            "it is used as {}, and was asked for as {}",
-                            other.request.mode, request.mode
-                        ),
-                    });
+                    return Err(request.conflict(other.request.mode));
                 }
                 queue.members.push(Member {
                     request: request.clone(),
