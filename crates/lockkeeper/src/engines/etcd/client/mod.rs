@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use prost::Message;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
-use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -195,7 +194,7 @@ impl Client {
         let mut grpc = self.grpc().await?;
         let (orders, queue) = mpsc::channel(ORDERS);
         orders.try_send(first).expect("there is room for the first one");
-        let request = signed(stream(queue).into_streaming_request(), token);
+        let request = signed(ReceiverStream::new(queue).into_streaming_request(), token);
         let path = PathAndQuery::from_static(path);
         let replies = grpc.streaming(request, path, ProstCodec::default()).await?.into_inner();
         Ok(Exchange { orders, replies })
@@ -234,10 +233,6 @@ impl Login {
     fn token(&self) -> std::sync::MutexGuard<'_, Option<Token>> {
         self.token.lock().expect("nothing panics under this lock")
     }
-}
-
-fn stream<Q: Send + 'static>(queue: mpsc::Receiver<Q>) -> impl Stream<Item = Q> + Send + 'static {
-    ReceiverStream::new(queue)
 }
 
 /// Whether the member does not know our token any more.
