@@ -28,8 +28,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::start();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let _clients = runtime.block_on(hold_and_wait(&server))?;
-    let known = || server.ask(&["DBSIZE"]);
-    println!("{LOCKS} locks, {WAITERS} waiters each, {} keys at the server", known());
     let locks = measure(&server, MEASURED);
     println!("the locks alone: {:.2} % of a core", 100.0 * locks);
     for browsers in [1, 20] {
@@ -68,9 +66,14 @@ async fn hold_and_wait(server: &Server) -> lockkeeper::Result<Vec<Client>> {
         let all = clients[0].list("").await?;
         Ok(all.iter().filter_map(|lock| lock.waiters.as_ref()).map(Vec::len).sum())
     };
-    while waiting().await? < LOCKS * WAITERS {
+    // On a slow machine some are always late with their heartbeat, and queue again.
+    let enough = LOCKS * WAITERS * 9 / 10;
+    let mut seen = waiting().await?;
+    while seen < enough {
         tokio::time::sleep(Duration::from_millis(500)).await;
+        seen = waiting().await?;
     }
+    println!("{LOCKS} locks held, {seen} waiters of {}", LOCKS * WAITERS);
     Ok(clients)
 }
 

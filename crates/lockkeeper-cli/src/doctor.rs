@@ -16,11 +16,8 @@ pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
     let mut findings = client.doctor().await?;
     let limit = Limit::of(&client, config.ttl(None)?, None);
     if let Err(refused) = Timeline::new(limit, config.grace(None)?, config.on_lost(None)?) {
-        findings.push(Finding {
-            severity: Severity::Problem,
-            what: format!("run and elect would be refused: {}", refused.message),
-            advice: String::new(),
-        });
+        let what = format!("run and elect would be refused: {}", refused.message);
+        findings.push(Finding::problem(what, ""));
     }
     let word = |severity| match severity {
         Severity::Fine => "fine",

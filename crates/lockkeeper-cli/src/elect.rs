@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use lockkeeper::endpoint::Endpoint;
 use lockkeeper::{Client, Owner, whoami};
 use tokio::time::Instant;
 
@@ -23,10 +24,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) async fn elect(args: Elect) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
     let config = Config::load()?.quietly(args.supervision.quiet);
-    let client = config.connect(&args.place).await?;
+    let endpoint = config.endpoint(&args.place)?;
+    let client = Client::connect(endpoint.spell_out()).await?;
     let outcome = match args.observe {
         true => interruptible(observe(&client, &args), &signals).await,
-        false => lead(&client, &config, &args, &signals).await,
+        false => lead(&client, &endpoint, &config, &args, &signals).await,
     };
     run::close(client, outcome.is_ok()).await;
     outcome
@@ -63,7 +65,13 @@ async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
 }
 
 /// Stands, leads, and stands again.
-async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals) -> exit::Outcome {
+async fn lead(
+    client: &Client,
+    endpoint: &Endpoint,
+    config: &Config,
+    args: &Elect,
+    signals: &Signals,
+) -> exit::Outcome {
     let say = Say { quiet: args.supervision.quiet, verbose: args.supervision.verbose };
     if let Some(path) = &args.supervision.status_file {
         status::probe(path)?;
@@ -93,7 +101,7 @@ async fn lead(client: &Client, config: &Config, args: &Elect, signals: &Signals)
         say.note(format_args!("leading {:?}, term {}", args.name, guard.fence()));
         let job = Job {
             command: args.argv.clone(),
-            environment: run::environment(&guard, &owner, client.place().to_owned()),
+            environment: run::environment(&guard, &owner, endpoint),
             mask: *signals.original(),
             foreground: false,
             lock: guard.bequeath(),

@@ -63,8 +63,9 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
             Error::Timeout { .. } => BUSY,
-            Error::Lost { .. } => LOST,
-            Error::Unsupported { .. } | Error::Config(_) | Error::Conflict { .. } => USAGE,
+            Error::Lost { .. } | Error::Late { .. } => LOST,
+            Error::Unsupported { .. } | Error::Conflict { .. } => USAGE,
+            Error::Key(_) | Error::Url(_) | Error::Config(_) => USAGE,
             Error::Engine { .. } => UNAVAILABLE,
             _ => OWN,
         };

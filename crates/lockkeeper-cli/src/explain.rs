@@ -30,10 +30,13 @@ pub(crate) fn explain(args: Explain) -> exit::Outcome {
     print(&text).map(|()| 0)
 }
 
+/// What an engine may promise that was added to the library after this command was written.
+const NEWER: &str =
+    "It promises something that this command does not know yet; see the engine's page.";
+
 /// One or two sentences per field, promises and limits alike.
 fn sentences(g: &Guarantees) -> Vec<String> {
     let Guarantees {
-        engine: _,
         read_write,
         semaphore,
         most_permits,
@@ -44,6 +47,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         scope,
         survives,
         reentrance,
+        ..
     } = *g;
     let scope = match scope {
         Scope::Process => {
@@ -53,6 +57,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
             "It excludes processes of one machine. It does not exclude other machines."
         }
         Scope::Network => "It excludes everyone who reaches the same store, on any machine.",
+        _ => NEWER,
     };
     let death = match death {
         Death::Lease => {
@@ -67,6 +72,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
             "A holder that dies frees the lock at once. \
              There is no lease: a holder that is paused keeps the lock for as long as it is paused."
         }
+        _ => NEWER,
     };
     let survives = match survives {
         Survives::NothingApart => {
@@ -85,6 +91,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
             "Exclusion survives the loss of any minority of the store's members. \
              Without a majority nobody gets a lock."
         }
+        _ => NEWER,
     };
     let fence = match fence {
         FenceSource::Counter => {
@@ -98,6 +105,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
             "Every grant has a fence, the store's own revision number, which never goes back."
         }
         FenceSource::Quorum => "Every grant has a fence from a counter that a majority agrees on.",
+        _ => NEWER,
     };
     let order = match order {
         Order::Fifo => "Waiters are served in order of arrival, always.".to_owned(),
@@ -110,6 +118,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         Order::Chance(reason) => {
             format!("Waiters are served by chance. --fair is refused: {reason}.")
         }
+        _ => NEWER.to_owned(),
     };
     let wakeup = match wakeup {
         Wakeup::Notify => "Waiters are woken inside the process.",
@@ -121,6 +130,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         Wakeup::BackOff => {
             "Waiters ask again after a random delay, so a free lock may stay free for a moment."
         }
+        _ => NEWER,
     };
     let reentrance = match reentrance {
         Reentrance::Client => {
@@ -130,6 +140,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         Reentrance::Store => {
             "An owner may enter again, also from another process that names the same owner."
         }
+        _ => NEWER,
     };
     vec![
         scope.to_owned(),
@@ -171,47 +182,15 @@ fn table() -> String {
         let cells = [
             g.engine,
             &format!("`{url}`"),
-            match g.scope {
-                Scope::Process => "one process",
-                Scope::Machine => "one machine",
-                Scope::Network => "all machines",
-            },
-            match g.order {
-                Order::Fifo => "first come",
-                Order::FifoOnRequest => "first come with `fair`",
-                Order::Server => "the server's",
-                Order::Chance(_) => "chance",
-            },
+            &g.scope.to_string(),
+            &g.order.to_string(),
             yes(g.read_write),
             yes(g.semaphore),
-            match g.reentrance {
-                Reentrance::Client => "in the client",
-                Reentrance::Store => "in the store",
-            },
-            match g.fence {
-                FenceSource::Counter => "counter",
-                FenceSource::Hybrid => "hybrid counter",
-                FenceSource::Revision => "revision",
-                FenceSource::Quorum => "quorum counter",
-            },
-            match g.death {
-                Death::Lease => "lease runs out",
-                Death::Session => "session runs out",
-                Death::AtOnce => "noticed at once",
-            },
-            match g.wakeup {
-                Wakeup::Notify => "notify",
-                Wakeup::Kernel => "kernel",
-                Wakeup::Push => "push",
-                Wakeup::Server => "server",
-                Wakeup::BackOff => "back-off",
-            },
-            match g.survives {
-                Survives::NothingApart => "(no store apart)",
-                Survives::None => "no failure",
-                Survives::Restart => "restart",
-                Survives::Minority => "loss of a minority",
-            },
+            &g.reentrance.to_string(),
+            &g.fence.to_string(),
+            &g.death.to_string(),
+            &g.wakeup.to_string(),
+            &g.survives.to_string(),
         ];
         text += &format!("| {} |\n", cells.join(" | "));
     }

@@ -76,7 +76,9 @@ impl Buggy {
 
     fn real(&self, lease: &Lease) -> Lease {
         let real = self.real.lock().expect("nothing panics under this lock");
-        Lease { ttl: real.get(&lease.token).copied().unwrap_or(lease.ttl), ..lease.clone() }
+        let mut lease = lease.clone();
+        lease.ttl = real.get(&lease.token).copied().unwrap_or(lease.ttl);
+        lease
     }
 
     async fn somebody_holds(&self, key: &Key) -> bool {
@@ -85,17 +87,9 @@ impl Buggy {
     }
 
     async fn take_anew(&self, lease: &Lease, asked: Moment) -> bool {
-        let request = Request {
-            key: lease.key.clone(),
-            token: lease.token,
-            owner: lease.owner.clone(),
-            mode: lease.mode,
-            ttl: lease.ttl,
-            fixed: false,
-            fair: false,
-            queue: false,
-            note: None,
-        };
+        let mut request = Request::new(lease.key.clone(), lease.token, lease.mode, lease.ttl);
+        request.owner = lease.owner.clone();
+        request.queue = false;
         matches!(self.engine.claim(request).attempt(asked).await, Ok(Some(_)))
     }
 
@@ -104,13 +98,7 @@ impl Buggy {
         let query = Query::Key(request.key.clone());
         let snapshots = self.engine.inspect(&query).await?;
         let last = snapshots.first().and_then(|snapshot| snapshot.fence).unwrap_or_default();
-        Ok(Some(Grant {
-            fence: Fence::new(last.get() + 1),
-            slots: Vec::new(),
-            ttl: request.ttl,
-            since: asked,
-            held: Arc::new(()),
-        }))
+        Ok(Some(Grant::new(Fence::new(last.get() + 1), request.ttl, asked)))
     }
 }
 

@@ -104,18 +104,10 @@ async fn hand_off(
     let endpoint = Endpoint::parse(&servers.url("?prefix=floor/"))?;
     let engine = lockkeeper::engines::open(endpoint).await?;
     let claim = || {
-        engine.claim(Request {
-            key: Key::new(format!("line-{waiting}")).expect("it is a name"),
-            token: Token::fresh(),
-            owner: None,
-            mode: Mode::Mutex,
-            // Longer than this takes: nobody looks again by itself.
-            ttl: Duration::from_secs(600),
-            fixed: false,
-            fair: false,
-            queue: true,
-            note: None,
-        })
+        let key = Key::new(format!("line-{waiting}")).expect("it is a name");
+        // Longer than this takes: nobody looks again by itself.
+        let ttl = Duration::from_secs(600);
+        engine.claim(Request::new(key, Token::fresh(), Mode::Mutex, ttl))
     };
     let mut holder = claim();
     holder.attempt(Clock::System.now()).await?.ok_or("it is free")?;

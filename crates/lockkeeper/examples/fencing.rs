@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::engines::memory::Memory;
+use lockkeeper::testing::Memory;
 use lockkeeper::{Client, Fenced};
 
 #[tokio::main(flavor = "current_thread")]

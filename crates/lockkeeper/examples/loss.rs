@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::engines::memory::Memory;
+use lockkeeper::testing::Memory;
 use lockkeeper::{Client, Error, Loss};
 
 /// The code under test: works until it is done, and must not go on without the lock.

@@ -12,7 +12,7 @@ use lockkeeper::engine::{
     Claim, Engine, Entry, Guarantees, Lease, Query, Renewal, Request, Snapshot,
 };
 use lockkeeper::engines::memory::Memory;
-use lockkeeper::{Client, Guard, Key, Result};
+use lockkeeper::{Client, Guard, Key, Mode, Result, Token};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -71,17 +71,8 @@ async fn hold(client: &Client, locks: u64) -> Result<Vec<Guard>> {
 
 /// Takes a lock in the store, without a client.
 async fn fill(store: &Memory, n: u64) -> Result<()> {
-    let request = Request {
-        key: Key::new(format!("lease/{n}"))?,
-        token: lockkeeper::Token::fresh(),
-        owner: None,
-        mode: lockkeeper::engine::Mode::Mutex,
-        ttl: Duration::from_secs(30),
-        fixed: false,
-        fair: false,
-        queue: true,
-        note: None,
-    };
+    let (key, ttl) = (Key::new(format!("lease/{n}"))?, Duration::from_secs(30));
+    let request = Request::new(key, Token::fresh(), Mode::Mutex, ttl);
     store.claim(request).attempt(Clock::System.now()).await?;
     Ok(())
 }

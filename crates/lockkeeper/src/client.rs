@@ -1,7 +1,7 @@
 //! The client: one engine, and everything that its locks share.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::election::Election;
 use crate::engine::{Engine, Entry, Finding, Guarantees, Mode, Query, Snapshot};
 use crate::engines;
 use crate::engines::endpoint::Endpoint;
-use crate::error::{Error, Result};
+use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 use crate::lock::Lock;
 use crate::owner::{TokenSource, random};
@@ -72,7 +72,7 @@ impl Client {
     /// Every engine but `memory:` and `file:` needs its cargo feature.
     ///
     /// # Errors
-    /// [`Error::Config`] for a URL or option that is not understood, which names what is;
+    /// [`Error::Url`] for a URL or option that is not understood, which names what is;
     /// [`Error::Engine`] when the engine cannot be reached.
     ///
     /// # Cancel safety
@@ -129,6 +129,9 @@ impl Client {
             handles: AtomicUsize::new(0),
             background,
             pending: Arc::default(),
+            guards: Arc::default(),
+            stopping: AtomicBool::new(false),
+            stopped: Notify::new(),
         };
         Self::of(&Arc::new(inner))
     }
@@ -173,7 +176,7 @@ impl Client {
     /// Who holds a lock and who waits for it; `None` when nobody does.
     ///
     /// # Errors
-    /// [`Error::Config`] for a bad key, [`Error::Engine`] when the engine cannot tell.
+    /// [`Error::Key`] for a bad key, [`Error::Engine`] when the engine cannot tell.
     ///
     /// # Cancel safety
     /// Changes nothing, dropped or not.
@@ -258,6 +261,58 @@ impl Client {
         self.inner.engine.close().await;
     }
 
+    /// Ends the use of this client and of all its clones, and leaves nothing behind. For a service that is
+    /// told to end.
+    ///
+    /// Acquires fail from now on, also those that wait, with [`Error::Shutdown`]. Holders are told by
+    /// [`Guard::lost`](crate::Guard::lost), with [`Loss::Shutdown`], so that `run` and `lead` drop their
+    /// work. Until they let go, their locks stay theirs and are renewed, for `grace` at most: then
+    /// [`Guard::check`](crate::Guard::check) fails too, and the locks are released under them.
+    /// Finally the engine is closed, as by [`close`](Client::close).
+    ///
+    /// Returns the keys whose holders did not let go in time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkeeper::Result<()> {
+    /// use std::time::Duration;
+    /// use lockkeeper::{Client, Error, Loss};
+    ///
+    /// let client = Client::connect("memory:").await?;
+    /// let lock = client.mutex("worker");
+    /// let worker = tokio::spawn(lock.run(async |_| std::future::pending::<()>().await));
+    /// # tokio::task::yield_now().await;
+    ///
+    /// // When SIGTERM comes:
+    /// let late = client.shutdown(Duration::from_secs(10)).await;
+    /// assert!(late.is_empty());
+    /// let ended = worker.await.expect("it does not panic");
+    /// assert!(matches!(ended, Err(Error::Lost { reason: Loss::Shutdown, .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// If it is dropped, acquires go on to be refused, and guards are released when they are dropped.
+    /// Call it again on a clone to go on.
+    pub async fn shutdown(self, grace: Duration) -> Vec<Key> {
+        let inner = &self.inner;
+        inner.stopping.store(true, Ordering::Release);
+        inner.stopped.notify_waiters();
+        for hold in inner.local.holds() {
+            hold.look_at_the_clock();
+        }
+        let let_go = tokio::time::timeout(grace, inner.guards.none_left()).await;
+        let late = if let_go.is_err() { inner.local.holds() } else { Vec::new() };
+        for hold in &late {
+            hold.end(Loss::Shutdown);
+            inner.in_background(BackgroundWork::Release(hold.clone()));
+        }
+        let keys = late.into_iter().map(|hold| hold.key().clone()).collect();
+        self.close().await;
+        keys
+    }
+
     /// Waits for the releases that were begun.
     pub(crate) async fn flush(&self) {
         let flushed = self.inner.pending.none_left();
@@ -284,6 +339,11 @@ pub(crate) struct Inner {
     handles: AtomicUsize,
     background: mpsc::UnboundedSender<(BackgroundWork, Pending)>,
     pending: Arc<Count>,
+    /// How many guards there are, of locks that are held or lost.
+    guards: Arc<Count>,
+    stopping: AtomicBool,
+    /// Told once `stopping` is set.
+    stopped: Notify,
 }
 
 impl Inner {
@@ -349,9 +409,28 @@ impl Inner {
         });
     }
 
-    fn pending(&self) -> Pending {
-        self.pending.open.fetch_add(1, Ordering::Relaxed);
-        Pending(self.pending.clone())
+    /// A mark of work that `close` waits for.
+    pub(crate) fn pending(&self) -> Pending {
+        Pending::of(&self.pending)
+    }
+
+    /// A mark of a guard, which `shutdown` waits for.
+    pub(crate) fn guard(&self) -> Pending {
+        Pending::of(&self.guards)
+    }
+
+    /// Whether it is shutting down.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Resolves when it is shutting down.
+    pub(crate) async fn stopped(&self) {
+        // Made before looking, or the notice could come in between.
+        let stopped = self.stopped.notified();
+        if !self.is_stopping() {
+            stopped.await;
+        }
     }
 }
 
@@ -377,7 +456,7 @@ fn reseed(process: u32) {
     }
 }
 
-/// How many background are not done yet.
+/// How many things are not done yet.
 #[derive(Debug, Default)]
 struct Count {
     open: AtomicUsize,
@@ -409,8 +488,15 @@ impl Count {
     }
 }
 
-/// The mark of a work that is not done yet.
+/// The mark of something that is not done yet.
 pub(crate) struct Pending(Arc<Count>);
+
+impl Pending {
+    fn of(count: &Arc<Count>) -> Self {
+        count.open.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
 
 impl Drop for Pending {
     fn drop(&mut self) {

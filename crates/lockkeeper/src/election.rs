@@ -138,6 +138,10 @@ impl Term {
         self.guard.lost()
     }
 
+    pub(crate) fn into_guard(self) -> Guard {
+        self.guard
+    }
+
     /// The lock behind it.
     pub fn guard(&self) -> &Guard {
         &self.guard
@@ -154,6 +158,7 @@ impl Term {
 
 /// Who leads, as an observer sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Leader {
     /// The number of the term, where the engine can tell.
     pub term: Option<Fence>,

@@ -4,6 +4,7 @@
 //! "I do not know" is never reported as "no": an engine that cannot be asked is [`Error::Engine`].
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::time::Duration;
 
 use crate::key::Key;
@@ -12,11 +13,11 @@ use crate::key::Key;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Something a caller would handle differently from the other variants.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// The lock was busy for the whole of the time that the caller was ready to wait.
-    #[error("lock {key:?} was still busy after {}", humantime::format_duration(*.waited))]
+    #[non_exhaustive]
     Timeout {
         /// The lock that was waited for.
         key: Key,
@@ -25,7 +26,7 @@ pub enum Error {
     },
 
     /// The lock was held and is not any more, or nobody can vouch for it.
-    #[error("lock {key:?} is lost: {reason}")]
+    #[non_exhaustive]
     Lost {
         /// The lock that was held.
         key: Key,
@@ -33,8 +34,21 @@ pub enum Error {
         reason: Loss,
     },
 
+    /// The work of a `run` ended, but the lock was lost before its end, so that others may have been in
+    /// meanwhile. Unlike [`Lost`](Error::Lost), all of the work was done.
+    #[non_exhaustive]
+    Late {
+        /// The lock that was held.
+        key: Key,
+        /// Why it is not held any more.
+        reason: Loss,
+    },
+
+    /// The client is shutting down: [`Client::shutdown`](crate::Client::shutdown) was called.
+    Shutdown,
+
     /// The engine cannot do this honestly. Refused before any I/O.
-    #[error("{engine} cannot do this: {what}")]
+    #[non_exhaustive]
     Unsupported {
         /// The engine that was asked.
         engine: &'static str,
@@ -42,12 +56,18 @@ pub enum Error {
         what: String,
     },
 
-    /// A URL, option, key or duration that makes no sense. Says what would be accepted.
-    #[error("{0}")]
+    /// A name that cannot be a key. Says what would be accepted.
+    Key(String),
+
+    /// A URL, or one of its options, that is not understood. Says what would be accepted.
+    Url(String),
+
+    /// A setting that makes no sense: a duration, a number of permits, an owner, a directory, a runtime.
+    /// Says what would be accepted.
     Config(String),
 
     /// The key holds another kind of thing than the one asked for.
-    #[error("lock {key:?} is in use as something else: {found}")]
+    #[non_exhaustive]
     Conflict {
         /// The key that was asked for.
         key: Key,
@@ -56,7 +76,9 @@ pub enum Error {
     },
 
     /// The engine failed or could not be reached.
-    #[error("{engine}: cannot {doing}: {source}")]
+    ///
+    /// The message contains that of the cause, so [`source`](StdError::source) goes on behind it.
+    #[non_exhaustive]
     Engine {
         /// The engine that failed.
         engine: &'static str,
@@ -98,6 +120,50 @@ impl Error {
     ) -> Self {
         Error::Engine { engine, doing: doing.into(), retryable: false, source: source.into() }
     }
+
+    /// What an engine does not do: what was asked for, why it is refused, and what would be accepted.
+    pub fn unsupported(engine: &'static str, what: impl Into<String>) -> Self {
+        Error::Unsupported { engine, what: what.into() }
+    }
+
+    /// Another kind of thing at a key: what is there, and what was asked for.
+    pub fn conflict(key: &Key, found: impl Into<String>) -> Self {
+        Error::Conflict { key: key.clone(), found: found.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Timeout { key, waited } => {
+                let waited = humantime::format_duration(*waited);
+                write!(f, "lock {key:?} was still busy after {waited}")
+            }
+            Error::Lost { key, reason } => write!(f, "lock {key:?} is lost: {reason}"),
+            Error::Late { key, reason } => {
+                write!(f, "the work ended after lock {key:?} was lost: {reason}")
+            }
+            Error::Shutdown => f.write_str("the client is shutting down"),
+            Error::Unsupported { engine, what } => write!(f, "{engine} cannot do this: {what}"),
+            Error::Key(what) | Error::Url(what) | Error::Config(what) => f.write_str(what),
+            Error::Conflict { key, found } => {
+                write!(f, "lock {key:?} is in use as something else: {found}")
+            }
+            Error::Engine { engine, doing, source, .. } => {
+                write!(f, "{engine}: cannot {doing}: {source}")
+            }
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            // Its own message is part of ours: a report that prints the chain must not say it twice.
+            Error::Engine { source, .. } => source.source(),
+            _ => None,
+        }
+    }
 }
 
 /// Why a lock that was held is not held any more.
@@ -116,7 +182,32 @@ pub enum Loss {
     /// The engine lost the connection, session or file that the lock was bound to.
     #[error("the engine can no longer vouch for it: {0}")]
     Disconnected(String),
+    /// The client is [shutting down](crate::Client::shutdown). The lock is still ours until its guard is
+    /// dropped or the grace is over.
+    #[error("the client is shutting down")]
+    Shutdown,
     /// The guard was released.
     #[error("it was released")]
     Released,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_of_the_chain_says_everything_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("no route")]
+        struct Cause(#[source] std::io::Error);
+        let cause = Cause(std::io::Error::other("cable cut"));
+        let error = Error::unreachable("redis", "connect", cause);
+        let mut said = vec![error.to_string()];
+        let mut next = error.source();
+        while let Some(cause) = next {
+            said.push(cause.to_string());
+            next = cause.source();
+        }
+        assert_eq!(said, ["redis: cannot connect: no route", "cable cut"]);
+    }
 }

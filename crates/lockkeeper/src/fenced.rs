@@ -72,6 +72,7 @@ impl<T: Default> Default for Fenced<T> {
 
 /// A holder came too late: somebody with a higher fence was here before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stale {
     /// What it came with.
     pub fence: Fence,

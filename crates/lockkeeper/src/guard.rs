@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::client::Client;
+use crate::client::{Client, Pending};
 use crate::core::hold::Hold;
 use crate::core::release::{self, BackgroundWork};
 use crate::core::renewal;
@@ -25,12 +25,15 @@ use crate::key::Key;
 pub struct Guard {
     /// Taken out by `release`, so that the drop after it does nothing.
     hold: Option<Arc<Hold>>,
+    /// Dropped after the release was begun, so that a shutdown finds that begun.
+    _mark: Pending,
     // Dropped after the release was begun, and may wait for it.
     _client: Client,
 }
 
 /// How a release went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Release {
     /// It was ours until now, and the engine confirmed that it is free
     /// (or another guard of the same owner still holds it).
@@ -87,11 +90,15 @@ impl Guard {
     /// # Errors
     /// [`Error::Lost`] with the reason.
     pub fn check(&self) -> Result<()> {
-        let hold = self.hold();
-        match hold.loss() {
+        match self.loss() {
             None => Ok(()),
-            Some(reason) => Err(Error::Lost { key: hold.key.clone(), reason }),
+            Some(reason) => Err(Error::Lost { key: self.key().clone(), reason }),
         }
+    }
+
+    /// Why the lock is not ours any more, by the clock at this very moment.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.hold().loss()
     }
 
     /// How long the lock is certainly ours if no renewal succeeds from now on.
@@ -158,6 +165,8 @@ impl Guard {
     /// It fires a margin (a third of the lease, unless [set](crate::Lock::margin)) before the lock
     /// can pass on, and also when nobody answers at all: work that stops then has stopped in time.
     /// The future is independent of the guard; it resolves with [`Loss::Released`] after a release.
+    /// When the client [shuts down](Client::shutdown), it resolves with [`Loss::Shutdown`] although the lock
+    /// is still ours: the holder has the grace to stop in.
     ///
     /// # Cancel safety
     /// May be dropped and called again at any time.
@@ -196,6 +205,7 @@ impl Guard {
         let hold = self.hold.take().expect("only release takes the hold");
         hold.inner.check_process()?;
         let lost = hold.loss().is_some();
+        let _pending = hold.inner.pending();
         let Some(claim) = hold.inner.local.take_last_guard(&hold) else {
             return Ok(if lost { Release::AlreadyLost } else { Release::Released });
         };
@@ -220,7 +230,8 @@ impl Guard {
     }
 
     pub(crate) fn first(hold: &Arc<Hold>) -> Self {
-        Self { hold: Some(hold.clone()), _client: Client::of(&hold.inner) }
+        let mark = hold.inner.guard();
+        Self { hold: Some(hold.clone()), _mark: mark, _client: Client::of(&hold.inner) }
     }
 
     fn hold(&self) -> &Arc<Hold> {

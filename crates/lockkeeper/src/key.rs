@@ -20,11 +20,11 @@ impl Key {
     /// Checks a name.
     ///
     /// # Errors
-    /// [`Error::Config`] that says what is wrong with it.
+    /// [`Error::Key`] that says what is wrong with it.
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
         let refuse = |what: &str| {
-            Err(Error::Config(format!(
+            Err(Error::Key(format!(
                 "{what}; a key is 1 to {} bytes of UTF-8 without control characters",
                 Self::MAX
             )))

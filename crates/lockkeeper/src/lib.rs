@@ -57,6 +57,25 @@
 //! # }
 //! ```
 //!
+//! A service that ends on SIGTERM leaves nothing behind if it [shuts the client down](Client::shutdown).
+//! Without that, a guard that is dropped is released as long as the runtime lives, and whatever is held
+//! when `main` returns, the runtime is dropped or the process is killed stays locked for its lease.
+//!
+//! ```no_run
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let client = lockkeeper::Client::connect("memory:").await?;
+//! # use std::time::Duration;
+//! # async fn terminated() {}
+//! terminated().await; // tokio::signal::unix, SignalKind::terminate()
+//! let late = client.shutdown(Duration::from_secs(10)).await;
+//! if !late.is_empty() {
+//!     eprintln!("released under their holders: {late:?}");
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Every engine is a cargo feature: `memory` and `file` (the default), `redis` (which brings
 //! `redis:` and `redlock:`), `postgres`, `mysql`, `zookeeper`, `zookeeper-tls` and `etcd`.
 //! [`Guarantees`] is what an engine promises, as data.
@@ -66,13 +85,16 @@
 //! - [`Lock`] has the terms and the ways to acquire; [`Multi`] takes several at once.
 //! - [`Guard`] is a lock that is held: its [`fence`](Guard::fence), whether it is
 //!   [still ours](Guard::check), and the [news of its loss](Guard::lost).
-//! - [`blocking`] has the same words for code without async.
+//! - [`blocking`] has the same words for code without async; [`testing`] is for tests of your own.
 //! - [`engine`] is the contract for those who write an engine; [`admission`] is the rule by which
 //!   engines admit; [`layers`] wraps engines.
 //!
 //! A lease lock alone never protects data: a holder can be paused for any length of time between
 //! looking at the clock and writing. The resource has to refuse fences lower than one it has seen,
 //! as [`Fenced`] does for data in memory.
+
+// Badges that name the feature of each engine, on docs.rs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod blocking;
 mod client;
@@ -88,11 +110,13 @@ pub mod layers;
 mod lock;
 mod multi;
 mod owner;
+#[cfg(feature = "memory")]
+pub mod testing;
 
 pub use crate::core::{Backoff, admission, clock};
 pub use client::Client;
 pub use election::{Election, Leader, Observer, Term};
-pub use engine::{Fence, Guarantees};
+pub use engine::{Entry, Fence, Finding, Guarantees, Mode, Severity, Snapshot};
 pub use engines::endpoint;
 pub use error::{Error, Loss, Result};
 pub use fenced::{Fenced, Stale};

@@ -43,6 +43,8 @@ pub struct Lock {
     kept_when_lost: bool,
     owner: Option<Owner>,
     note: Option<Arc<str>>,
+    /// A number of permits that was set for a lock without any.
+    misplaced_permits: Option<u32>,
 }
 
 impl Lock {
@@ -59,6 +61,7 @@ impl Lock {
             kept_when_lost: false,
             owner: None,
             note: None,
+            misplaced_permits: None,
         }
     }
 
@@ -125,10 +128,11 @@ impl Lock {
         self
     }
 
-    /// How many permits of a semaphore to take at once. Default 1.
+    /// How many permits of a semaphore to take at once. Default 1. Other kinds refuse it.
     pub fn permits(mut self, take: u32) -> Self {
-        if let Mode::Permits { take: current, .. } = &mut self.mode {
-            *current = take;
+        match &mut self.mode {
+            Mode::Permits { take: current, .. } => *current = take,
+            _ => self.misplaced_permits = Some(take),
         }
         self
     }
@@ -137,8 +141,9 @@ impl Lock {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the engine does not do this kind; [`Error::Conflict`] if the key is
-    /// in use as another kind; [`Error::Config`] for a bad key or setting; [`Error::Engine`] if the
-    /// engine fails for longer than a few seconds.
+    /// in use as another kind; [`Error::Key`] for a bad key; [`Error::Config`] for a bad setting;
+    /// [`Error::Engine`] if the engine fails for longer than a few seconds; [`Error::Shutdown`] if the
+    /// client [is shut down](Client::shutdown).
     ///
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
@@ -188,30 +193,83 @@ impl Lock {
     /// # }
     /// ```
     ///
+    /// Work that can fail returns a `Result` of its own. The first `?` is for the lock, the second for
+    /// the work:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let client = lockkeeper::Client::connect("memory:").await?;
+    /// # async fn read() -> std::io::Result<String> { Ok("7".to_owned()) }
+    /// let count = client
+    ///     .mutex("orders/42")
+    ///     .run(async |_| {
+    ///         let text = read().await?;
+    ///         std::io::Result::Ok(text.len())
+    ///     })
+    ///     .await??;
+    /// assert_eq!(count, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A result that must not get lost is kept outside the work. It is there whenever the work ended, also
+    /// if the lock was lost before the end and `run` says [`Error::Late`]:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkeeper::Result<()> {
+    /// # let client = lockkeeper::Client::connect("memory:").await?;
+    /// # async fn charge() -> u32 { 17 }
+    /// let mut receipt = None;
+    /// let ran = client.mutex("orders/42").run(async |_| receipt = Some(charge().await)).await;
+    /// println!("{ran:?}, receipt {receipt:?}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::Lost`] when the lock was lost before the work was done, also if the work just ended;
-    /// otherwise as [`acquire`](Lock::acquire).
+    /// [`Error::Lost`] when the lock was lost and the work dropped; [`Error::Late`] when the work ended, but
+    /// the lock was lost before its end, for instance while it blocked its thread; otherwise as
+    /// [`acquire`](Lock::acquire).
     ///
     /// # Cancel safety
     /// Dropping it drops the work and gives the lock back.
     pub async fn run<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T> {
-        let guard = self.acquire().await?;
-        let done = tokio::select! {
-            // Looked at first, so that work that never yields cannot hide a loss at its end.
-            biased;
-            reason = guard.lost() => {
-                return Err(Error::Lost { key: guard.key().clone(), reason });
-            }
-            done = work(&guard) => done,
-        };
-        guard.check()?;
-        // The work is done; how the release goes on is for the background.
-        let _ = guard.release().await;
-        Ok(done)
+        run_with(self.acquire().await?, work).await
+    }
+
+    /// As [`run`](Lock::run) if the lock is free now. `None` means that it was busy and nothing was done.
+    ///
+    /// # Errors
+    /// As [`run`](Lock::run).
+    ///
+    /// # Cancel safety
+    /// Dropping it drops the work and gives the lock back.
+    pub async fn try_run<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<Option<T>> {
+        match self.try_acquire().await? {
+            Some(guard) => run_with(guard, work).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`run`](Lock::run), but waits at most so long for the lock. The limit is not one of the work.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when it was busy all the time; otherwise as [`run`](Lock::run).
+    ///
+    /// # Cancel safety
+    /// Dropping it drops the work and gives the lock back.
+    pub async fn run_within<T>(
+        self,
+        limit: Duration,
+        work: impl AsyncFnOnce(&Guard) -> T,
+    ) -> Result<T> {
+        run_with(self.acquire_within(limit).await?, work).await
     }
 
     pub(crate) fn key(&self) -> Result<Key> {
-        self.key.clone().map_err(Error::Config)
+        self.key.clone().map_err(Error::Key)
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -225,6 +283,13 @@ impl Lock {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let span = tracing::debug_span!("acquire", key = %terms.key, mode = %terms.mode, engine = inner.engine_name());
         let acquisition = acquire_in_turn(inner, &terms, once).instrument(span);
+        let acquisition = async {
+            tokio::select! {
+                biased;
+                result = acquisition => result,
+                () = inner.stopped() => Err(Error::Shutdown),
+            }
+        };
         let result = match deadline {
             None => acquisition.await,
             Some(at) => match tokio::time::timeout_at(at, acquisition).await {
@@ -246,6 +311,9 @@ impl Lock {
         let key = self.key()?;
         let inner = self.inner();
         inner.check_process()?;
+        if inner.is_stopping() {
+            return Err(Error::Shutdown);
+        }
         let guarantees = &inner.guarantees;
         let refuse = |what: String| Error::Unsupported { engine: guarantees.engine, what };
         let support = match self.mode {
@@ -258,6 +326,18 @@ impl Lock {
         }
         if let (true, Order::Chance(reason)) = (self.fair, guarantees.order) {
             return Err(refuse(format!("a fair lock ({reason})")));
+        }
+        if let Some(take) = self.misplaced_permits {
+            return Err(Error::Config(format!(
+                "a {} lock has no permits to take {take} of; only a semaphore has",
+                self.mode.kind()
+            )));
+        }
+        if self.fair && self.spin.is_some() {
+            return Err(Error::Config(
+                "a lock cannot be fair and spin: a spinning waiter is in no queue; choose one"
+                    .to_owned(),
+            ));
         }
         if let Mode::Permits { take, limit } = self.mode
             && (take == 0 || take > limit)
@@ -299,6 +379,22 @@ impl Lock {
             note: self.note.clone(),
         })
     }
+}
+
+/// Does work under a lock that is held, and gives it back.
+async fn run_with<T>(guard: Guard, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T> {
+    let done = tokio::select! {
+        // Looked at first, so that work that never yields cannot hide a loss at its end.
+        biased;
+        reason = guard.lost() => return Err(Error::Lost { key: guard.key().clone(), reason }),
+        done = work(&guard) => done,
+    };
+    if let Some(reason) = guard.loss() {
+        return Err(Error::Late { key: guard.key().clone(), reason });
+    }
+    // The work is done; how the release goes on is for the background.
+    let _ = guard.release().await;
+    Ok(done)
 }
 
 /// A lock's terms, checked.

@@ -94,15 +94,37 @@ impl Multi {
     /// # Cancel safety
     /// Dropping it drops the work and gives the locks back.
     pub async fn run<T>(self, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<T> {
-        let guard = self.acquire().await?;
-        let done = tokio::select! {
-            biased;
-            (key, reason) = guard.lost() => return Err(Error::Lost { key, reason }),
-            done = work(&guard) => done,
-        };
-        guard.check()?;
-        let _ = guard.release().await;
-        Ok(done)
+        run_with(self.acquire().await?, work).await
+    }
+
+    /// As [`run`](Multi::run) if all of them are free now. `None` means that one was busy and nothing was
+    /// done.
+    ///
+    /// # Errors
+    /// As [`Lock::run`].
+    ///
+    /// # Cancel safety
+    /// Dropping it drops the work and gives the locks back.
+    pub async fn try_run<T>(self, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<Option<T>> {
+        match self.try_acquire().await? {
+            Some(guard) => run_with(guard, work).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`run`](Multi::run), but waits at most so long for the locks. The limit is not one of the work.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] that names the first lock; otherwise as [`Lock::run`].
+    ///
+    /// # Cancel safety
+    /// Dropping it drops the work and gives the locks back.
+    pub async fn run_within<T>(
+        self,
+        limit: Duration,
+        work: impl AsyncFnOnce(&MultiGuard) -> T,
+    ) -> Result<T> {
+        run_with(self.acquire_within(limit).await?, work).await
     }
 
     fn check(&self) -> Result<()> {
@@ -158,6 +180,22 @@ impl Multi {
             "there is at least one lock, and once all are held they are returned or given back"
         )
     }
+}
+
+/// Does work under locks that are held, and gives them back; see [`Lock::run`].
+async fn run_with<T>(guard: MultiGuard, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<T> {
+    let done = tokio::select! {
+        biased;
+        (key, reason) = guard.lost() => return Err(Error::Lost { key, reason }),
+        done = work(&guard) => done,
+    };
+    if let Some((key, reason)) =
+        guard.guards.iter().find_map(|g| Some((g.key().clone(), g.loss()?)))
+    {
+        return Err(Error::Late { key, reason });
+    }
+    let _ = guard.release().await;
+    Ok(done)
 }
 
 /// Waits for something, up to a moment if there is one.

@@ -49,9 +49,9 @@ pub(crate) struct Terms {
     /// Do not wait: exit 75 if the lock is busy
     #[arg(short = 'n', long, visible_alias = "nb", conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// Wait at most so long; a bare number is seconds
+    /// Wait at most this long; a bare number is in seconds
     ///
-    /// For the lock, and for an engine that does not answer yet.
+    /// The limit covers the lock, and an engine that does not answer yet.
     #[arg(short = 'w', long, visible_alias = "timeout", value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
     /// Share the lock with other --shared holders
@@ -60,19 +60,22 @@ pub(crate) struct Terms {
     /// Hold the lock alone, also against --shared holders
     #[arg(short = 'x', long, visible_alias = "ex", short_alias = 'e', conflicts_with = "limit")]
     pub(crate) exclusive: bool,
-    /// Let so many in at once; everyone must name the same number
+    /// Let N holders in at once; all of them must name the same N
     #[arg(long, value_name = "N", value_parser = limit, allow_negative_numbers = true)]
     pub(crate) limit: Option<u32>,
-    /// First come, first served, also between processes
+    /// Grant the lock in the order of arrival, also between processes
     #[arg(long)]
     pub(crate) fair: bool,
-    /// How long the lock lasts after this machine died [env: LOCKKEEPER_TTL] [default: 30s]
+    /// How long the lock lasts if its holder dies [env: LOCKKEEPER_TTL] [default: 30s]
+    ///
+    /// It is renewed every third of this time. An engine without leases, such as file:, frees the lock of
+    /// a dead holder at once; there it says how soon a holder learns that its lock was broken.
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) ttl: Option<Duration>,
-    /// Why, for people who look
+    /// A note, which `ls` and `show` print
     #[arg(long, value_name = "WHY")]
     pub(crate) note: Option<String>,
-    /// Exit with N instead of 75 if the lock is busy
+    /// Exit N instead of 75 if the lock is busy
     #[arg(short = 'E', long, value_name = "N", value_parser = exit_code, allow_negative_numbers = true)]
     pub(crate) conflict_exit_code: Option<u8>,
 }
@@ -80,7 +83,7 @@ pub(crate) struct Terms {
 /// What becomes of a command whose lock is held for it.
 #[derive(Debug, Args)]
 pub(crate) struct Supervision {
-    /// From TERM to KILL when the command must end [env: LOCKKEEPER_GRACE] [default: 5s, at most ttl/6]
+    /// Time from TERM to KILL when the command must end [env: LOCKKEEPER_GRACE] [default: 5s, at most a sixth of a lease]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
     /// What to do with the command when the lock is lost [default: term]
@@ -89,16 +92,16 @@ pub(crate) struct Supervision {
     /// What to do with the command when somebody asks for the lock with `yield`
     #[arg(long, value_enum, value_name = "WHAT", default_value = "term")]
     pub(crate) on_yield: OnYield,
-    /// Say nothing
+    /// Print no messages
     #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Say how long it waited and held, and every renewal that fails
+    /// Print how long it waited and held, and every renewal that fails
     #[arg(short = 'v', long)]
     pub(crate) verbose: bool,
-    /// Say it as one JSON object on stderr at the end
+    /// Print how it went as one JSON object on stderr
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write one JSON object about how it went to this file
+    /// Write how it went as one JSON object to this file
     #[arg(long, value_name = "PATH")]
     pub(crate) status_file: Option<PathBuf>,
 }

@@ -81,9 +81,15 @@ pub(crate) fn read() -> Result<Cli, Error> {
     if env::args_os().skip_while(|word| word != "--").nth(1).is_some_and(|word| word == **first)
         && let Err(error) = Cli::try_parse_from(env::args_os().take_while(|word| word != "--"))
         && let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg)
-        && missing.iter().any(|name| name == "<KEY>" || name == "<NAME>")
+        && let Some(name) = missing.iter().find(|name| *name == "<KEY>" || *name == "<NAME>")
     {
-        return Err(error);
+        let verb = if name == "<KEY>" { "run" } else { "elect" };
+        let refused = format!(
+            "{name} is missing: all that follows `--` is the command\n\n  \
+             tip: put it before the dashes: lockkeeper {verb} {name} -- CMD [ARG]...; \
+             only one that starts with a dash may follow them\n"
+        );
+        return Err(Error::raw(ErrorKind::MissingRequiredArgument, refused));
     }
     Ok(cli)
 }
@@ -92,9 +98,9 @@ pub(crate) fn read() -> Result<Cli, Error> {
 pub(crate) enum Verb {
     /// Hold a lock while a command runs
     ///
-    /// The command runs in its own process group. The lock is released when the command and all that it
-    /// left in its session are gone; if the lock is lost, everything that came of the command is ended,
-    /// daemons included, before anyone else can hold the lock.
+    /// The command runs in a process group of its own. The lock is released when the command and all that
+    /// it left in its session have ended. If the lock is lost, all descendants of the command are ended,
+    /// daemons included, before anyone else can hold the lock; only `break` lets the next one in at once.
     #[command(
         override_usage = "\
 lockkeeper run [OPTIONS] <KEY> -- <CMD> [ARG]...
@@ -122,7 +128,7 @@ Example:
 
     /// Give a handle more time
     ///
-    /// Counts from now. Fails with 79 if the lock is not held any more.
+    /// Counts from now. Exits 79 if the lock is not held any more, and 69 if the engine does not answer.
     #[command(after_help = "\
 Example:
   lockkeeper renew \"$handle\" --lease 10m")]
@@ -130,8 +136,8 @@ Example:
 
     /// Release a handle
     ///
-    /// Exits with 0 if the lock was ours until now, and with 79 if it was lost before: then somebody
-    /// else may have been in meanwhile.
+    /// Exits 0 if the lock was held until now, 79 if it was lost before, so that somebody else may have
+    /// held it meanwhile, and 69 if the engine does not confirm the release.
     #[command(after_help = "\
 Example:
   lockkeeper release \"$handle\"")]
@@ -147,7 +153,7 @@ Example:
 
     /// Show one lock: holders, and waiters in order
     ///
-    /// Exits with 0 if somebody holds it, and with 1 if nobody does.
+    /// Exits 0 if somebody holds it, and 1 if nobody does.
     #[command(after_help = "\
 Example:
   lockkeeper show backup")]
@@ -155,7 +161,7 @@ Example:
 
     /// Follow the locks in use
     ///
-    /// Redraws a table on a terminal; elsewhere prints one line per change.
+    /// Redraws a table on a terminal, and prints one line per change elsewhere.
     #[command(after_help = "\
 Example:
   lockkeeper watch deploy/ --interval 500ms")]
@@ -190,9 +196,9 @@ Example:
   lockkeeper yield --url zookeeper://h1,h2,h3 reindex")]
     Yield(Yield),
 
-    /// Run a command while being the leader
+    /// Run a command while leading
     ///
-    /// Waits to be elected, runs the command, and stands again when leadership was lost.
+    /// Waits to be elected, runs the command, and stands for election again if leadership is lost.
     #[command(
         override_usage = "\
 lockkeeper elect [OPTIONS] <NAME> -- <CMD> [ARG]...
@@ -206,7 +212,7 @@ Example:
 
     /// Say what an engine promises, and what it does not
     ///
-    /// In plain sentences, from the same data that the library itself obeys.
+    /// In plain sentences, made from the data that the library itself goes by.
     #[command(after_help = "\
 Example:
   lockkeeper explain file:
@@ -215,8 +221,8 @@ Example:
 
     /// Check a real deployment
     ///
-    /// Looks for what would hurt: permissions, persistence, clocks, network file systems. Exits with 1
-    /// if there is a problem.
+    /// Looks for what would hurt: permissions, persistence, clocks, network file systems. Exits 1 if
+    /// there is a problem.
     #[command(after_help = "\
 Example:
   lockkeeper doctor file:///var/lib/app/locks")]
@@ -224,8 +230,8 @@ Example:
 
     /// Measure an engine against its own floor
     ///
-    /// Uncontended cycle, hand-off between processes, fairness; beside them the least that the engine's
-    /// own means would take, measured in the same run.
+    /// Measures the uncontended cycle, the hand-off between processes and fairness, beside the least that
+    /// the engine's own means take in the same run.
     #[command(after_help = "\
 Example:
   lockkeeper bench file: --seconds 5")]

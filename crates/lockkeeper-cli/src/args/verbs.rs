@@ -20,28 +20,30 @@ pub(crate) struct Run {
     pub(crate) terms: Terms,
     #[command(flatten)]
     pub(crate) supervision: Supervision,
-    /// A fixed lease: not renewed, the command is ended with it
+    /// Use a fixed lease: it is not renewed, and the command is ended with it
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, conflicts_with = "ttl")]
     pub(crate) lease: Option<Duration>,
-    /// Enter what anyone with the same owner holds, such as an outer `run`; it does not keep them out
+    /// Enter a lock that the same owner holds, such as an outer `run`
+    ///
+    /// Runs with the same owner do not exclude each other.
     #[arg(long, value_name = "ID")]
     pub(crate) owner: Option<String>,
-    /// End the command after so long, and exit 124
+    /// End the command after this time, and exit 124
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true)]
     pub(crate) max_hold: Option<Duration>,
-    /// Keep the lock at least so long, also when the command ends sooner
+    /// Hold the lock at least this long, even if the command ends sooner
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) min_hold: Option<Duration>,
-    /// Run at most once per slot of so long, across machines
+    /// Run at most once per time slot of this length, across machines
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true)]
     pub(crate) once_per: Option<Duration>,
-    /// Let a run that failed be tried again in its slot of --once-per
+    /// Let a run that failed be repeated in its slot of --once-per
     #[arg(long, requires = "once_per")]
     pub(crate) retry_failed: bool,
     /// Exit 0 instead of 75 if the lock is busy
     #[arg(long, conflicts_with = "conflict_exit_code")]
     pub(crate) skip_ok: bool,
-    /// Run a string with the shell
+    /// Run this string with $SHELL, or with /bin/sh
     #[arg(short = 'c', long = "command", value_name = "STRING", conflicts_with = "argv")]
     pub(crate) shell: Option<OsString>,
     /// The lock
@@ -58,7 +60,7 @@ pub(crate) struct Acquire {
     pub(crate) place: Where,
     #[command(flatten)]
     pub(crate) terms: Terms,
-    /// Release after this time unless renewed [default: 5m, without --pid]
+    /// Release after this time unless renewed [default: 5m; none with --pid]
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true)]
     pub(crate) lease: Option<Duration>,
     /// Release when this process is gone; without --lease, only then
@@ -67,10 +69,10 @@ pub(crate) struct Acquire {
     /// their own: bash calls those $BASHPID.
     #[arg(long, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
     pub(crate) pid: Option<i32>,
-    /// The owner to hold it for [default: a random one]
+    /// The owner that holds it [default: a random one]
     #[arg(long, value_name = "ID")]
     pub(crate) owner: Option<String>,
-    /// Print the handle and what belongs to it as JSON
+    /// Print the handle with its fence, owner, lease and process as JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// The lock
@@ -80,7 +82,7 @@ pub(crate) struct Acquire {
 
 #[derive(Debug, Args)]
 pub(crate) struct Renew {
-    /// How long from now on [default: as long as at first]
+    /// The new lease, from now on [default: as long as at first]
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true)]
     pub(crate) lease: Option<Duration>,
     /// What `acquire` printed
@@ -99,10 +101,10 @@ pub(crate) struct Release {
 pub(crate) struct Ls {
     #[command(flatten)]
     pub(crate) place: Where,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Only locks whose key starts so
+    /// Only locks whose key starts with this
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
@@ -111,7 +113,7 @@ pub(crate) struct Ls {
 pub(crate) struct Show {
     #[command(flatten)]
     pub(crate) place: Where,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// The lock
@@ -123,13 +125,13 @@ pub(crate) struct Show {
 pub(crate) struct Watch {
     #[command(flatten)]
     pub(crate) place: Where,
-    /// One JSON object per change
+    /// Print one JSON object per change
     #[arg(long)]
     pub(crate) json: bool,
     /// How often to look
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "1s")]
     pub(crate) interval: Duration,
-    /// Only locks whose key starts so
+    /// Only locks whose key starts with this
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
@@ -175,13 +177,13 @@ pub(crate) struct Ui {
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) place: Where,
-    /// Why, which is said to stderr along with who was broken
+    /// The reason, which is printed along with who held the lock
     #[arg(long, value_name = "WHY", value_parser = words)]
     pub(crate) why: String,
     /// Do not ask
     #[arg(short = 'y', long)]
     pub(crate) yes: bool,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// The lock
@@ -193,7 +195,7 @@ pub(crate) struct Break {
 pub(crate) struct Yield {
     #[command(flatten)]
     pub(crate) place: Where,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// The lock
@@ -207,19 +209,19 @@ pub(crate) struct Elect {
     pub(crate) place: Where,
     #[command(flatten)]
     pub(crate) supervision: Supervision,
-    /// How long a leader whose machine died stays leader [env: LOCKKEEPER_TTL] [default: 30s]
+    /// How long a dead leader stays leader [env: LOCKKEEPER_TTL] [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) ttl: Option<Duration>,
-    /// What to tell about this candidate
+    /// A note about this candidate, which --observe prints
     #[arg(long, value_name = "WHAT")]
     pub(crate) note: Option<String>,
-    /// Do not stand again after leadership was lost
+    /// Do not stand again after leadership is lost
     #[arg(long)]
     pub(crate) once: bool,
-    /// Stand again also when the command ended by itself
+    /// Stand again even if the command ends by itself
     #[arg(long, conflicts_with = "once")]
     pub(crate) forever: bool,
-    /// Only print who leads, whenever that changes
+    /// Only print who leads, whenever that changes; with --json as JSON
     #[arg(long, conflicts_with_all = ["argv", "once", "forever"])]
     pub(crate) observe: bool,
     /// How often --observe looks
@@ -250,7 +252,7 @@ pub(crate) struct Explain {
 pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) secret: Secret,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// The engine [default: as for `run`]
@@ -263,12 +265,12 @@ pub(crate) struct Bench {
     #[command(flatten)]
     pub(crate) secret: Secret,
     /// How long all measurements take together
-    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "10")]
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "10s")]
     pub(crate) seconds: Duration,
     /// How many processes contend
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = processes, allow_negative_numbers = true)]
     pub(crate) processes: u32,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// The engine [default: as for `run`]

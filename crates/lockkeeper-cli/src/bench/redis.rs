@@ -53,7 +53,7 @@ struct Commands {
     waiters: usize,
     /// Tasks of four clients wait for a mutex.
     plain: f64,
-    /// As many clients wait in line for a fair one.
+    /// As many clients queue for a fair one.
     fair: f64,
 }
 

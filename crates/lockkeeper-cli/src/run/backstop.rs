@@ -17,7 +17,6 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::run::cgroup::Cgroup;
 use crate::run::descendants::{self, NoChildren, Process};
 use crate::run::guardian::{boot_time, end_below};
 use crate::run::protocol::Report;
@@ -36,7 +35,6 @@ pub(crate) struct Backstop {
 struct Shared {
     timer: TimerFd,
     guardian: Pid,
-    cgroup: Option<Cgroup>,
     /// Our children from before, which are not the command's.
     spared: Vec<Pid>,
     state: Mutex<State>,
@@ -61,11 +59,7 @@ struct State {
 }
 
 impl Backstop {
-    pub(crate) fn start(
-        guardian: Pid,
-        cgroup: Option<Cgroup>,
-        spared: Vec<Pid>,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(guardian: Pid, spared: Vec<Pid>) -> io::Result<Self> {
         let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
         let state = State {
             kill: u64::MAX,
@@ -76,7 +70,7 @@ impl Backstop {
             group: None,
             end: None,
         };
-        let shared = Arc::new(Shared { timer, guardian, cgroup, spared, state: Mutex::new(state) });
+        let shared = Arc::new(Shared { timer, guardian, spared, state: Mutex::new(state) });
         let watched = shared.clone();
         let thread =
             thread::Builder::new().name("backstop".to_owned()).spawn(move || watched.watch())?;
@@ -152,7 +146,6 @@ impl Backstop {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        self.shared.cgroup.iter().for_each(Cgroup::remove);
     }
 }
 
@@ -186,7 +179,6 @@ impl Shared {
 
     /// Kills all that came of the command, with the guardian if it is `late`; false when nobody is left.
     fn kill_all(&self, state: &mut State, late: bool) -> bool {
-        self.cgroup.iter().for_each(Cgroup::kill);
         if late && !std::mem::replace(&mut state.replaced, true) {
             let _ = kill(self.guardian, Signal::SIGKILL);
         }

@@ -16,7 +16,6 @@ use tokio::net::UnixStream;
 
 use crate::exit::Failure;
 use crate::run::backstop::Backstop;
-use crate::run::cgroup::Cgroup;
 use crate::run::descendants;
 use crate::run::guardian::Brief;
 use crate::run::protocol::{Deadline, FRAME, Order, Report};
@@ -122,11 +121,9 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
     (&orders).write_all(&Order::Deadline(deadline).encode())?;
 
     let stdin = io::stdin().as_fd().try_clone_to_owned()?;
-    let cgroup = Cgroup::make();
     let brief = Brief {
         stdin: stdin.as_raw_fd(),
         lock: job.lock.as_ref().map(AsRawFd::as_raw_fd),
-        cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()),
         foreground: job.foreground,
         mask: job.mask,
         command: job.command,
@@ -158,8 +155,7 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
     // If somebody kills the guardian, all that was below it comes to us.
     prctl::set_child_subreaper(true)?;
     // This very program, also if its file was replaced while we waited for the lock.
-    let guardian = posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)
-        .inspect_err(|_| cgroup.iter().for_each(Cgroup::remove))?;
-    let backstop = Backstop::start(guardian, cgroup, spared)?;
+    let guardian = posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)?;
+    let backstop = Backstop::start(guardian, spared)?;
     Ok(Child { leash, orders, backstop, heard: Vec::new() })
 }

@@ -18,7 +18,6 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
 use std::process::exit;
 use std::time::Duration;
 
@@ -36,7 +35,6 @@ use nix::unistd::{Pid, getsid, read, write};
 
 use crate::exit;
 use crate::output::tell;
-use crate::run::cgroup::Cgroup;
 use crate::run::descendants::{self, NoChildren, Process};
 use crate::run::nested::{self, Host};
 use crate::run::protocol::{Deadline, FRAME, Order, Report};
@@ -59,8 +57,6 @@ pub(crate) struct Brief {
     pub(crate) stdin: RawFd,
     /// The lock's open file, kept but never touched.
     pub(crate) lock: Option<RawFd>,
-    /// The command's control group, where one could be made.
-    pub(crate) cgroup: Option<PathBuf>,
     /// Whether the command belongs into the terminal's foreground.
     pub(crate) foreground: bool,
     /// The command's signal mask.
@@ -75,11 +71,9 @@ impl Brief {
         let lock = self.lock.map_or_else(|| "-".to_owned(), |fd| fd.to_string());
         let place = if self.foreground { "foreground" } else { "background" };
         let mask = signals::mask_to_text(&self.mask);
-        let cgroup = self.cgroup.clone().unwrap_or_default().into_os_string();
         [VERB.to_owned(), self.stdin.to_string(), lock, place.to_owned(), mask]
             .into_iter()
             .map(OsString::from)
-            .chain([cgroup])
             .chain(self.command.iter().cloned())
             .collect()
     }
@@ -91,7 +85,6 @@ impl Brief {
             lock: text()?.parse().ok(),
             foreground: text()? == "foreground",
             mask: signals::mask_from_text(&text()?),
-            cgroup: args.next().filter(|path| !path.is_empty()).map(PathBuf::from),
             command: args.collect(),
         })
     }
@@ -118,7 +111,6 @@ struct Guardian {
     terminal: Option<Terminal>,
     /// The command, which leads the group of the same number.
     group: Pid,
-    cgroup: Option<Cgroup>,
     /// For runs inside this one.
     host: Option<Host>,
     /// How the command ended, once it has.
@@ -147,10 +139,7 @@ impl Guardian {
         let terminal = brief.foreground.then(Terminal::open).flatten();
         // Without it, runs inside this one ask the engine.
         let host = Host::listen().ok();
-        let mut cgroup = brief.cgroup.clone().map(Cgroup::at).filter(|c| c.enter().is_ok());
         let spawned = spawn(&brief, host.as_ref().map(Host::name));
-        // Nobody may kill a group that we are in.
-        cgroup = cgroup.filter(|c| c.leave().is_ok());
         let group = match spawned {
             Ok(pid) => pid,
             Err(errno) => {
@@ -168,7 +157,6 @@ impl Guardian {
             timer,
             terminal,
             group,
-            cgroup,
             host,
             end: None,
             deadline: Deadline::NEVER,
@@ -189,7 +177,6 @@ impl Guardian {
             if let Some(end) = self.end
                 && (childless || !self.ending && self.is_over())
             {
-                self.cgroup.iter().for_each(Cgroup::remove);
                 send(end);
                 return Ok(());
             }
@@ -297,7 +284,6 @@ impl Guardian {
 
     /// Kills whoever came of the command, until a look finds nobody who is new.
     fn kill_all(&self) {
-        self.cgroup.iter().for_each(Cgroup::kill);
         self.signal(Signal::SIGKILL);
         descendants::kill_below(Pid::this(), &[], None);
     }

@@ -5,7 +5,6 @@
 //! The [`backstop`] is what the wrapper does by itself if the guardian does not.
 
 pub(crate) mod backstop;
-pub(crate) mod cgroup;
 pub(crate) mod child;
 pub(crate) mod descendants;
 pub(crate) mod guardian;
@@ -204,7 +203,7 @@ async fn hold_and_run(
         (args.max_hold, args.supervision.on_yield, args.lease.is_some());
     let supervisor =
         Supervisor { guard: Some(&guard), timeline, ttl, fixed, max_hold, on_yield, signals, say };
-    let environment = environment(&guard, &owner, place.clone());
+    let environment = environment(&guard, &owner, &endpoint);
     status.fence = Some(guard.fence().get());
     let marked = match args.once_per {
         Some(slot) => once_per::mark(&client, &url, &args.key, slot, signals).await.map(Some),
@@ -316,13 +315,13 @@ pub(crate) fn warn_of_path(key: &str, endpoint: &Endpoint, say: Say) {
 pub(crate) fn environment(
     guard: &Guard,
     owner: &Owner,
-    place: String,
+    endpoint: &Endpoint,
 ) -> Vec<(&'static str, String)> {
     vec![
         ("LOCKKEEPER_KEY", guard.key().to_string()),
         ("LOCKKEEPER_FENCE", guard.fence().to_string()),
         ("LOCKKEEPER_OWNER", owner.id().to_owned()),
-        ("LOCKKEEPER_URL", place),
+        ("LOCKKEEPER_URL", endpoint.without_passwords()),
         ("LOCKKEEPER_HELD", "1".to_owned()),
     ]
 }
@@ -398,9 +397,11 @@ pub(crate) async fn acquire_until(
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     let acquired = match (terms.wait, left) {
         (Some(limit), Some(left)) if !limit.is_zero() => {
-            lock.acquire_within(left).await.map(Some).map_err(|error| match error {
-                Error::Timeout { key, .. } => Error::Timeout { key, waited: limit },
-                other => other,
+            lock.acquire_within(left).await.map(Some).map_err(|mut error| {
+                if let Error::Timeout { waited, .. } = &mut error {
+                    *waited = limit;
+                }
+                error
             })
         }
         (Some(limit), _) if limit.is_zero() => lock.try_acquire().await,
@@ -474,7 +475,7 @@ pub(crate) async fn release(guard: Guard, say: Say) -> Result<(), Option<String>
             Err(lost)
         }
         // What is not confirmed by now must not keep whoever waits for us.
-        Ok(Ok(Release::Unconfirmed)) | Err(_) => {
+        Ok(Ok(_)) | Err(_) => {
             if lost.is_none() {
                 say.warn("the engine did not confirm the release; the lock ends by itself");
             }
@@ -510,7 +511,8 @@ fn held_by_an_outer_run(key: &str, owner: &Owner, place: &str) -> bool {
 fn below_a_run_of(key: &str, place: &str) -> bool {
     is_set("LOCKKEEPER_HELD", "1")
         && is_set("LOCKKEEPER_KEY", key)
-        && is_set("LOCKKEEPER_URL", place)
+        && env::var("LOCKKEEPER_URL")
+            .is_ok_and(|url| Endpoint::parse(&url).is_ok_and(|outer| outer.to_string() == place))
 }
 
 fn is_set(name: &str, value: &str) -> bool {

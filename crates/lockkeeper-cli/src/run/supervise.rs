@@ -366,10 +366,13 @@ impl Watch<'_> {
                 lockkeeper::Error::Lost { reason, .. } => reason.to_string(),
                 other => other.to_string(),
             };
-            self.supervisor
-                .say
-                .warn(format_args!("the lock was lost while the command was stopped: {reason}"));
-            self.lost = Some(reason);
+            // The guardian may have told us first. The command may have been stopped too, but while we
+            // run, we renew the lock of one that is.
+            if self.lost.is_none() {
+                let say = self.supervisor.say;
+                say.warn(format_args!("the lock was lost while lockkeeper was stopped: {reason}"));
+                self.lost = Some(reason);
+            }
             if !self.supervisor.timeline.ignores_loss() {
                 // TERM would need the command to run.
                 self.order_deadline(Deadline { term: 0, kill: 0 });

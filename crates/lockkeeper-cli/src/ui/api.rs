@@ -42,7 +42,7 @@ pub(crate) async fn route(
     {
         return Ok(http::reply(kind, content));
     }
-    app.access.authorize(head)?;
+    app.access.permit(head)?;
     let query = Query::of(head);
     let action = ["/api/v1/yield", "/api/v1/break"].contains(&path);
     match (&head.method, path) {

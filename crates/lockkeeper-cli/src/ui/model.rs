@@ -204,27 +204,19 @@ pub(super) mod tests {
     }
 
     pub(crate) fn entry(who: &str, mode: Mode, left: Option<u64>) -> Entry {
-        Entry {
-            identity: format!("secret identity of {who}"),
-            mode,
-            who: Some(who.to_owned()),
-            note: None,
-            since: None,
-            left: left.map(Duration::from_secs),
-            fence: None,
-            slots: Vec::new(),
-        }
+        let mut entry = Entry::new(format!("secret identity of {who}"), mode);
+        entry.who = Some(who.to_owned());
+        entry.left = left.map(Duration::from_secs);
+        entry
     }
 
     /// What a store shows of a mutex with leases of 30 s.
     pub(crate) fn snapshot(key: &str, holders: &[&str], waiters: &[&str]) -> Snapshot {
         let mutex = |who: &&str, left| entry(who, Mode::Mutex, left);
-        Snapshot {
-            key: Key::new(key).unwrap(),
-            holders: holders.iter().map(|who| mutex(who, Some(30))).collect(),
-            waiters: Some(waiters.iter().map(|who| mutex(who, None)).collect()),
-            fence: None,
-        }
+        let mut snapshot = Snapshot::new(Key::new(key).unwrap());
+        snapshot.holders = holders.iter().map(|who| mutex(who, Some(30))).collect();
+        snapshot.waiters = Some(waiters.iter().map(|who| mutex(who, None)).collect());
+        snapshot
     }
 
     pub(crate) fn lock(key: &str, holders: &[&str], waiters: &[&str]) -> Lock {

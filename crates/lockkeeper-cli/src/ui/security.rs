@@ -85,7 +85,7 @@ impl Access {
     }
 
     /// What holds for data and changes.
-    pub(crate) fn authorize(&self, request: &Parts) -> Result<(), Refusal> {
+    pub(crate) fn permit(&self, request: &Parts) -> Result<(), Refusal> {
         let site = request.headers.get(HeaderName::from_static("sec-fetch-site"));
         if site.is_some_and(|site| site != "same-origin" && site != "none") {
             return Err(refusal(StatusCode::FORBIDDEN, "this request comes from another page"));
@@ -236,7 +236,7 @@ mod tests {
         for (site, ours) in
             [("same-origin", true), ("none", true), ("same-site", false), ("cross-site", false)]
         {
-            let admitted = local(None).authorize(&request(&[host, ("sec-fetch-site", site)]));
+            let admitted = local(None).permit(&request(&[host, ("sec-fetch-site", site)]));
             assert_eq!(admitted.is_ok(), ours, "{site}");
         }
     }
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn only_the_whole_token_is_right() {
         let access = local(Some(TOKEN));
-        let with = |value: &str| access.authorize(&request(&[("authorization", value)]));
+        let with = |value: &str| access.permit(&request(&[("authorization", value)]));
         assert!(with(&format!("Bearer {TOKEN}")).is_ok());
         for wrong in ["", "Bearer ", "Bearer 0123456789abcde", "Bearer 0123456789abcdef0", TOKEN] {
             assert_eq!(with(wrong).unwrap_err().status, StatusCode::UNAUTHORIZED, "{wrong}");
@@ -256,7 +256,7 @@ mod tests {
     fn what_a_form_can_send_changes_nothing() {
         let post = |kind: &str| {
             let request = Request::post("/api/v1/break").header("content-type", kind);
-            local(None).authorize(&request.body(()).unwrap().into_parts().0).is_ok()
+            local(None).permit(&request.body(()).unwrap().into_parts().0).is_ok()
         };
         assert!(post("application/json") && post("application/json; charset=utf-8"));
         for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"] {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper_testkit::server::redis::Server;
 use lockkeeper_testkit::server::zookeeper::Ensemble;
@@ -12,248 +13,60 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
-use crate::place::{Place, Running, eventually, is_there, state_of};
+use crate::cell::{COMMANDS, Cell, Fate, Pace, freeze, guardian_of};
+use crate::place::{Place, eventually, is_there, state_of};
 
-/// Commands, each with one `./worker` that is not in the command's own group.
-const COMMANDS: [(&str, &str); 6] = [
-    ("timeout", "timeout 60 ./worker; true"),
-    ("setsid", "setsid ./worker & wait"),
-    ("daemon", "(setsid sh -c './worker & exec sleep 60' &); exec sleep 60"),
-    ("orphan", "(setsid sh -c './worker &' &); exec sleep 60"),
-    ("job control", "bash -mc './worker & wait'"),
-    ("run inside a run", "$LOCKKEEPER run --ttl 3s inner-$LOCKKEEPER_KEY -- ./worker"),
-];
-
-/// What happens to the lock of a command, or to those who keep it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Expiry,
-    Broken,
-    ServerGone,
-    WrapperKilled,
-    GuardianKilled,
-    /// Stopped by a signal: the wrapper lets it go on.
-    GuardianStopped,
-    /// Kept from running by a debugger: nothing lets it go on.
-    GuardianFrozen,
-    WrapperStopped,
-}
-
-const FATES: [Fate; 8] = [
-    Fate::Expiry,
-    Fate::Broken,
-    Fate::ServerGone,
-    Fate::WrapperKilled,
-    Fate::GuardianKilled,
-    Fate::GuardianStopped,
-    Fate::GuardianFrozen,
-    Fate::WrapperStopped,
-];
-
-impl Fate {
-    /// A lease that ends, or one that is renewed.
-    fn flags(self) -> &'static str {
-        match self {
-            Fate::Expiry | Fate::GuardianStopped | Fate::GuardianFrozen | Fate::WrapperStopped => {
-                "--lease 5s"
-            }
-            _ => "--ttl 3s",
-        }
-    }
-
-    fn exit_code(self) -> Option<i32> {
-        match self {
-            Fate::WrapperKilled => None,
-            Fate::GuardianKilled => Some(125),
-            _ => Some(79),
-        }
-    }
-}
-
-/// A command with its lock, while something happens to it.
-struct Cell {
-    name: String,
-    place: Place,
-    fate: Fate,
-    holder: Option<Running>,
-}
-
-impl Cell {
-    /// Starts the holder, and waits until its worker works.
-    fn start(url: Option<&str>, fate: Fate, (name, script): (&str, &str), n: usize) -> Self {
-        let place = url.map_or_else(Place::new, Place::at);
-        // Deaf to everything that can be refused.
-        let worker = "#!/bin/sh\ntrap '' TERM HUP INT\necho $$ >> pids\nexec sleep 60\n";
-        let path = place.path("worker");
-        std::fs::write(&path, worker).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let script =
-            script.replace("$LOCKKEEPER ", &format!("{} ", env!("CARGO_BIN_EXE_lockkeeper")));
-        let words = format!("run {} k{n} -- echo $$ >> pids; {script}", fate.flags());
-        let name = format!("{name}, {fate:?}, {}", url.unwrap_or("file:"));
-        // On a busy machine a lease may be over before the worker is at work.
-        let holder = eventually(&format!("{name}: a worker"), || {
-            let _ = std::fs::remove_file(place.path("pids"));
-            let mut holder = place.start(&words);
-            let told = || std::fs::read_to_string(place.path("pids")).unwrap_or_default();
-            while holder.is_running() {
-                if told().lines().count() == 2 {
-                    return Some(holder);
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            None
-        });
-        Self { name, place, fate, holder: Some(holder) }
-    }
-
-    fn pids(&self) -> Vec<i32> {
-        self.place.content("pids").lines().map(|pid| pid.parse().unwrap()).collect()
-    }
-
-    /// Who of them is there, zombies included.
-    fn alive(&self) -> Vec<i32> {
-        self.pids().into_iter().filter(|pid| is_there(*pid)).collect()
-    }
-
-    /// Lets it happen, and says what went wrong.
-    fn judge(mut self, n: usize) -> Result<(), String> {
-        let mut holder = self.holder.take().unwrap();
-        let wrapper = holder.pid();
-        let guardian = guardian_of(wrapper);
-        // The next holder looks for everyone of the one before. A zombie has ended, and only waits to be
-        // waited for; one with SIGKILL pending (field 31 of its stat) runs no more instruction of its
-        // own, and only waits for a core to end on. Both need time on a busy machine.
-        let check = "for p in $(cat pids); do read stat 2>/dev/null < /proc/$p/stat || continue; \
-                     set -- ${stat##*) }; case $1 in Z|X) continue;; esac; \
-                     [ $((${29} & 256)) = 0 ] || continue; echo overlap $stat; done; echo in";
-        // With the usual lease: it is not what is tried here.
-        let next = format!("run k{n} -- {check}");
-        let early = !matches!(self.fate, Fate::Broken | Fate::ServerGone);
-        let mut waiter = early.then(|| self.place.start(&next));
-        match self.fate {
-            Fate::Expiry | Fate::ServerGone => {}
-            Fate::Broken => {
-                self.place.run(&format!("break k{n} --yes --why test")).exits(0);
-            }
-            Fate::WrapperKilled => holder.signal(Signal::SIGKILL),
-            Fate::GuardianKilled => kill(guardian, Signal::SIGKILL).unwrap(),
-            Fate::GuardianStopped => kill(guardian, Signal::SIGSTOP).unwrap(),
-            Fate::GuardianFrozen => freeze(guardian),
-            Fate::WrapperStopped => {
-                stop(wrapper);
-                // By the guardian, in time; then the wrapper gives back what only it can.
-                eventually(&self.name, || self.alive().is_empty().then_some(()));
-                holder.signal(Signal::SIGCONT);
-            }
-        }
-        while holder.is_running() {
-            if self.fate == Fate::GuardianFrozen {
-                // One that is debugged is waited for by its debugger first.
-                let _ = waitpid(guardian, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let left = match self.fate {
-            // Its guardian is still at it.
-            Fate::WrapperKilled => Vec::new(),
-            _ => self.alive(),
-        };
-        let ended = holder.end();
-        if ended.code != self.fate.exit_code() || !left.is_empty() {
-            let (code, said) = (ended.code, ended.stderr);
-            return Err(format!("{}: exits with {code:?}, leaves {left:?}: {said}", self.name));
-        }
-        if self.fate == Fate::ServerGone {
-            return Ok(());
-        }
-        let waiter = waiter.take().unwrap_or_else(|| self.place.start(&next));
-        let seen = waiter.end();
-        let left = self.alive();
-        match seen.stdout.trim_end() == "in" && left.is_empty() {
-            true => Ok(()),
-            false => Err(format!("{}: {} {left:?}: {}", self.name, seen.stdout, seen.stderr)),
-        }
-    }
-}
-
-impl Drop for Cell {
-    fn drop(&mut self) {
-        for pid in self.alive() {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
-    }
-}
-
-fn stop(process: Pid) {
-    kill(process, Signal::SIGSTOP).unwrap();
-    eventually("it stops", || (state_of(process.as_raw()) == Some('T')).then_some(()));
-}
-
-/// Keeps a process from running, whatever signals it gets, until it is killed or this thread ends.
-fn freeze(process: Pid) {
-    ptrace::seize(process, ptrace::Options::empty()).unwrap();
-    ptrace::interrupt(process).unwrap();
-    eventually("it stops", || (state_of(process.as_raw()) == Some('t')).then_some(()));
-}
-
-/// The guardian is the wrapper's only child.
-fn guardian_of(wrapper: Pid) -> Pid {
-    eventually("a guardian", || {
-        let children = std::fs::read_to_string(format!("/proc/{wrapper}/task/{wrapper}/children"));
-        children.ok()?.trim().parse().ok().map(Pid::from_raw)
-    })
-}
-
-/// Every command meets every fate, all at once.
-fn every_fate(url: Option<&str>, mut end_server: impl FnMut()) {
+/// Every command meets every fate, some of them at once.
+fn every_fate(urls: Option<[&str; 2]>, end_server: impl FnOnce()) {
+    let cells = Fate::OF_ONE_LOCK.into_iter().flat_map(|fate| COMMANDS.map(|c| (fate, c)));
+    let queue = Mutex::new(cells.enumerate());
     let wrong = Mutex::new(Vec::new());
-    let cells: Vec<_> = FATES
-        .into_iter()
-        .filter(|fate| *fate != Fate::ServerGone)
-        .flat_map(|fate| COMMANDS.map(|command| (fate, command)))
-        .collect();
-    let queue = Mutex::new(cells.into_iter().enumerate());
-    let one_after_the_other = || {
-        while let Some((n, (fate, command))) = { queue.lock().unwrap().next() } {
-            if let Err(error) = Cell::start(url, fate, command, n).judge(n) {
-                wrong.lock().unwrap().push(error);
-            }
-        }
-    };
     std::thread::scope(|scope| {
         for _ in 0..8 {
-            scope.spawn(one_after_the_other);
+            scope.spawn(|| {
+                while let Some((n, (fate, command))) = { queue.lock().unwrap().next() } {
+                    let judged = Cell::start(urls, fate, command, n, Pace::Steady).judge();
+                    wrong.lock().unwrap().extend(judged.err());
+                }
+            });
         }
     });
-    if url.is_some() {
-        let mut cells = COMMANDS.iter().enumerate();
-        let cells: Vec<_> = std::thread::scope(|scope| {
-            let starts: Vec<_> = cells
-                .by_ref()
-                .map(|(n, command)| {
-                    scope.spawn(move || Cell::start(url, Fate::ServerGone, *command, 100 + n))
-                })
-                .collect();
-            starts.into_iter().map(|start| start.join().unwrap()).collect()
-        });
-        end_server();
-        let gone = Instant::now();
-        std::thread::scope(|scope| {
-            for cell in cells {
-                let wrong = &wrong;
-                scope.spawn(move || {
-                    let judged = cell.judge(0);
-                    // No renewal came after this, so no lease lasts longer.
-                    let late = gone.elapsed() > Duration::from_secs(4);
-                    let late = late.then(|| format!("late: {:?}", gone.elapsed()));
-                    wrong.lock().unwrap().extend(judged.err().into_iter().chain(late));
-                });
-            }
-        });
+    let mut wrong = wrong.into_inner().unwrap();
+    if urls.is_some() {
+        wrong.extend(without_a_server(urls, end_server));
     }
-    let wrong = wrong.into_inner().unwrap();
     assert!(wrong.is_empty(), "{} went wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Every command at once, when the server ends.
+fn without_a_server(urls: Option<[&str; 2]>, end_server: impl FnOnce()) -> Vec<String> {
+    let lease = Duration::from_secs(3);
+    std::thread::scope(|scope| {
+        let start = |(n, command): (usize, _)| {
+            scope.spawn(move || Cell::start(urls, Fate::ServerGone, command, 100 + n, Pace::Steady))
+        };
+        let starts: Vec<_> = COMMANDS.into_iter().enumerate().map(start).collect();
+        let cells: Vec<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
+        end_server();
+        // No renewal came after this, so no lease lasts longer than from now on.
+        let over = SystemTime::now() + lease;
+        let judge = |cell: Cell| {
+            scope.spawn(move || {
+                let name = cell.name.clone();
+                let ended = cell.judge()?;
+                if let Ok(late) = ended.worked.duration_since(over) {
+                    return Err(format!("{name}: works {late:?} after its lease"));
+                }
+                let exited = ended.exited - ended.dead;
+                match exited < Duration::from_secs(1) {
+                    true => Ok(()),
+                    false => Err(format!("{name}: exits {exited:?} after its command's death")),
+                }
+            })
+        };
+        let judged: Vec<_> = cells.into_iter().map(judge).collect();
+        judged.into_iter().filter_map(|judged| judged.join().unwrap().err()).collect()
+    })
 }
 
 #[test]
@@ -264,14 +77,16 @@ fn nothing_outlives_its_lock_on_files() {
 #[test]
 fn nothing_outlives_its_lock_on_redis() {
     let server = Server::start();
-    every_fate(Some(&server.url()), || server.kill());
+    let url = server.url();
+    every_fate(Some([&url, &url]), || server.kill());
 }
 
 #[test]
 fn nothing_outlives_its_lock_on_zookeeper() {
     let servers = Ensemble::single();
-    let url = servers.url("descendants", Duration::from_secs(6));
-    every_fate(Some(&url), || servers[0].kill());
+    // A session limits a lease to half of its length.
+    let [url, next] = [6, 60].map(|s| servers.url("descendants", Duration::from_secs(s)));
+    every_fate(Some([&url, &next]), || servers[0].kill());
 }
 
 /// A command that starts others in sessions of their own, faster than they can be looked for one by one.
@@ -303,14 +118,79 @@ fn a_command_that_breeds_is_ended_to_the_last() {
     }
 }
 
+/// A command that goes on in a new process all the time, so that whoever was found a moment ago is gone.
+#[test]
+fn a_command_that_never_stays_is_ended() {
+    let place = Place::new();
+    // It stops by itself: a test that fails must not take the machine along.
+    let walk = "$SIG{TERM} = \"IGNORE\"; open W, \">>\", \"work\"; \
+                while (time - $^T < 20) { syswrite W, \"$$\\n\"; fork and exit }";
+    for wrapper_dies in [true, false] {
+        let run = place.start(&format!("run k -- setsid perl -e '{walk}' & sleep 60"));
+        eventually("many of them", || (place.content("work").lines().count() > 100).then_some(()));
+        let victim = if wrapper_dies { run.pid() } else { guardian_of(run.pid()) };
+        kill(victim, Signal::SIGKILL).unwrap();
+        let walked = Instant::now();
+        place.run("run -w 10 k -- echo next >> work").exits(0);
+        assert!(walked.elapsed() < Duration::from_secs(10), "it ended by itself");
+        // It would not rest for so long.
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(place.content("work").ends_with("next\n"), "it works on");
+        std::fs::remove_file(place.path("work")).unwrap();
+    }
+}
+
+/// Children that want all cores all the time, but less than everyone else does.
+struct Load(Vec<Child>);
+
+impl Load {
+    fn start() -> Self {
+        let cores = std::thread::available_parallelism().map_or(4, usize::from);
+        // They stop by themselves: a test that is killed must not leave them behind for long.
+        let busy = "while ((SECONDS < 60)); do :; done";
+        let start = |_| Command::new("nice").args(["-n", "5", "bash", "-c", busy]).spawn().unwrap();
+        Self((0..cores * 2).map(start).collect())
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A machine that is busy with other things, workers that never rest, and a guardian that does nothing:
+/// the wrapper alone is in time.
+#[test]
+fn a_busy_machine_ends_a_command_in_time_without_its_guardian() {
+    let server = Server::start();
+    let url = server.url();
+    let _load = Load::start();
+    let wrong: Vec<_> = std::thread::scope(|scope| {
+        let judge = |(n, command): (usize, _)| {
+            let url = &url;
+            scope.spawn(move || {
+                let urls = Some([&**url, &**url]);
+                Cell::start(urls, Fate::GuardianFrozen, command, n, Pace::Restless).judge()
+            })
+        };
+        let judged: Vec<_> = COMMANDS.into_iter().enumerate().map(judge).collect();
+        judged.into_iter().filter_map(|judged| judged.join().unwrap().err()).collect()
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// A process may take long to die, or never do, as one that waits in the kernel for a disk. Where the
 /// store keeps a lock for as long as we live, nobody is let in before, whatever the lease was.
 #[test]
 fn a_process_that_does_not_die_keeps_the_lock() {
     let servers = Ensemble::single();
     let zookeeper = servers.url("undying", Duration::from_secs(6));
-    for url in [None, Some(zookeeper.as_str())] {
-        let mut cell = Cell::start(url, Fate::Expiry, COMMANDS[0], 0);
+    for urls in [None, Some([zookeeper.as_str(); 2])] {
+        let mut cell = Cell::start(urls, Fate::Expiry, COMMANDS[0], 0, Pace::Steady);
         let mut holder = cell.holder.take().unwrap();
         let worker = Pid::from_raw(cell.pids()[1]);
         let began = Instant::now();
@@ -359,7 +239,7 @@ fn a_command_is_waited_for_although_sigchld_is_ignored() {
     let lockkeeper = env!("CARGO_BIN_EXE_lockkeeper");
     let script = format!("env --ignore-signal=CHLD {lockkeeper} run inner sh -c 'exit 5'");
     // As the command of another run, which ends it if it hangs.
-    place.run(&format!("run --max-hold 20s k -- {script}")).exits(5);
+    place.start(&format!("run --max-hold 20s k -- {script}")).end().exits(5);
 }
 
 /// A guardian that was stopped for longer than the lease finds orders that are old, and the last one.

@@ -92,6 +92,42 @@ fn a_lock_directory_of_another_user_is_refused_with_a_way_that_works() {
     place.run("run k true").exits(64).says("belongs to another user").says("-m 2770");
 }
 
+/// The members of a group have other groups too, and their own files belong to those.
+#[test]
+fn a_directory_for_a_group_is_shared_by_its_members() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    for mode in [0o770, 0o2770] {
+        let place = Place::new();
+        fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        let shared = place.path("shared");
+        fs::create_dir(&shared).unwrap();
+        chown(&shared, Some(0), Some(STRANGER)).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(mode)).unwrap();
+        for user in ["20001", "20002"] {
+            let groups = STRANGER.to_string();
+            let mut member = Command::new("setpriv");
+            member.args(["--reuid", user, "--regid", user, "--groups", &groups, "--"]);
+            member.arg(place.lockkeeper("").get_program()).args(["run", "--url"]);
+            member.arg(format!("file://{}", shared.display())).args(["k", "true"]);
+            let done = member.env("HOME", "/nonexistent").output().unwrap();
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert_eq!(done.status.code(), Some(0), "{mode:o}, {user}: {said}");
+        }
+    }
+}
+
+#[test]
+fn the_doctor_sees_that_nothing_can_be_written() {
+    let place = Place::new();
+    // As on a full disk, but without one.
+    let done = shell(&place, "trap '' XFSZ; ulimit -f 0; exec \"$0\" doctor");
+    let told = String::from_utf8_lossy(&done.stdout);
+    assert_eq!(done.status.code(), Some(1), "{told}");
+    assert!(told.contains("problem: cannot use lock files in"), "{told}");
+}
+
 #[test]
 fn a_user_without_a_home_and_a_directory_for_everyone_get_a_way_that_works() {
     let place = Place::new();

@@ -91,6 +91,27 @@ fn a_stopped_wrapper_cannot_keep_its_command_alive_past_the_lease() {
     assert_eq!(place.status("status")["outcome"], "lost");
 }
 
+/// Whether the end of the lease, the guardian's report or SIGCONT comes first is chance.
+#[test]
+fn a_loss_during_a_stop_is_told_once_and_not_blamed_on_the_command() {
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let place = Place::new();
+                let run = place.start("run --url memory: --ttl 1s k -- echo $$ > pid; sleep 600");
+                let command: i32 = place.content("pid").trim().parse().unwrap();
+                run.signal(Signal::SIGSTOP);
+                eventually("the guardian ends the command", || (!is_there(command)).then_some(()));
+                run.signal(Signal::SIGCONT);
+                let said = run.end().exits(79).stderr;
+                let told: Vec<_> = said.lines().filter(|line| line.contains("lost")).collect();
+                assert_eq!(told.len(), 1, "{said}");
+                assert!(!said.contains("command was stopped"), "{said}");
+            });
+        }
+    });
+}
+
 #[test]
 fn a_command_that_is_stopped_past_its_lease_never_goes_on() {
     let place = Place::new();

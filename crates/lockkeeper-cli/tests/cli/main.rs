@@ -1,8 +1,10 @@
 //! The command as its users meet it: real processes, real signals, real files.
 
+mod cell;
 mod config;
 mod cron;
 mod descendants;
+mod engines;
 mod files;
 mod give_way;
 mod guardian;

@@ -112,6 +112,15 @@ fn the_command_learns_about_its_lock_and_inherits_nothing_of_ours() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
 }
 
+/// The kernel has one lock for all changes to control groups, and a busy machine keeps it for seconds: a
+/// run that waits for it ends its command late.
+#[test]
+fn a_command_stays_in_the_control_group_of_its_caller() {
+    let place = Place::new();
+    let ours = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    place.run("run k -- cat /proc/self/cgroup").exits(0).prints(ours.trim_end());
+}
+
 #[test]
 fn input_and_output_pass_through_untouched() {
     let place = Place::new();

@@ -71,7 +71,8 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("run", "<KEY>"),
         ("run k", "<CMD>"),
         // The key was forgotten: `sh` is not taken for it.
-        ("run -- true", "<KEY>"),
+        ("run -- true", "<KEY> is missing: all that follows `--` is the command"),
+        ("run -n -- true", "lockkeeper run <KEY> -- CMD [ARG]..."),
         ("run k", "lockkeeper run [OPTIONS] <KEY> -- <CMD> [ARG]..."),
         ("run -w soon k true", "500ms, 5s, 2m, 1h"),
         ("run -w -5 k true", "500ms, 5s, 2m, 1h"),
@@ -123,7 +124,7 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("break k --why x", "say --yes"),
         ("break k --yes --why=", "say in some words why"),
         ("elect", "<NAME>"),
-        ("elect -- true", "<NAME>"),
+        ("elect -- true", "lockkeeper elect <NAME> -- CMD [ARG]..."),
         ("help gopher", "unrecognized subcommand 'gopher'"),
         ("elect boss", "<CMD>"),
         ("elect --observe boss true", "cannot be used with"),

@@ -101,11 +101,11 @@ impl Browser {
         }
     }
 
-    /// Waits until an element says something.
+    /// Waits until an element that can be seen says something.
     #[track_caller]
     pub(crate) fn reads(&self, css: &str, text: &str) {
         self.until(&format!(
-            "return [...document.querySelectorAll({})].some((e) => e.innerText.includes({}))",
+            "return [...document.querySelectorAll({})].some((e) => e.checkVisibility() && e.innerText.includes({}))",
             json!(css),
             json!(text)
         ));

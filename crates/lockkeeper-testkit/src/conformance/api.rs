@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Backoff, Error, Lock, Owner, Release, blocking};
+use lockkeeper::engine::Order;
+use lockkeeper::{Backoff, Error, Lock, Loss, Owner, Release, blocking};
 
 use super::Store;
 use crate::fault_link::Call;
@@ -23,7 +24,12 @@ pub(super) async fn bad_settings_are_refused_with_what_is_accepted(store: Store)
         (key().lease(Duration::ZERO), "between 10ms and 366 days"),
         (key().ttl(second).margin(second), "must be shorter"),
         (key().ttl(second).margin(Duration::MAX), "must be shorter"),
+        (key().permits(2), "only a semaphore"),
     ];
+    if !matches!(store.guarantees().await.order, Order::Chance(_)) {
+        let backoff = Backoff::new(Duration::from_millis(1), second);
+        cases.push((key().fair().spin(backoff), "choose one"));
+    }
     if semaphores {
         cases.push((permits(0, 3), "at least one"));
         cases.push((permits(4, 3), "at most as many as there are"));
@@ -119,6 +125,37 @@ fn check_blocking(url: &str, lease: Duration) {
     let short = a.mutex("another").lease(lease).acquire().unwrap();
     assert!(short.lost_within(lease * 2).is_some(), "a fixed lease ends");
     drop(short);
-    a.close();
+    let lock = || b.mutex("key");
+    assert_eq!(a.mutex("key").run(|_| lock().try_run(|_| 1).unwrap()).unwrap(), None);
+    assert!(lock().run_within(SOON, |held| held.check().is_ok()).unwrap());
+
+    let both = || blocking::Multi::new([a.mutex("one"), b.mutex("two")]);
+    let held = both().acquire().unwrap();
+    held.check().unwrap();
+    let keys: Vec<_> = held.fences().map(|(key, _)| key.to_string()).collect();
+    assert_eq!(keys, ["one", "two"]);
+    assert!(both().try_acquire().unwrap().is_none());
+    let within = both().acquire_within(Duration::from_millis(30));
+    assert!(matches!(within, Err(Error::Timeout { .. })), "{within:?}");
+    assert_eq!(held.release().unwrap(), Release::Released);
+
+    let election = a.election("leader").note("a");
+    let term = election.campaign().unwrap();
+    assert!(b.election("leader").try_campaign().unwrap().is_none());
+    let leader = b.election("leader").observe(Duration::from_millis(10)).next().unwrap();
+    assert_eq!(leader.and_then(|leader| leader.note).as_deref(), Some("a"));
+    let asked = b.request_yield("leader");
+    if asked.is_ok() {
+        assert!(term.guard().yield_requested_within(SOON));
+    }
+    let number = term.number();
+    term.step_down().unwrap();
+    assert!(election.campaign().unwrap().number() > number);
+
+    let forgotten = a.mutex("forgotten").acquire().unwrap();
+    let stopping = std::thread::spawn(move || a.shutdown(Duration::from_millis(100)));
+    assert_eq!(forgotten.lost_within(SOON), Some(Loss::Shutdown));
+    assert_eq!(stopping.join().unwrap().len(), 1);
+    assert!(forgotten.check().is_err());
     b.close();
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::engine::Support;
-use lockkeeper::{Client, Lock};
+use lockkeeper::{Client, Error, Key, Lock, Loss};
 use tokio::time::sleep;
 
 use super::Store;
@@ -125,5 +125,43 @@ pub(super) async fn close_waits_for_releases(store: Store) {
     client.close().await;
     for n in 0..20 {
         take(other.mutex(format!("key {n}"))).await.release().await.unwrap();
+    }
+}
+
+pub(super) async fn a_try_is_not_busy_with_an_acquire_that_was_given_up(store: Store) {
+    let client = store.client().await;
+    for polls in 1..POLLS {
+        let complete = poll_times(client.mutex("key").acquire(), polls).await.is_some();
+        let tried = client.mutex("key").try_acquire().await.unwrap();
+        let Some(guard) = tried else { panic!("busy with its own, dropped at poll {polls}") };
+        guard.release().await.unwrap();
+        if complete {
+            return;
+        }
+    }
+    panic!("the lock is not taken within {POLLS} polls");
+}
+
+pub(super) async fn a_shutdown_leaves_nothing(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let theirs = take(other.mutex("theirs")).await;
+    let waiting = tokio::spawn(client.mutex("theirs").acquire());
+    let forgotten = take(client.mutex("forgotten")).await;
+    let obedient = take(client.mutex("obedient")).await;
+    let stopping = tokio::spawn(client.clone().shutdown(Duration::from_millis(500)));
+    assert_eq!(obedient.lost().await, Loss::Shutdown);
+    obedient.check().unwrap();
+    drop(obedient);
+    assert!(matches!(waiting.await.unwrap(), Err(Error::Shutdown)));
+    let late = stopping.await.unwrap();
+    assert_eq!(late.iter().map(Key::as_str).collect::<Vec<_>>(), ["forgotten"]);
+    assert!(matches!(forgotten.check(), Err(Error::Lost { reason: Loss::Shutdown, .. })));
+    assert!(matches!(client.mutex("new").acquire().await, Err(Error::Shutdown)));
+    for key in ["forgotten", "obedient"] {
+        take_soon(other.mutex(key)).await.release().await.unwrap();
+    }
+    theirs.release().await.unwrap();
+    for key in ["forgotten", "obedient", "theirs"] {
+        nothing_left(&other, key).await;
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::engine::{Mode, Order};
+use lockkeeper::engine::{Mode, Order, Snapshot};
 use lockkeeper::{Client, Error, Owner, whoami};
 use tokio::time::{Instant, sleep};
 
@@ -37,6 +37,10 @@ pub(super) async fn holders_and_waiters_are_seen(store: Store) {
     assert_eq!(entry.who.as_deref(), Some(whoami().as_str()));
     assert_eq!(entry.fence.unwrap_or(guard.fence()), guard.fence());
     assert!(snapshot.fence.unwrap_or(guard.fence()) >= guard.fence());
+    let listed = observer.list("key").await.unwrap();
+    let [listed] = &listed[..] else { panic!("one lock: {listed:?}") };
+    let left = |snapshot: &Snapshot| snapshot.holders[0].left.is_some();
+    assert_eq!(left(listed), left(&snapshot), "a list tells what is left of a lease too");
     if line && matches!(store.guarantees().await.order, Order::Fifo) {
         let notes: Vec<_> = snapshot.waiters.iter().flatten().map(|w| w.note.as_deref()).collect();
         assert_eq!(notes, [Some("one"), Some("two"), Some("three")]);

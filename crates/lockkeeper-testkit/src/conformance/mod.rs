@@ -109,6 +109,8 @@ macro_rules! __cases {
             cancel::a_guard_dropped_in_a_long_poll_is_given_back
             cancel::a_release_dropped_at_any_poll_is_finished
             cancel::close_waits_for_releases
+            cancel::a_try_is_not_busy_with_an_acquire_that_was_given_up
+            cancel::a_shutdown_leaves_nothing
 
             fences::fences_rise_over_clients
             fences::fences_rise_after_the_store_was_opened_again

@@ -149,7 +149,7 @@ pub(super) async fn bad_names_are_refused(store: Store) {
         ];
         for refused in refused {
             match refused {
-                Err(Error::Config(message)) => {
+                Err(Error::Key(message)) => {
                     assert!(message.contains("1 to 512 bytes"), "{message}");
                     assert!(message.len() < 300, "the message repeats what was too long");
                 }

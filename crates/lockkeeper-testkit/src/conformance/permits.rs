@@ -94,7 +94,7 @@ pub(super) async fn limits_that_differ_are_refused_naming_both(store: Store) {
     let guard = take(a.semaphore("key", 37)).await;
     for client in [&a, &b] {
         match client.semaphore("key", 41).try_acquire().await {
-            Err(Error::Conflict { key, found }) => {
+            Err(Error::Conflict { key, found, .. }) => {
                 assert_eq!(key.as_str(), "key");
                 assert!(found.contains("37") && found.contains("41"), "{found}");
             }

@@ -83,7 +83,7 @@ pub(super) async fn a_killed_holder_frees_its_lock(store: Store) {
         let bound = match store.guarantees().await.death {
             // Less than the time after which a waiter that nobody wakes asks again.
             Death::AtOnce => store.slack(),
-            Death::Lease | Death::Session => store.grace() + store.slack(),
+            _ => store.grace() + store.slack(),
         };
         assert!(took <= bound, "free only {took:?} after its holder was killed");
         assert!(next.fence().get() > fence, "{} after {fence}", next.fence());

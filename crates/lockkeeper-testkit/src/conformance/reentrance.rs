@@ -24,7 +24,7 @@ pub(super) async fn an_owner_enters_again_and_others_do_not(store: Store) {
         busy(client.mutex("key")).await;
         busy(client.mutex("key").owner(&stranger)).await;
     }
-    // Someone in line does not keep the owner out: that would be a deadlock.
+    // A waiter does not keep the owner out: that would be a deadlock.
     let mut waiting = Box::pin(client.mutex("key").acquire());
     assert!(poll_once(&mut waiting).await.is_pending());
     drop(take(client.mutex("key").owner(&owner)).await);

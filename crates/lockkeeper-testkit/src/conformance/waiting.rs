@@ -34,7 +34,7 @@ pub(super) async fn waiting_ends_with_the_time_or_with_the_lock(store: Store) {
     for client in [&a, &b] {
         let started = Instant::now();
         match client.mutex("key").acquire_within(limit).await {
-            Err(Error::Timeout { key, waited }) => {
+            Err(Error::Timeout { key, waited, .. }) => {
                 assert_eq!((key.as_str(), waited), ("key", limit));
             }
             other => panic!("it should be busy: {other:?}"),
@@ -62,6 +62,7 @@ pub(super) async fn clients_are_served_in_order_where_promised(store: Store) {
             store.does(Support::No(reason), |client| client.mutex("refused").fair()).await;
             return;
         }
+        other => panic!("no case knows the order {other}"),
     };
     let first = store.client().await;
     let guard = fair(first.mutex("key")).acquire().await.unwrap();
@@ -139,7 +140,7 @@ pub(super) async fn a_client_that_is_never_idle_lets_others_in(store: Store) {
 
 type Served = Arc<Mutex<Vec<usize>>>;
 
-/// Starts tasks of one client that wait for `key`, each in line before the next one begins.
+/// Starts tasks of one client that wait for `key`, each in the queue before the next one begins.
 async fn line_up(client: &Client, tasks: usize) -> (Vec<JoinHandle<()>>, Served) {
     let served = Served::default();
     let mut waiters = Vec::new();
@@ -172,7 +173,10 @@ pub(super) async fn spinning_gets_the_lock_too(store: Store) {
     let within = b.mutex("key").spin(backoff).acquire_within(Duration::from_millis(50)).await;
     assert!(matches!(within, Err(Error::Timeout { .. })), "{within:?}");
     let snapshot = a.inspect("key").await.unwrap().expect("it is held");
-    assert!(snapshot.waiters.is_none_or(|line| line.is_empty()), "one who spins is not in line");
+    assert!(
+        snapshot.waiters.is_none_or(|line| line.is_empty()),
+        "one that spins is not in the queue"
+    );
     guard.release().await.unwrap();
     spinning.await.unwrap().unwrap().release().await.unwrap();
 }

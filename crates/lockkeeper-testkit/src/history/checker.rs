@@ -178,6 +178,7 @@ impl<'a> Inside<'a> {
                     }
                 }
             }
+            other => panic!("no rule knows the mode {other}"),
         }
         if let Some(other) = conflict {
             found.push(match other.claimed().end > entrant.returned {
@@ -202,6 +203,7 @@ impl<'a> Inside<'a> {
                 self.permits -= take;
                 self.slots.retain(|_, held| !is_gone(held));
             }
+            other => panic!("no rule knows the mode {other}"),
         }
     }
 }

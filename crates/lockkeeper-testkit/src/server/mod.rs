@@ -29,10 +29,22 @@ pub use supervised::Supervised;
 ///
 /// # Panics
 /// When it is not so after half a minute.
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> Result<(), String>) {
+pub fn eventually(what: &str, is_so: impl FnMut() -> Result<(), String>) {
+    eventually_within(Duration::from_secs(30), what, is_so);
+}
+
+/// [`eventually`], with a limit of its own.
+///
+/// # Panics
+/// When it is not so after `limit`.
+pub fn eventually_within(
+    limit: Duration,
+    what: &str,
+    mut is_so: impl FnMut() -> Result<(), String>,
+) {
     let started = Instant::now();
     while let Err(how) = is_so() {
-        assert!(started.elapsed() < Duration::from_secs(30), "not so: {what}; but {how}");
+        assert!(started.elapsed() < limit, "not so: {what}; but {how}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

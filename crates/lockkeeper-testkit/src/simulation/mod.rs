@@ -151,7 +151,7 @@ impl Simulation {
         };
         // Half of the links are slow also when nothing is wrong with them.
         let delay = if random.bool() { random.f64() } else { 0.0 };
-        let calm = Plan { delay, longest: Duration::from_millis(random.u64(1..60)), ..Plan::NONE };
+        let calm = Plan::NONE.delay(delay).longest(Duration::from_millis(random.u64(1..60)));
         faults.set(calm);
         Way { client: Client::shared(engine), link, faults, calm }
     }

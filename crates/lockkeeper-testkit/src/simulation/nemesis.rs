@@ -49,5 +49,10 @@ fn plan(random: &mut fastrand::Rng) -> Plan {
     let mut rate = || if random.u32(0..4) == 0 { random.f64() * 0.7 } else { random.f64() * 0.1 };
     let [delay, fail, lose_reply, hang] = [(); 4].map(|()| rate());
     let longest = Duration::from_millis(random.u64(1..300));
-    Plan { delay: delay * 2.0, fail, lose_reply, hang: hang / 4.0, longest }
+    Plan::NONE
+        .delay(delay * 2.0)
+        .fail(fail)
+        .lose_reply(lose_reply)
+        .hang(hang / 4.0)
+        .longest(longest)
 }

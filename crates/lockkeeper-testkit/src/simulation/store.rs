@@ -78,10 +78,8 @@ impl Engine for Store {
     }
 
     async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
-        let leases: Vec<_> = leases
-            .iter()
-            .map(|lease| Lease { ttl: self.really(lease.ttl), ..lease.clone() })
-            .collect();
+        let mut leases = leases.to_vec();
+        leases.iter_mut().for_each(|lease| lease.ttl = self.really(lease.ttl));
         self.memory.renew(&leases, asked).await
     }
 

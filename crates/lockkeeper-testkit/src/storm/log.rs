@@ -44,6 +44,7 @@ impl Log {
             Mode::Read => ("read", 0, 0),
             Mode::Write => ("write", 0, 0),
             Mode::Permits { take, limit } => ("permits", take, limit),
+            other => panic!("no line of the log is for the mode {other}"),
         };
         let slots: Vec<_> = guard.slots().iter().map(u32::to_string).collect();
         let (key, fence, called, returned) =

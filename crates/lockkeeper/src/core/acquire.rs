@@ -196,6 +196,9 @@ impl Acquisition {
 
 impl Drop for Acquisition {
     fn drop(&mut self) {
+        if let Some(ticket) = &self.ticket {
+            ticket.leaving();
+        }
         match std::mem::replace(&mut self.step, Step::Done) {
             // Dropped here, it goes on in the background.
             Step::Idle(claim) => drop(self.releasing(claim)),

@@ -1,12 +1,12 @@
-//! The one admission rule, pure: given everyone in line, is entry *i* in, and if not, behind whom?
+//! The one admission rule, pure: given the queue, is entry *i* in, and if not, behind whom?
 //!
-//! The line is in order of arrival. An entry is let in when nobody ahead of it conflicts, and nobody
+//! The queue is in order of arrival. An entry is let in when nobody ahead of it conflicts, and nobody
 //! who already holds does. So a waiting writer holds back readers that come after it: a stream of
 //! readers cannot starve a writer. The Lua and SQL versions of other engines are tested against this.
 
 use crate::engine::Mode;
 
-/// Someone in line. `O` is whatever the engine compares owners by.
+/// An entry of the queue. `O` is whatever the engine compares owners by.
 #[derive(Debug, Clone, Copy)]
 pub struct Queued<O> {
     /// Who it is.
@@ -26,25 +26,26 @@ pub enum Turn {
     In,
     /// Nothing changes for it before this one is gone (or, for a semaphore, let in).
     Behind(usize),
-    /// First in line for a semaphore whose permits are all taken: any holder's leaving may let it in.
+    /// First in the queue for a semaphore whose permits are all taken: any holder's leaving may let it in.
     Full,
 }
 
 /// Is entry `i` in, and if not, behind whom?
 ///
 /// All entries must be of one [family](mixes); see there.
-pub fn turn<O: PartialEq>(line: &[Queued<O>], i: usize) -> Turn {
-    let me = &line[i];
+pub fn turn<O: PartialEq>(queue: &[Queued<O>], i: usize) -> Turn {
+    let me = &queue[i];
     if me.granted {
         return Turn::In;
     }
     if let Mode::Permits { take, limit } = me.mode {
-        return permits_turn(line, i, take, limit);
+        return permits_turn(queue, i, take, limit);
     }
     // An owner that is in already is not made to queue behind those who wait for it.
     let mine = |other: &Queued<O>| other.owner == me.owner;
-    let inside = line.iter().any(|other| other.granted && mine(other));
-    line.iter()
+    let inside = queue.iter().any(|other| other.granted && mine(other));
+    queue
+        .iter()
         .enumerate()
         .filter(|(j, other)| *j != i && (other.granted || (*j < i && !inside)))
         .filter(|(_, other)| !mine(other) && conflict(me.mode, other.mode))
@@ -54,16 +55,16 @@ pub fn turn<O: PartialEq>(line: &[Queued<O>], i: usize) -> Turn {
         .map_or(Turn::In, Turn::Behind)
 }
 
-fn permits_turn<O>(line: &[Queued<O>], i: usize, take: u32, limit: u32) -> Turn {
+fn permits_turn<O>(queue: &[Queued<O>], i: usize, take: u32, limit: u32) -> Turn {
     let takes = |place: &Queued<O>| match place.mode {
         Mode::Permits { take, .. } => u64::from(take),
         _ => u64::from(limit),
     };
     let limit = u64::from(limit);
     // Holders that overtook count against everyone.
-    let mut taken: u64 = line[i..].iter().filter(|other| other.granted).map(takes).sum();
+    let mut taken: u64 = queue[i..].iter().filter(|other| other.granted).map(takes).sum();
     let mut waiter = None;
-    for (j, other) in line[..i].iter().enumerate() {
+    for (j, other) in queue[..i].iter().enumerate() {
         taken += takes(other);
         if !other.granted && taken > limit {
             waiter = Some(j);
@@ -125,43 +126,43 @@ mod tests {
 
     #[test]
     fn mutexes_wait_for_the_one_before() {
-        let line = [
+        let queue = [
             place(1, Mode::Mutex, true),
             place(2, Mode::Mutex, false),
             place(3, Mode::Mutex, false),
         ];
-        assert_eq!(turn(&line, 0), Turn::In);
-        assert_eq!(turn(&line, 1), Turn::Behind(0));
-        assert_eq!(turn(&line, 2), Turn::Behind(1));
+        assert_eq!(turn(&queue, 0), Turn::In);
+        assert_eq!(turn(&queue, 1), Turn::Behind(0));
+        assert_eq!(turn(&queue, 2), Turn::Behind(1));
     }
 
     #[test]
     fn a_waiting_writer_holds_back_later_readers() {
-        let line =
+        let queue =
             [place(1, Mode::Read, true), place(2, Mode::Write, false), place(3, Mode::Read, false)];
-        assert_eq!(turn(&line, 1), Turn::Behind(0));
-        assert_eq!(turn(&line, 2), Turn::Behind(1));
+        assert_eq!(turn(&queue, 1), Turn::Behind(0));
+        assert_eq!(turn(&queue, 2), Turn::Behind(1));
     }
 
     #[test]
     fn an_owner_inside_enters_again_past_a_waiting_writer() {
-        let line =
+        let queue =
             [place(1, Mode::Read, true), place(2, Mode::Write, false), place(1, Mode::Read, false)];
-        assert_eq!(turn(&line, 2), Turn::In);
+        assert_eq!(turn(&queue, 2), Turn::In);
     }
 
     #[test]
     fn one_who_was_overtaken_waits_for_the_one_who_overtook() {
-        let line = [place(1, Mode::Mutex, false), place(2, Mode::Mutex, true)];
-        assert_eq!(turn(&line, 0), Turn::Behind(1));
+        let queue = [place(1, Mode::Mutex, false), place(2, Mode::Mutex, true)];
+        assert_eq!(turn(&queue, 0), Turn::Behind(1));
     }
 
     #[test]
     fn a_large_request_for_permits_is_not_starved_by_small_ones() {
-        let line =
+        let queue =
             [place(1, permits(2), true), place(2, permits(2), false), place(3, permits(1), false)];
-        assert_eq!(turn(&line, 1), Turn::Full);
-        assert_eq!(turn(&line, 2), Turn::Behind(1));
+        assert_eq!(turn(&queue, 1), Turn::Full);
+        assert_eq!(turn(&queue, 2), Turn::Behind(1));
     }
 
     #[test]
@@ -181,52 +182,55 @@ mod tests {
 
     /// Plays arrivals, admissions and departures in a random order and checks every state on the way.
     fn play(modes: Vec<Mode>, owners: Vec<u8>, moves: Vec<u16>) -> Result<(), TestCaseError> {
-        let mut line: Vec<Queued<u8>> = Vec::new();
+        let mut queue: Vec<Queued<u8>> = Vec::new();
         let mut coming =
             modes.into_iter().zip(owners).map(|(mode, owner)| place(owner, mode, false));
         for step in moves {
-            let i = step as usize / 3 % line.len().max(1);
+            let i = step as usize / 3 % queue.len().max(1);
             match step % 3 {
-                0 => line.extend(coming.next()),
-                1 if !line.is_empty() => line[i].granted |= turn(&line, i) == Turn::In,
-                2 if !line.is_empty() && line[i].granted => drop(line.remove(i)),
+                0 => queue.extend(coming.next()),
+                1 if !queue.is_empty() => queue[i].granted |= turn(&queue, i) == Turn::In,
+                2 if !queue.is_empty() && queue[i].granted => drop(queue.remove(i)),
                 _ => {}
             }
-            check_holders(&line)?;
-            check_progress(&line)?;
+            check_holders(&queue)?;
+            check_progress(&queue)?;
         }
         Ok(())
     }
 
-    fn check_holders(line: &[Queued<u8>]) -> Result<(), TestCaseError> {
-        let holders: Vec<_> = line.iter().filter(|place| place.granted).collect();
+    fn check_holders(queue: &[Queued<u8>]) -> Result<(), TestCaseError> {
+        let holders: Vec<_> = queue.iter().filter(|place| place.granted).collect();
         let mut permits = 0;
         for (n, a) in holders.iter().enumerate() {
             if let Mode::Permits { take, .. } = a.mode {
                 permits += take;
             }
             for b in &holders[n + 1..] {
-                prop_assert!(a.owner == b.owner || !conflict(a.mode, b.mode), "{line:?}");
+                prop_assert!(a.owner == b.owner || !conflict(a.mode, b.mode), "{queue:?}");
             }
         }
-        prop_assert!(permits <= 3, "{line:?}");
+        prop_assert!(permits <= 3, "{queue:?}");
         Ok(())
     }
 
     /// Someone is always in or can be let in, and whoever waits, waits for somebody who is there.
-    fn check_progress(line: &[Queued<u8>]) -> Result<(), TestCaseError> {
-        if line.is_empty() {
+    fn check_progress(queue: &[Queued<u8>]) -> Result<(), TestCaseError> {
+        if queue.is_empty() {
             return Ok(());
         }
-        prop_assert!((0..line.len()).any(|i| turn(line, i) == Turn::In), "nobody moves: {line:?}");
-        for i in 0..line.len() {
-            match turn(line, i) {
+        prop_assert!(
+            (0..queue.len()).any(|i| turn(queue, i) == Turn::In),
+            "nobody moves: {queue:?}"
+        );
+        for i in 0..queue.len() {
+            match turn(queue, i) {
                 Turn::In => {}
                 Turn::Behind(j) => {
                     prop_assert!(j != i);
-                    prop_assert!(j < i || line[j].granted, "waits for a later waiter: {line:?}");
+                    prop_assert!(j < i || queue[j].granted, "waits for a later waiter: {queue:?}");
                 }
-                Turn::Full => prop_assert!(line.len() > 1, "waits for nobody: {line:?}"),
+                Turn::Full => prop_assert!(queue.len() > 1, "waits for nobody: {queue:?}"),
             }
         }
         Ok(())
@@ -249,14 +253,14 @@ mod tests {
             readers in 1usize..6,
             later in 1usize..20,
         ) {
-            let mut line: Vec<_> = (0..readers).map(|n| place(n as u8, Mode::Read, true)).collect();
-            line.push(place(100, Mode::Write, false));
-            line.extend((0..later).map(|n| place(150 + n as u8, Mode::Read, false)));
-            for i in readers + 1..line.len() {
-                prop_assert_ne!(turn(&line, i), Turn::In);
+            let mut queue: Vec<_> = (0..readers).map(|n| place(n as u8, Mode::Read, true)).collect();
+            queue.push(place(100, Mode::Write, false));
+            queue.extend((0..later).map(|n| place(150 + n as u8, Mode::Read, false)));
+            for i in readers + 1..queue.len() {
+                prop_assert_ne!(turn(&queue, i), Turn::In);
             }
-            line.drain(..readers);
-            prop_assert_eq!(turn(&line, 0), Turn::In);
+            queue.drain(..readers);
+            prop_assert_eq!(turn(&queue, 0), Turn::In);
         }
     }
 }

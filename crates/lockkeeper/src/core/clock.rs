@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 /// Which clocks count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Clock {
     /// Runtime, boot time and forward wall clock: for stores that keep their own time.
     #[default]

@@ -159,7 +159,6 @@ impl Hold {
             span,
         });
         inner.meters.held(hold.mode);
-        inner.renewals.watch(&hold, since.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
         if let Some(gone) = held.gone() {
             let listener = Arc::downgrade(&hold);
             let task = inner.runtime.spawn(async move {
@@ -171,6 +170,8 @@ impl Hold {
             });
             hold.state().listener = Some(task.abort_handle());
         }
+        // After the listener is in its place: whoever ends the hold ends the listener too.
+        inner.renewals.watch(&hold, since.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
         let guard = Guard::first(&hold);
         (hold, guard)
     }
@@ -409,6 +410,9 @@ impl Hold {
             changed.as_mut().enable();
             if let Some(loss) = self.loss() {
                 return loss;
+            }
+            if self.inner.is_stopping() {
+                return Loss::Shutdown;
             }
             match self.until_signal() {
                 Some(Duration::ZERO) => {

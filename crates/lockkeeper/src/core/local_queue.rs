@@ -63,12 +63,12 @@ pub(crate) enum Wake {
     Again(Guard),
 }
 
-/// A ticket in line or at the gate; dropping it gives the ticket up.
+/// A place in the queue or at the gate; dropping it leaves.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     inner: Arc<Inner>,
     key: Key,
-    /// `None` for a single try beside someone at the gate: it is not in line at all.
+    /// `None` for a single try beside someone at the gate: it is not in the queue at all.
     id: Option<usize>,
 }
 
@@ -99,6 +99,8 @@ struct Gate {
     id: usize,
     /// Whether the engine said no and is being waited for.
     waiting: bool,
+    /// Whether its claim was given up, and is being undone.
+    leaving: bool,
 }
 
 #[derive(Debug)]
@@ -133,16 +135,17 @@ impl LocalQueues {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let ticket = |id| Ticket { inner: inner.clone(), key: key.clone(), id };
         if once {
-            let waited_for = queue.gate.as_ref().is_some_and(|gate| gate.waiting);
+            let gate = queue.gate.as_ref().filter(|gate| !gate.leaving);
+            let waited_for = gate.is_some_and(|gate| gate.waiting);
             if waited_for || !queue.waiters.is_empty() || !queue.admits(mode, Hold::is_wanted) {
                 return Enter::Busy;
             }
-            if queue.gate.is_some() {
+            if gate.is_some() {
                 return Enter::Gate(ticket(None));
             }
         }
         if queue.gate.is_none() && queue.waiters.is_empty() && queue.admits(mode, |_| true) {
-            queue.gate = Some(Gate { id, waiting: false });
+            queue.gate = Some(Gate { id, waiting: false, leaving: false });
             return Enter::Gate(ticket(Some(id)));
         }
         let (wake, woken) = oneshot::channel();
@@ -151,20 +154,43 @@ impl LocalQueues {
     }
 
     /// Gives up one guard's share of a hold. True when it was the last, and the hold is to be released.
+    ///
+    /// A hold left the list when it was lost. It comes back until its release is on the wire: what the
+    /// store still keeps of it is in the way of the next one, as that of any other hold is.
     pub(crate) fn drop_guard(&self, hold: &Arc<Hold>) -> bool {
         // Without an owner nobody can have entered again: this guard is the only one.
-        let _slots = hold.owner().map(|_| self.lock());
-        hold.remove_guard() == 0
+        let slots = hold.owner().map(|_| self.lock());
+        let is_last = hold.remove_guard() == 0;
+        drop(slots);
+        if is_last && hold.is_over() {
+            let mut queues = self.lock();
+            // Whoever takes the claim also takes the hold out of the list again.
+            if hold.claim().is_some() {
+                queues.entry(hold.key().clone()).or_default().holders.push(hold.clone());
+            }
+        }
+        is_last
     }
 
     /// As `drop_guard`, for one who releases the hold at once and wants to know how that goes: if it
     /// was the last guard, gives the claim that nobody else may take in between, to help it on.
     /// There is none if the hold is being released already, because its time was up.
     pub(crate) fn take_last_guard(&self, hold: &Arc<Hold>) -> Option<Option<Box<dyn Claim>>> {
-        let _slots = hold.owner().map(|_| self.lock());
+        let slots = hold.owner().map(|_| self.lock());
         let claim = hold.has_one_guard().then(|| hold.take_claim());
         hold.remove_guard();
+        drop(slots);
+        if let Some(Some(_)) = &claim
+            && hold.is_over()
+        {
+            self.lock().entry(hold.key().clone()).or_default().holders.push(hold.clone());
+        }
         claim
+    }
+
+    /// Everything that is held.
+    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
+        self.lock().values().flat_map(|queue| &queue.holders).cloned().collect()
     }
 
     /// Somebody elsewhere waits for a key, as the engine said when it was released.
@@ -213,6 +239,15 @@ impl Ticket {
     pub(crate) fn gives_way(&self) -> Option<Duration> {
         let mut queues = self.inner.local.lock();
         queues.get_mut(&self.key)?.turn.gives_way()
+    }
+
+    /// The claim was given up. A single try waits until it is undone, or it would find its ghost.
+    pub(crate) fn leaving(&self) {
+        let mut queues = self.inner.local.lock();
+        let gate = queues.get_mut(&self.key).and_then(|queue| queue.gate.as_mut());
+        if let Some(gate) = gate.filter(|gate| Some(gate.id) == self.id) {
+            gate.leaving = true;
+        }
     }
 
     /// The engine said yes: leave the gate and be listed as a holder.
@@ -323,7 +358,7 @@ impl KeyQueue {
         {
             let first = self.waiters.pop_front().expect("there is a first");
             if first.wake.send(Wake::Gate).is_ok() {
-                self.gate = Some(Gate { id: first.id, waiting: false });
+                self.gate = Some(Gate { id: first.id, waiting: false, leaving: false });
             }
         }
         unwanted

@@ -76,6 +76,7 @@ impl Meters {
             Loss::Ended => "ended",
             Loss::Gone => "gone",
             Loss::Disconnected(_) => "disconnected",
+            Loss::Shutdown => "shutdown",
         };
         kind.lost.record(held);
         counter!("lockkeeper_lost_total", "engine" => self.engine, "kind" => mode.kind(), "reason" => reason)

@@ -167,6 +167,7 @@ pub type Signal<T = ()> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A lock that was given.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Grant {
     /// Readers carry the last writer's; every other grant has one of its own.
     pub fence: Fence,
@@ -178,4 +179,11 @@ pub struct Grant {
     pub since: Moment,
     /// What the engine needs to know of it later.
     pub held: Arc<dyn Held>,
+}
+
+impl Grant {
+    /// A grant of a lock that is no semaphore, with nothing to know of it later; set the fields that differ.
+    pub fn new(fence: Fence, ttl: Duration, since: Moment) -> Self {
+        Self { fence, slots: Vec::new(), ttl, since, held: Arc::new(()) }
+    }
 }

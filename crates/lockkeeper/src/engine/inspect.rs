@@ -7,6 +7,7 @@ use crate::key::Key;
 
 /// Which locks to look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Query {
     /// One lock.
     Key(Key),
@@ -26,6 +27,7 @@ impl Query {
 
 /// What a store knows of one lock.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Snapshot {
     /// The lock.
     pub key: Key,
@@ -37,8 +39,16 @@ pub struct Snapshot {
     pub fence: Option<Fence>,
 }
 
+impl Snapshot {
+    /// A lock that nobody is known to hold; set the fields that differ.
+    pub fn new(key: Key) -> Self {
+        Self { key, holders: Vec::new(), waiters: None, fence: None }
+    }
+}
+
 /// A holder or a waiter, as far as the store knows it.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Entry {
     /// The identity in the store, which may be secret: show its start only.
     pub identity: String,
@@ -58,8 +68,17 @@ pub struct Entry {
     pub slots: Vec<u32>,
 }
 
+impl Entry {
+    /// Somebody of whom nothing else is known; set the fields that differ.
+    pub fn new(identity: impl Into<String>, mode: Mode) -> Self {
+        let (identity, slots) = (identity.into(), Vec::new());
+        Self { identity, mode, who: None, note: None, since: None, left: None, fence: None, slots }
+    }
+}
+
 /// One result of `doctor`.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
@@ -67,6 +86,36 @@ pub struct Finding {
     pub what: String,
     /// What to do about it; empty when nothing is wrong.
     pub advice: String,
+}
+
+impl Finding {
+    /// Something that is as it should be.
+    pub fn fine(what: impl Into<String>) -> Self {
+        Self { severity: Severity::Fine, what: what.into(), advice: String::new() }
+    }
+
+    /// Something that may hurt, and what to do about it.
+    pub fn warning(what: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, what: what.into(), advice: advice.into() }
+    }
+
+    /// Something that keeps locks from working, and what to do about it.
+    pub fn problem(what: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { severity: Severity::Problem, what: what.into(), advice: advice.into() }
+    }
+
+    /// Something that was looked at: fine, or as bad as `otherwise`, and only then in need of advice.
+    pub fn check(
+        is_fine: bool,
+        otherwise: Severity,
+        what: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        match is_fine {
+            true => Self::fine(what),
+            false => Self { severity: otherwise, what: what.into(), advice: advice.into() },
+        }
+    }
 }
 
 /// How much a finding matters.

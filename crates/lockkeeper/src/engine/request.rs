@@ -2,15 +2,19 @@
 
 use std::any::Any;
 use std::fmt;
+use std::num::{ParseIntError, TryFromIntError};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::Held;
+use crate::error::Error;
 use crate::key::Key;
 use crate::owner::{Owner, Token};
 
 /// What is asked of an engine.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Request {
     /// The lock.
     pub key: Key,
@@ -33,9 +37,38 @@ pub struct Request {
 }
 
 impl Request {
+    /// A request for a place in the queue, with nothing special about it; set the fields that differ.
+    pub fn new(key: Key, token: Token, mode: Mode, ttl: Duration) -> Self {
+        let (owner, note) = (None, None);
+        Self { key, token, owner, mode, ttl, fixed: false, fair: false, queue: true, note }
+    }
+
     /// The identity that a store compares: the owner if there is one, else the token.
     pub fn identity(&self) -> String {
         self.owner.as_ref().map_or_else(|| self.token.to_string(), |owner| owner.id().to_owned())
+    }
+
+    /// The refusal of a key that is in use as something else.
+    pub(crate) fn conflict(&self, found: impl fmt::Display) -> Error {
+        let found = format!("it is used as {found}, and was asked for as {}", self.mode);
+        Error::Conflict { key: self.key.clone(), found }
+    }
+
+    /// A single try at a lock that nobody else has, with which `doctor` finds out whether locks work.
+    pub(crate) fn probe(mode: Mode) -> Self {
+        let token = Token::fresh();
+        let key = Key::new(format!("lockkeeper-doctor-{token}")).expect("a token is visible text");
+        Self {
+            key,
+            token,
+            owner: None,
+            mode,
+            ttl: Duration::from_secs(5),
+            fixed: false,
+            fair: false,
+            queue: false,
+            note: None,
+        }
     }
 }
 
@@ -44,6 +77,7 @@ impl Request {
 /// A key has one kind at a time: mutex, read-write or semaphore.
 /// `Mutex` and `Write` admit alike; engines whose layout tells them apart refuse a mix as a conflict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Mode {
     /// Alone.
     Mutex,
@@ -87,7 +121,21 @@ impl fmt::Display for Mode {
 }
 
 /// A number that rises with every grant of a key, for the resource to refuse stale holders by.
+///
+/// It prints as the number, and parses from it. Stores without unsigned numbers keep it as an `i64`:
+///
+/// ```
+/// # use lockkeeper::Fence;
+/// let fence: Fence = "42".parse()?;
+/// let column = i64::try_from(fence)?;
+/// assert_eq!(Fence::try_from(column)?, fence);
+/// assert_eq!(u64::from(fence), 42);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// With the feature `serde` it is read and written as the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct Fence(u64);
 
 impl Fence {
@@ -117,8 +165,42 @@ impl fmt::Display for Fence {
     }
 }
 
+impl FromStr for Fence {
+    type Err = ParseIntError;
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        text.parse().map(Self)
+    }
+}
+
+impl From<u64> for Fence {
+    fn from(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+impl From<Fence> for u64 {
+    fn from(fence: Fence) -> Self {
+        fence.0
+    }
+}
+
+impl TryFrom<i64> for Fence {
+    type Error = TryFromIntError;
+    fn try_from(number: i64) -> Result<Self, TryFromIntError> {
+        number.try_into().map(Self)
+    }
+}
+
+impl TryFrom<Fence> for i64 {
+    type Error = TryFromIntError;
+    fn try_from(fence: Fence) -> Result<Self, TryFromIntError> {
+        fence.0.try_into()
+    }
+}
+
 /// All that an engine needs to extend a grant.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Lease {
     /// The lock.
     pub key: Key,
@@ -156,6 +238,7 @@ impl Lease {
 
 /// An engine's answer about one lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Renewal {
     /// Ours, and extended to its full length.
     Renewed,
@@ -167,6 +250,7 @@ pub enum Renewal {
 
 /// An engine's answer to a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Released {
     /// It was ours and is free, or there was nothing to undo.
     Yes,
@@ -175,4 +259,27 @@ pub enum Released {
     Wanted,
     /// It was not ours any more.
     AlreadyGone,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_is_a_number_for_everyone() {
+        let fence = Fence::new(u64::MAX);
+        assert_eq!(fence.to_string().parse(), Ok(fence));
+        assert_eq!(Fence::from(u64::from(fence)), fence);
+        assert!(i64::try_from(fence).is_err() && Fence::try_from(-1_i64).is_err());
+        assert_eq!(i64::try_from(Fence::new(7)), Ok(7));
+        assert!("".parse::<Fence>().is_err() && "-1".parse::<Fence>().is_err());
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn a_fence_is_the_number_in_json() {
+        assert_eq!(serde_json::to_string(&Fence::new(7)).unwrap(), "7");
+        assert_eq!(serde_json::from_str::<Fence>("7").unwrap(), Fence::new(7));
+        assert!(serde_json::from_str::<Fence>("-7").is_err());
+    }
 }

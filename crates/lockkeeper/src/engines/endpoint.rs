@@ -26,10 +26,10 @@ impl Endpoint {
     /// Parses a URL such as `file:` or `file:///var/lib/app/locks`.
     ///
     /// # Errors
-    /// [`Error::Config`], without quoting what may be a secret.
+    /// [`Error::Url`], without quoting what may be a secret.
     pub fn parse(text: &str) -> Result<Self> {
         let refuse = |error| {
-            Error::Config(match error {
+            Error::Url(match error {
                 ParseError::RelativeUrlWithoutBase => "this is not the URL of an engine; it starts with a scheme, as in file:, file:///dir or redis://host".to_owned(),
                 other => format!("this is not the URL of an engine: {other}; write scheme://host:port, and %XX for what is special in a password"),
             })
@@ -40,7 +40,7 @@ impl Endpoint {
             Url::parse(&format!("{}://{other}", url.scheme())).map_err(refuse)?;
             if other.contains('@') && !matches!(url.scheme(), "redlock" | "redlocks") {
                 // Not quoted: it may be a password.
-                return Err(Error::Config(format!(
+                return Err(Error::Url(format!(
                     "{}: takes one user and password for all hosts, before the first of them; write %40 for @ in a password",
                     url.scheme()
                 )));
@@ -49,7 +49,7 @@ impl Endpoint {
         let rest = text.split_once(':').map_or("", |(_, rest)| rest);
         if url.scheme() == "file" && !rest.is_empty() && !rest.starts_with(['/', '?', '#']) {
             // The parser would make an absolute path of it, without a word.
-            return Err(Error::Config(format!(
+            return Err(Error::Url(format!(
                 "{text:?} is not absolute; write file: for the default directory, or file:///dir"
             )));
         }
@@ -68,7 +68,19 @@ impl Endpoint {
 
     /// The whole URL with every host, secrets included: it leads to the same place again.
     pub fn spell_out(&self) -> String {
-        self.with_all_hosts(&self.url, |other| other)
+        self.with_all_hosts(&self.url, str::to_owned)
+    }
+
+    /// The whole URL with its users, but without passwords and secret options: with the password from
+    /// elsewhere it leads to the same place again. For an environment; a message has no users either.
+    pub fn without_passwords(&self) -> String {
+        self.public(self.url.username(), |host| match host.rsplit_once('@') {
+            Some((user, address)) => {
+                let user = user.split_once(':').map_or(user, |(user, _)| user);
+                format!("{user}@{address}")
+            }
+            None => host.to_owned(),
+        })
     }
 
     /// The same place with this password; `None` where there is no room for one.
@@ -112,7 +124,30 @@ impl Endpoint {
         Options { pairs, known: Vec::new(), scheme: self.scheme().to_owned() }
     }
 
-    fn with_all_hosts(&self, url: &Url, spell: fn(&str) -> &str) -> String {
+    /// The URL with this user, without its password and secret options.
+    fn public(&self, user: &str, spell: fn(&str) -> String) -> String {
+        let mut shown = self.url.clone();
+        // Both fail only for URLs that cannot have a user at all.
+        let _ = shown.set_username(user);
+        let _ = shown.set_password(None);
+        let kept: Vec<_> = shown
+            .query_pairs()
+            .filter(|(k, _)| !SECRET_OPTIONS.contains(&k.to_ascii_lowercase().as_str()))
+            .map(|(k, v)| (k.into_owned(), v.into_owned()))
+            .collect();
+        shown.set_query(None);
+        if !kept.is_empty() {
+            shown.query_pairs_mut().extend_pairs(kept);
+        }
+        shown.set_fragment(None);
+        if shown.scheme() == "file" && shown.path() == "/" {
+            // As people write the default directory; the parser puts the slashes there.
+            return format!("file:{}", &shown[Position::AfterPath..]);
+        }
+        self.with_all_hosts(&shown, spell)
+    }
+
+    fn with_all_hosts(&self, url: &Url, spell: fn(&str) -> String) -> String {
         let (start, rest) = url.as_str().split_at(url[..Position::BeforePath].len());
         let others: String = self.others.iter().map(|other| format!(",{}", spell(other))).collect();
         format!("{start}{others}{rest}")
@@ -129,25 +164,7 @@ impl FromStr for Endpoint {
 impl fmt::Display for Endpoint {
     /// The URL without users, passwords and secret options.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = self.url.clone();
-        // Both fail only for URLs that cannot have a user at all.
-        let _ = shown.set_username("");
-        let _ = shown.set_password(None);
-        let kept: Vec<_> = shown
-            .query_pairs()
-            .filter(|(k, _)| !SECRET_OPTIONS.contains(&k.to_ascii_lowercase().as_str()))
-            .map(|(k, v)| (k.into_owned(), v.into_owned()))
-            .collect();
-        shown.set_query(None);
-        if !kept.is_empty() {
-            shown.query_pairs_mut().extend_pairs(kept);
-        }
-        shown.set_fragment(None);
-        if shown.scheme() == "file" && shown.path() == "/" {
-            // As people write the default directory; the parser puts the slashes there.
-            return write!(f, "file:{}", &shown[Position::AfterPath..]);
-        }
-        f.write_str(&self.with_all_hosts(&shown, address))
+        f.write_str(&self.public("", address))
     }
 }
 
@@ -158,8 +175,8 @@ impl fmt::Debug for Endpoint {
 }
 
 /// A host without its user and password.
-fn address(host: &str) -> &str {
-    host.rsplit_once('@').map_or(host, |(_, address)| address)
+fn address(host: &str) -> String {
+    host.rsplit_once('@').map_or(host, |(_, address)| address).to_owned()
 }
 
 /// Takes all hosts but the first out of a URL: the standard knows only one.
@@ -187,7 +204,7 @@ impl Options {
     /// Takes an option that is one of a few words.
     ///
     /// # Errors
-    /// [`Error::Config`] that lists the words.
+    /// [`Error::Url`] that lists the words.
     pub fn choice<T: Copy>(
         &mut self,
         name: &'static str,
@@ -198,7 +215,7 @@ impl Options {
             Some((_, meaning)) => Ok(Some(*meaning)),
             None => {
                 let valid: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-                Err(Error::Config(format!(
+                Err(Error::Url(format!(
                     "option {name} cannot be {value:?}; it is one of: {}",
                     valid.join(", ")
                 )))
@@ -209,16 +226,16 @@ impl Options {
     /// Takes an option that is a duration, such as `500ms` or `2m`.
     ///
     /// # Errors
-    /// [`Error::Config`] that shows what a duration looks like.
+    /// [`Error::Url`] that shows what a duration looks like.
     pub fn duration(&mut self, name: &'static str) -> Result<Option<Duration>> {
         let Some(value) = self.take(name)? else { return Ok(None) };
-        parse_duration(&value).map(Some).map_err(|e| Error::Config(format!("option {name}: {e}")))
+        parse_duration(&value).map(Some).map_err(|e| Error::Url(format!("option {name}: {e}")))
     }
 
     /// Takes an option that is free text.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is given twice.
+    /// [`Error::Url`] if it is given twice.
     pub fn take(&mut self, name: &'static str) -> Result<Option<String>> {
         self.known.push(name);
         let mut found = None;
@@ -231,7 +248,7 @@ impl Options {
             !ours
         });
         if twice {
-            return Err(Error::Config(format!("option {name} is given twice")));
+            return Err(Error::Url(format!("option {name} is given twice")));
         }
         Ok(found)
     }
@@ -239,14 +256,14 @@ impl Options {
     /// Refuses what nobody took.
     ///
     /// # Errors
-    /// [`Error::Config`] that lists the valid options.
+    /// [`Error::Url`] that lists the valid options.
     pub fn finish(self) -> Result<()> {
         let Some((name, _)) = self.pairs.first() else { return Ok(()) };
         let valid = match self.known.as_slice() {
             [] => "it takes none".to_owned(),
             known => format!("it takes: {}", known.join(", ")),
         };
-        Err(Error::Config(format!("{}: has no option {name:?}; {valid}", self.scheme)))
+        Err(Error::Url(format!("{}: has no option {name:?}; {valid}", self.scheme)))
     }
 }
 
@@ -278,6 +295,8 @@ mod tests {
             assert!(!shown.contains("canary") && !shown.contains("me"), "{shown}");
             assert!(shown.contains("redis://host:6379/1?layout=string"), "{shown}");
         }
+        let kept = endpoint.without_passwords();
+        assert_eq!(kept, "redis://me@host:6379/1?layout=string");
         let message = Endpoint::parse("//me:canary@host").unwrap_err().to_string();
         assert!(!message.contains("canary"), "{message}");
     }
@@ -309,6 +328,8 @@ mod tests {
         let expected =
             [("a", Some("canary,1")), ("b", Some("canary%2C2")), ("a", Some("canary,1"))];
         assert!(users.eq(expected.map(|(user, password)| (user, password, "/1"))));
+        let kept = endpoint.without_passwords();
+        assert_eq!(kept, "redlock://a@one,b@two:7000,three/1?prefix=p");
         for shown in [endpoint.to_string(), format!("{endpoint:?}")] {
             assert!(shown.contains("redlock://one,two:7000,three/1?prefix=p"), "{shown}");
         }

@@ -20,6 +20,8 @@ pub mod memory;
 pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(any(feature = "zookeeper", feature = "etcd"))]
+mod queued;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "redis")]
@@ -127,7 +129,7 @@ pub async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
 /// What the engine that a URL names promises. No I/O.
 ///
 /// # Errors
-/// [`Error::Config`] if there is no such engine, or it is not compiled in, or has no such option.
+/// [`Error::Url`] if there is no such engine, or it is not compiled in, or has no such option.
 pub fn guarantees(endpoint: &Endpoint) -> Result<Guarantees> {
     (engine(endpoint)?.guarantees)(endpoint)
 }
@@ -154,14 +156,14 @@ const SCHEMAS: &[(&str, &str)] = &[
 /// The tables and functions that an engine over a database needs, as a migration to run by hand.
 ///
 /// # Errors
-/// [`Error::Config`] if the engine that a URL names needs none.
+/// [`Error::Url`] if the engine that a URL names needs none.
 pub fn schema(endpoint: &Endpoint) -> Result<&'static str> {
     engine(endpoint)?;
     let feature = row(endpoint)?.feature;
     let found = SCHEMAS.iter().find(|(owner, _)| *owner == feature);
     found.map(|(_, schema)| *schema).ok_or_else(|| {
         let schemes: Vec<_> = SCHEMAS.iter().map(|(owner, _)| format!("{owner}:")).collect();
-        Error::Config(format!(
+        Error::Url(format!(
             "{}: needs no tables; those that do are: {}",
             endpoint.scheme(),
             schemes.join(", ")
@@ -176,7 +178,7 @@ pub fn schemes() -> impl Iterator<Item = &'static str> {
 
 fn row(endpoint: &Endpoint) -> Result<&'static Scheme> {
     SCHEMES.iter().find(|row| row.scheme == endpoint.scheme()).ok_or_else(|| {
-        Error::Config(format!(
+        Error::Url(format!(
             "there is no engine for {}: URLs; the schemes are: {}",
             endpoint.scheme(),
             schemes().collect::<Vec<_>>().join(", ")
@@ -187,7 +189,7 @@ fn row(endpoint: &Endpoint) -> Result<&'static Scheme> {
 fn engine(endpoint: &Endpoint) -> Result<&'static Registration> {
     let row = row(endpoint)?;
     row.engine.as_ref().ok_or_else(|| {
-        Error::Config(format!(
+        Error::Url(format!(
             "the engine for {}: URLs is not compiled in; switch on the feature {:?}",
             row.scheme, row.feature
         ))

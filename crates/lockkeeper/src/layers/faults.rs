@@ -14,24 +14,55 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 
 /// How often each fault happens, as a share of all calls from 0 to 1.
+///
+/// ```
+/// use lockkeeper::testing::Plan;
+///
+/// let plan = Plan::NONE.fail(0.1).lose_reply(0.05);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plan {
-    /// The call takes a random time of up to [`longest`](Plan::longest).
-    pub delay: f64,
-    /// The call fails and has no effect.
-    pub fail: f64,
-    /// The call has its effect and fails all the same.
-    pub lose_reply: f64,
-    /// The call has its effect or not, and takes longer than anyone waits: ten times `longest`.
-    pub hang: f64,
-    /// The longest delay.
-    pub longest: Duration,
+    delay: f64,
+    fail: f64,
+    lose_reply: f64,
+    hang: f64,
+    longest: Duration,
 }
 
 impl Plan {
     /// No faults at all.
     pub const NONE: Plan =
         Plan { delay: 0.0, fail: 0.0, lose_reply: 0.0, hang: 0.0, longest: Duration::from_secs(1) };
+
+    /// So many calls take a random time of up to [`longest`](Plan::longest).
+    pub const fn delay(mut self, share: f64) -> Self {
+        self.delay = share;
+        self
+    }
+
+    /// So many calls fail and have no effect.
+    pub const fn fail(mut self, share: f64) -> Self {
+        self.fail = share;
+        self
+    }
+
+    /// So many calls have their effect and fail all the same.
+    pub const fn lose_reply(mut self, share: f64) -> Self {
+        self.lose_reply = share;
+        self
+    }
+
+    /// So many calls have their effect or not, and take longer than anyone waits: ten times `longest`.
+    pub const fn hang(mut self, share: f64) -> Self {
+        self.hang = share;
+        self
+    }
+
+    /// The longest delay. Default 1 s.
+    pub const fn longest(mut self, longest: Duration) -> Self {
+        self.longest = longest;
+        self
+    }
 }
 
 /// The engine that fails.

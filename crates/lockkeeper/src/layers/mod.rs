@@ -19,6 +19,7 @@ pub mod faults;
 
 /// The calls of the contract that change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Call {
     /// [`Claim::attempt`].
     Attempt,

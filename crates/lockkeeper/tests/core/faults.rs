@@ -9,8 +9,7 @@ use lockkeeper::engine::{
     Claim, Engine, Entry, Grant, Guarantees, Held, Lease, Query, Released, Renewal, Request,
     Signal, Snapshot,
 };
-use lockkeeper::engines::memory::Memory;
-use lockkeeper::layers::faults::{Faults, Plan};
+use lockkeeper::testing::{Faults, Memory, Plan};
 use lockkeeper::{Client, Error, Guard, Key, Lock, Loss, Multi, Owner, Release, Result};
 use lockkeeper_testkit::fault_link::{Call, FaultLink};
 use tokio::sync::Notify;
@@ -190,6 +189,46 @@ async fn run_drops_the_work_when_the_lock_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn work_that_ends_after_the_loss_is_late_and_its_result_can_be_kept() {
+    let (_, client) = store();
+    let mut receipt = None;
+    let work = async |_: &Guard| {
+        // As work that blocks its thread: nobody could stop it.
+        advance_without_running(10 * SECOND).await;
+        receipt = Some(17);
+    };
+    let ran = client.mutex("key").ttl(3 * SECOND).run(work).await;
+    assert!(matches!(ran, Err(Error::Late { reason: Loss::Expired, .. })), "{ran:?}");
+    assert_eq!(receipt, Some(17));
+    let locks = Multi::new([client.mutex("a").ttl(3 * SECOND), client.mutex("b")]);
+    let ran = locks.run(async |_| advance_without_running(10 * SECOND).await).await;
+    assert!(matches!(&ran, Err(Error::Late { key, .. }) if key.as_str() == "a"), "{ran:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_is_tried_or_waits_for_a_while() {
+    let (memory, client) = store();
+    let other = Client::new(memory);
+    let guard = other.mutex("key").acquire().await.unwrap();
+    let lock = || client.mutex("key");
+    let both = || Multi::new([client.mutex("free"), client.mutex("key")]);
+    assert_eq!(lock().try_run(async |_| 1).await.unwrap(), None);
+    assert_eq!(both().try_run(async |_| 1).await.unwrap(), None);
+    let late = lock().run_within(SECOND, async |_| 1).await;
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    let late = both().run_within(SECOND, async |_| 1).await;
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    let guard_fence = guard.fence();
+    guard.release().await.unwrap();
+    assert!(lock().try_run(async |hold| hold.fence()).await.unwrap() > Some(guard_fence));
+    assert_eq!(both().try_run(async |held| held.guards().len()).await.unwrap(), Some(2));
+    // The limit is not one of the work.
+    let slow = async |_: &Guard| tokio::time::sleep(60 * SECOND).await;
+    lock().run_within(SECOND, slow).await.unwrap();
+    assert_eq!(both().run_within(SECOND, async |held| held.guards().len()).await.unwrap(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lost_hold_does_not_block_others_of_the_same_process() {
     let (memory, client) = store();
     let lost = client.mutex("key").ttl(3 * SECOND).acquire().await.unwrap();
@@ -227,6 +266,41 @@ async fn where_requests_may_overtake_each_other_the_next_acquire_waits_for_the_a
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_try_is_not_busy_with_an_acquire_that_was_given_up() {
+    let engine = Watched { unordered: true, ..Watched::default() };
+    let client = Client::new(engine.clone());
+    engine.memory.delay(2 * SECOND);
+    // Its attempt is on the way, and then has reached the store.
+    for patience in [SECOND / 2, 3 * SECOND / 2] {
+        timeout(patience, client.mutex("key").acquire()).await.expect_err("not yet answered");
+        let tried = client.mutex("key").try_acquire().await.unwrap();
+        tried.expect("nobody else wants it").release().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_is_not_busy_with_a_lost_lock_that_was_let_go() {
+    let engine = Watched { unordered: true, ..Watched::default() };
+    let client = Client::new(engine.clone());
+    let lose = async || {
+        let guard = client.mutex("key").ttl(9 * SECOND).acquire().await.unwrap();
+        engine.memory.partition(true);
+        assert_eq!(guard.lost().await, Loss::Expired);
+        engine.memory.partition(false);
+        guard
+    };
+    // The store keeps it for another third of the lease.
+    drop(lose().await);
+    let tried = client.mutex("key").try_acquire().await.unwrap();
+    tried.expect("it was let go").release().await.unwrap();
+    let lost = lose().await;
+    engine.memory.delay(SECOND / 2);
+    let (released, tried) = tokio::join!(lost.release(), client.mutex("key").try_acquire());
+    assert_eq!(released.unwrap(), Release::AlreadyLost);
+    tried.unwrap().expect("it was let go").release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lock_that_leaves_is_not_in_the_way_of_another_kind() {
     let engine = Watched { unordered: true, ..Watched::default() };
     let client = Client::new(engine.clone());
@@ -245,7 +319,7 @@ async fn an_attempt_that_never_ends_does_not_keep_others_of_its_client_away() {
         drop(client);
         Client::new(faults.clone())
     };
-    faults.set(Plan { hang: 1.0, longest: Duration::from_secs(365 * 24 * 3600), ..Plan::NONE });
+    faults.set(Plan::NONE.hang(1.0).longest(Duration::from_secs(365 * 24 * 3600)));
     let error = client.mutex("key").acquire().await.unwrap_err();
     assert!(error.to_string().contains("no answer within"), "{error}");
     faults.set(Plan::NONE);
@@ -352,6 +426,9 @@ fn futures_and_guards_can_move_between_threads() {
         movable(&client.mutex("key").acquire_within(SECOND));
         movable(&Multi::new([client.mutex("key")]).acquire());
         movable(&client.mutex("key").run(async |hold| hold.fence()));
+        movable(&client.mutex("key").try_run(async |hold| hold.fence()));
+        movable(&client.mutex("key").run_within(SECOND, async |hold| hold.fence()));
+        movable(&client.clone().shutdown(SECOND));
         movable(&guard.release());
     }
     let _ = futures;
@@ -425,7 +502,10 @@ impl Claim for WatchedClaim {
         self.engine.calls.lock().unwrap().push("attempt");
         let held = WatchedHeld(self.engine.told.clone());
         let grant = self.claim.attempt(asked).await?;
-        Ok(grant.map(|grant| Grant { held: Arc::new(held), ..grant }))
+        Ok(grant.map(|mut grant| {
+            grant.held = Arc::new(held);
+            grant
+        }))
     }
 
     async fn wait(&mut self) -> Result<()> {

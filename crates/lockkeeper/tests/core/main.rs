@@ -1,7 +1,10 @@
-//! The core on engines without a server: conformance of `memory:`, silence and loss, telemetry.
+//! The core on engines without a server: conformance of `memory:`, silence and loss, telemetry, samples of the documents.
 
 mod conformance;
 mod faults;
 mod readme;
+#[rustfmt::skip]
+mod samples;
 mod session;
+mod shutdown;
 mod telemetry;

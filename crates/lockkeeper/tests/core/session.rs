@@ -40,11 +40,13 @@ struct SessionClaim {
 #[async_trait]
 impl Engine for Session {
     fn guarantees(&self) -> Guarantees {
-        Guarantees { death: Death::Session, ..self.memory.guarantees() }
+        let mut guarantees = self.memory.guarantees();
+        guarantees.death = Death::Session;
+        guarantees
     }
 
-    fn claim(&self, request: Request) -> Box<dyn Claim> {
-        let request = Request { ttl: Duration::from_secs(365 * 24 * 3600), ..request };
+    fn claim(&self, mut request: Request) -> Box<dyn Claim> {
+        request.ttl = Duration::from_secs(365 * 24 * 3600);
         let (claim, keeps) = (self.memory.claim(request), self.keeps.clone());
         Box::new(SessionClaim { claim, keeps })
     }
@@ -75,7 +77,10 @@ impl Engine for Session {
 impl Claim for SessionClaim {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         let grant = self.claim.attempt(asked).await?;
-        Ok(grant.map(|grant| Grant { ttl: VOUCHED, ..grant }))
+        Ok(grant.map(|mut grant| {
+            grant.ttl = VOUCHED;
+            grant
+        }))
     }
 
     async fn wait(&mut self) -> Result<()> {

@@ -110,7 +110,7 @@ async fn a_client_that_is_cut_off_from_its_member_moves_over_and_keeps_its_locks
     let guard = client.mutex("key").ttl(ttl).acquire().await.unwrap();
     let first = other.mutex("awaited").ttl(ttl).acquire().await.unwrap();
     let waiting = tokio::spawn(client.mutex("awaited").ttl(ttl).acquire());
-    eventually("it is in line", async || {
+    eventually("it is in the queue", async || {
         let line = other.inspect("awaited").await.unwrap().unwrap();
         line.waiters.is_some_and(|waiters| waiters.len() == 1)
     })
@@ -243,17 +243,7 @@ async fn a_lock_that_was_waited_for_is_watched_over_as_well() {
 async fn claim(servers: &Servers) -> Box<dyn Claim> {
     let endpoint = Endpoint::parse(&servers.url("")).unwrap();
     let engine = lockkeeper::engines::open(endpoint).await.unwrap();
-    engine.claim(Request {
-        key: Key::new("key").unwrap(),
-        token: Token::fresh(),
-        owner: None,
-        mode: Mode::Mutex,
-        ttl: LONG,
-        fixed: false,
-        fair: false,
-        queue: true,
-        note: None,
-    })
+    engine.claim(Request::new(Key::new("key").unwrap(), Token::fresh(), Mode::Mutex, LONG))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -283,7 +273,7 @@ async fn compaction_while_waiting_loses_no_wake_up() {
     let waiter = connect(format!("etcd://{}", proxy.address())).await;
     let guard = holder.mutex("key").ttl(TTL * 4).acquire().await.unwrap();
     let waiting = tokio::spawn(waiter.mutex("key").ttl(TTL * 4).acquire());
-    eventually("it is in line", async || {
+    eventually("it is in the queue", async || {
         let line = holder.inspect("key").await.unwrap().unwrap();
         line.waiters.is_some_and(|waiters| waiters.len() == 1)
     })

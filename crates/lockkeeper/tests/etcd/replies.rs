@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longer than a turn of the test: a place that is forgotten is not gone in time by itself.
+/// Longer than a turn of the test: an entry that is forgotten is not gone in time by itself.
 const TTL: Duration = Duration::from_secs(20);
 
 /// How long something may take that takes a moment.
@@ -191,7 +191,7 @@ async fn within(what: &str, task: impl Future<Output = Result<(), tokio::task::J
 async fn until_in_line(client: &Client, key: &str, note: &str, done: impl Fn() -> bool) {
     let started = Instant::now();
     while !done() && !places(client, key).await.contains(note) {
-        assert!(started.elapsed() < SOON, "{key}: {note} is not in line within {SOON:?}");
+        assert!(started.elapsed() < SOON, "{key}: {note} is not in the queue within {SOON:?}");
         sleep(Duration::from_millis(10)).await;
     }
 }

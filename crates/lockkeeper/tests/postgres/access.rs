@@ -1,10 +1,15 @@
 //! Who may use the database, how it is reached, and what is refused.
 
+use std::pin::pin;
+use std::time::Duration;
+
 use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Loss};
 use lockkeeper_testkit::certificates;
+use lockkeeper_testkit::proxy::Proxy;
 use lockkeeper_testkit::server::{Pgbouncer, Postgres};
 use sqlx::Connection;
+use tokio::task::JoinSet;
 
 use super::{LEASE, database, server, strategy};
 
@@ -77,6 +82,16 @@ async fn a_pooler_that_lends_by_transaction_and_a_standby_are_refused() {
     }
 }
 
+#[tokio::test]
+async fn doctor_counts_the_connections_of_clients() {
+    let client = Client::connect(server().url()).await.unwrap();
+    let findings = client.doctor().await.unwrap();
+    let said =
+        findings.iter().find_map(|f| f.what.strip_suffix(" connections are in use")).unwrap();
+    let (used, _) = said.split_once(" of ").unwrap();
+    assert!(used.parse::<u32>().unwrap() > 0, "{said}");
+}
+
 /// One that lends its connections in turn gives each of two who alternate always the same.
 #[tokio::test]
 async fn a_pooler_that_lends_its_connections_in_turn_is_refused() {
@@ -96,6 +111,42 @@ async fn a_pooler_that_lends_its_connections_in_turn_is_refused() {
     for _ in 0..4 {
         let error = Client::connect(&through).await.unwrap_err().to_string();
         assert!(error.contains("pooler") && error.contains("connect past"), "{error}");
+    }
+}
+
+/// A connection whose reply is lost is replaced, and then has another server process, as behind a pooler.
+///
+/// The way is so long that every connection is asked whether it still is one before it is used again.
+#[tokio::test]
+async fn a_connection_that_is_replaced_while_connecting_is_not_taken_for_a_pooler() {
+    let url = server().url();
+    Client::connect(&url).await.unwrap();
+    let direct = server().address().port().to_string();
+    for first in (0..).step_by(8) {
+        let mut runs = JoinSet::new();
+        for nth in first..first + 8 {
+            let proxy = Proxy::start(server().address()).await;
+            let through = url.replace(&direct, &proxy.address().port().to_string());
+            proxy.latency(Duration::from_millis(100));
+            proxy.swallow_reply_after(nth);
+            runs.spawn(async move {
+                let mut connecting = pin!(Client::connect(&through));
+                let connected = tokio::select! {
+                    connected = &mut connecting => connected,
+                    () = proxy.swallowed() => {
+                        proxy.heal().await;
+                        connecting.await
+                    }
+                };
+                if let Err(error) = connected {
+                    assert!(error.is_retryable(), "without reply {nth}: {error}");
+                }
+                proxy.still_to_swallow() == 0
+            });
+        }
+        if !runs.join_all().await.contains(&true) {
+            return assert!(first > 0, "no reply was lost");
+        }
     }
 }
 

@@ -133,7 +133,7 @@ async fn the_least_rights_suffice_and_nothing_more_is_possible() {
     std::fs::write(server.directory().join("password"), "wrong-canary").unwrap();
     let error = Client::connect(&url).await.unwrap_err();
     assert!(!error.is_retryable() && !format!("{error} {error:?}").contains("canary"), "{error:?}");
-    assert!(error.to_string().contains("refuses this user or password"), "{error}");
+    assert!(error.to_string().contains("refuses user \"locks\" or its password"), "{error}");
 }
 
 #[tokio::test]
@@ -232,7 +232,7 @@ async fn bad_urls_are_refused_with_what_is_accepted() {
         ("redis://h?layout=string&fence=redisson", "needs layout=hash"),
     ] {
         match Client::connect(url).await {
-            Err(Error::Config(message)) => assert!(message.contains(part), "{url}: {message}"),
+            Err(Error::Url(message)) => assert!(message.contains(part), "{url}: {message}"),
             other => panic!("{url}: {other:?}"),
         }
     }

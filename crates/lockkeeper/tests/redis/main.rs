@@ -4,6 +4,8 @@ mod access;
 mod conformance;
 mod faults;
 mod layout;
+mod load;
 mod network;
 mod scripts;
+mod sentinel;
 mod storm;

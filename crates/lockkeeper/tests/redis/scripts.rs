@@ -16,9 +16,10 @@ use tokio::task::JoinSet;
 const LIMIT: u32 = 3;
 
 fn request(key: Key, owner: Option<Owner>, mode: Mode) -> Request {
-    let (token, ttl) = (Token::fresh(), Duration::from_secs(60));
-    let fair = mode == Mode::Mutex;
-    Request { key, token, owner, mode, ttl, fixed: false, fair, queue: true, note: None }
+    let mut request = Request::new(key, Token::fresh(), mode, Duration::from_secs(60));
+    request.owner = owner;
+    request.fair = mode == Mode::Mutex;
+    request
 }
 
 /// Claims in the store beside the line that they should be in.
@@ -74,7 +75,7 @@ impl Game {
         let shares = match mode {
             Mode::Read => true,
             Mode::Permits { .. } => false,
-            Mode::Mutex | Mode::Write => again,
+            _ => again,
         };
         match shares && self.last > Fence::default() {
             true => assert_eq!(grant.fence, self.last, "place {at} of {:?}", self.line),
@@ -144,8 +145,9 @@ async fn holders_who_die_leave_no_records() {
         server.ask(&["HLEN", &format!("lockkeeper_who:{{{key}}}")]).parse().unwrap()
     };
     let short = |key: &str, mode, ttl| {
-        let request = request(Key::new(key).unwrap(), None, mode);
-        redis.claim(Request { ttl: Duration::from_millis(ttl), ..request })
+        let mut request = request(Key::new(key).unwrap(), None, mode);
+        request.ttl = Duration::from_millis(ttl);
+        redis.claim(request)
     };
     let (one, all) = (Mode::Permits { take: 1, limit: LIMIT }, LIMIT);
     for (key, mode, other) in [

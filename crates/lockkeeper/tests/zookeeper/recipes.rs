@@ -35,17 +35,8 @@ async fn open(servers: &Ensemble, root: &str) -> Arc<dyn Engine> {
 }
 
 fn claim(engine: &Arc<dyn Engine>, key: &str) -> Box<dyn Claim> {
-    engine.claim(Request {
-        key: Key::new(key).unwrap(),
-        token: Token::fresh(),
-        owner: None,
-        mode: Mode::Mutex,
-        ttl: Duration::from_secs(30),
-        fixed: false,
-        fair: false,
-        queue: true,
-        note: None,
-    })
+    let (key, ttl) = (Key::new(key).unwrap(), Duration::from_secs(30));
+    engine.claim(Request::new(key, Token::fresh(), Mode::Mutex, ttl))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,7 +209,7 @@ async fn one_who_asks_for_another_kind_disturbs_nobody() {
         let url = servers.url(kind, SESSION);
         let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let mut rightful = JoinSet::new();
-        // So many that there is always one of them in line.
+        // So many that there is always one of them in the queue.
         for _ in 0..8 {
             let client = Client::connect(&url).await.unwrap();
             let over = over.clone();
@@ -323,8 +314,8 @@ async fn what_kazoo_holds_as_another_kind_is_refused() {
     }
 }
 
-/// Lines claims up behind each other, all of one session.
-async fn line_up(engine: &Arc<dyn Engine>, key: &str, many: usize) -> Vec<Box<dyn Claim>> {
+/// Queues claims behind each other, all of one session.
+async fn fill_queue(engine: &Arc<dyn Engine>, key: &str, many: usize) -> Vec<Box<dyn Claim>> {
     let mut claims = Vec::new();
     for _ in 0..many {
         let mut claim = claim(engine, key);
@@ -345,7 +336,7 @@ async fn a_thousand_waiters_of_whom_some_give_up_are_served_in_order_and_leave_n
     let mut random = fastrand::Rng::with_seed(seed);
     let served = Arc::new(Mutex::new(vec![(0, first)]));
     let mut tasks = JoinSet::new();
-    for (n, mut claim) in line_up(&engine, "key", 1_000).await.into_iter().enumerate() {
+    for (n, mut claim) in fill_queue(&engine, "key", 1_000).await.into_iter().enumerate() {
         let patience = (random.f64() < 0.3).then(|| Duration::from_millis(random.u64(0..1_500)));
         let served = served.clone();
         tasks.spawn(async move {
@@ -391,7 +382,7 @@ async fn a_hand_off_costs_as_many_requests_with_500_waiters_as_with_5() {
         holder.attempt(Clock::System.now()).await.unwrap().expect("it is free");
         // Everyone listens; so many tasks wait that the next one hears of it first.
         let mut waiters = std::collections::VecDeque::new();
-        for mut claim in line_up(&engine, &key, many).await {
+        for mut claim in fill_queue(&engine, &key, many).await {
             waiters.push_back(tokio::spawn(async move {
                 claim.wait().await.unwrap();
                 claim

@@ -1,7 +1,9 @@
 //! Servers that fail over by sentinels.
 
+use std::time::Duration;
+
 use super::server::{Server, VOLATILE};
-use crate::server::{eventually, hosts};
+use crate::server::{eventually, eventually_within, hosts};
 
 /// One master, two replicas and three sentinels.
 #[derive(Debug)]
@@ -71,11 +73,13 @@ impl Sentinels {
 
     /// The server that is the master now.
     ///
+    /// After failovers in quick succession sentinels may name a replica; they take half a minute to notice.
+    ///
     /// # Panics
-    /// When there is none for too long.
+    /// When there is none for a minute.
     pub fn master(&self) -> &Server {
         let mut master = None;
-        eventually("there is a master", || {
+        eventually_within(Duration::from_secs(60), "there is a master", || {
             let answer = self.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"]);
             let port = answer.lines().nth(1).and_then(|port| port.trim().parse::<u16>().ok());
             master = self.servers.iter().find(|server| Some(server.port()) == port);

@@ -1,7 +1,7 @@
 //! The members of a cluster: one is talked to, the others are there for when it does not answer.
 //!
 //! Every request that we make may run twice without harm, so one that got no answer is sent to the next
-//! member. Whoever asks learns that this happened: a request without an answer may still run, later.
+//! member. The caller learns that this happened: a request without an answer may still run, later.
 
 use std::fmt;
 use std::future::Future;
@@ -10,11 +10,9 @@ use std::time::Duration;
 use etcd_client::{Client, ConnectOptions, Error as EtcdError};
 use tokio::sync::{OnceCell, watch};
 use tokio::time::timeout;
-use tonic::Code;
 
-use crate::error::{Error, Result};
-
-pub(super) const NAME: &str = "etcd";
+use super::error::{failed, is_answer, is_refusal};
+use crate::error::Result;
 
 /// How long a member may be silent before the next one is asked.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -77,14 +75,14 @@ impl Cluster {
                 Ok(answer) => return Ok(answer),
                 Err(error) if is_answer(&error) => {
                     *doubt |= !is_refusal(&error);
-                    return Err(sorted(doing, error));
+                    return Err(failed(doing, error));
                 }
                 Err(error) => failure = error,
             }
             *doubt = true;
             self.leave(at);
         }
-        Err(sorted(doing, failure))
+        Err(failed(doing, failure))
     }
 
     /// Asks one member.
@@ -144,104 +142,5 @@ impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The options hold the password.
         f.debug_list().entries(self.addresses()).finish()
-    }
-}
-
-/// Whether this is a member's word about the request, which another member would only repeat.
-fn is_answer(error: &EtcdError) -> bool {
-    match error {
-        EtcdError::GRpcStatus(status) => !matches!(
-            status.code(),
-            Code::Unavailable
-                | Code::Unknown
-                | Code::Internal
-                | Code::Cancelled
-                | Code::DeadlineExceeded
-                | Code::Aborted
-                | Code::DataLoss
-        ),
-        EtcdError::TransportError(_)
-        | EtcdError::IoError(_)
-        | EtcdError::EndpointError(_)
-        | EtcdError::WatchError(_)
-        | EtcdError::Internal(_) => false,
-        _ => true,
-    }
-}
-
-/// Whether the member says that it did nothing.
-///
-/// A store whose space is just running out does what it is asked to, and complains all the same.
-fn is_refusal(error: &EtcdError) -> bool {
-    matches!(error, EtcdError::GRpcStatus(status) if matches!(
-        status.code(),
-        Code::InvalidArgument
-            | Code::NotFound
-            | Code::AlreadyExists
-            | Code::FailedPrecondition
-            | Code::PermissionDenied
-            | Code::Unauthenticated
-    ))
-}
-
-/// Whether the member says that a thing we named does not exist.
-pub(super) fn is_not_found(error: &Error) -> bool {
-    has_code(error, Code::NotFound)
-}
-
-/// Whether the member says that our user may not do this.
-pub(super) fn is_denied(error: &Error) -> bool {
-    has_code(error, Code::PermissionDenied)
-}
-
-/// Whether the member says that a thing we named exists already.
-pub(super) fn exists_already(error: &Error) -> bool {
-    has_code(error, Code::FailedPrecondition)
-}
-
-fn has_code(error: &Error, code: Code) -> bool {
-    let Error::Engine { source, .. } = error else { return false };
-    matches!(source.downcast_ref(), Some(EtcdError::GRpcStatus(status)) if status.code() == code)
-}
-
-/// An error of the client crate as one of ours.
-pub(super) fn sorted(doing: &str, error: EtcdError) -> Error {
-    let may_pass = match &error {
-        // The servers say so of a full queue, which passes, as of a full disk, which asking again shows.
-        EtcdError::GRpcStatus(status) => {
-            status.code() == Code::ResourceExhausted || !is_answer(&error)
-        }
-        error => !is_answer(error),
-    };
-    match may_pass {
-        true => Error::unreachable(NAME, doing, in_words(error)),
-        false => Error::broken(NAME, doing, error),
-    }
-}
-
-/// What kept a request from its answer, without the names of types that the client crate prints.
-fn in_words(error: EtcdError) -> String {
-    let EtcdError::GRpcStatus(status) = &error else { return error.to_string() };
-    let first = std::error::Error::source(status);
-    match std::iter::successors(first, |cause| cause.source()).last() {
-        Some(cause) => format!("{}: {cause}", status.message()),
-        None => format!("{}: {}", status.code(), status.message()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_that_does_not_rule_out_an_effect_is_no_refusal() {
-        let is_refusal = |code| is_refusal(&EtcdError::GRpcStatus(tonic::Status::new(code, "")));
-        for code in [Code::PermissionDenied, Code::NotFound, Code::FailedPrecondition] {
-            assert!(is_refusal(code), "{code:?}");
-        }
-        // No space left, an answer that is too long, and no answer at all.
-        for code in [Code::ResourceExhausted, Code::OutOfRange, Code::Unavailable, Code::Internal] {
-            assert!(!is_refusal(code), "{code:?}");
-        }
     }
 }

@@ -11,10 +11,8 @@ use super::claim::EtcdClaim;
 use super::cluster::PATIENCE;
 use super::leases::{Leases, revoke};
 use crate::core::clock::Clock;
-use crate::engine::{Claim, Finding, Mode, Request, Severity};
+use crate::engine::{Claim, Finding, Mode, Request};
 use crate::error::Result;
-use crate::key::Key;
-use crate::owner::Token;
 
 /// A version as numbers, to be compared.
 type Version = (u64, u64, u64);
@@ -47,8 +45,7 @@ pub(super) async fn examine(shared: &Arc<Shared>) -> Result<Vec<Finding>> {
     findings.extend(shortest_lease(shared).await);
     findings.push(permissions(shared).await);
     if shared.bare_password {
-        findings.push(finding(
-            Severity::Warning,
+        findings.push(Finding::warning(
             "the password goes over the network in plain text",
             "use etcds://",
         ));
@@ -72,54 +69,46 @@ async fn members(shared: &Shared) -> Vec<Finding> {
             }
             Err(EtcdError::GRpcStatus(status)) if status.code() == Code::PermissionDenied => {
                 answering += 1;
-                findings.push(finding(
-                    Severity::Fine,
-                    format!(
-                        "member {address} answers, and shows its version and state only to root"
-                    ),
-                    "",
-                ));
+                findings.push(Finding::fine(format!(
+                    "member {address} answers, and shows its version and state only to root"
+                )));
             }
-            Err(error) => findings.push(finding(
-                Severity::Warning,
+            Err(error) => findings.push(Finding::warning(
                 format!("member {address} does not answer: {error}"),
                 "bring it back, or leave it out of the URL",
             )),
         }
     }
     let listed = addresses.len();
-    let (severity, advice) = match (answering * 2 > listed, listed) {
-        (false, _) => (Severity::Problem, "fewer than half answer: look at those that do not"),
-        (true, 1 | 2) => (
-            Severity::Warning,
+    let what = format!("{answering} of the {listed} members in the URL answer");
+    findings.push(match (answering * 2 > listed, listed) {
+        (false, _) => Finding::problem(what, "fewer than half answer: look at those that do not"),
+        (true, 1 | 2) => Finding::warning(
+            what,
             "name three or five members in the URL: with one or two, none may fail",
         ),
-        (true, _) => (Severity::Fine, ""),
-    };
-    let what = format!("{answering} of the {listed} members in the URL answer");
-    findings.push(finding(severity, what, advice));
+        (true, _) => Finding::fine(what),
+    });
     findings
 }
 
 fn member(address: &str, status: &StatusResponse) -> Vec<Finding> {
     let mut findings = version(address, status.version());
     if status.leader() == 0 {
-        findings.push(finding(
-            Severity::Problem,
+        findings.push(Finding::problem(
             format!("member {address} knows no leader"),
             "more than half of the members have to reach each other",
         ));
     }
     if status.is_learner() {
-        findings.push(finding(
-            Severity::Warning,
+        findings.push(Finding::warning(
             format!("member {address} is a learner and does not serve locks"),
             "promote it, or leave it out of the URL",
         ));
     }
     for error in status.errors() {
         let what = format!("member {address} reports: {error}");
-        findings.push(finding(Severity::Problem, what, "see its own log"));
+        findings.push(Finding::problem(what, "see its own log"));
     }
     findings
 }
@@ -127,25 +116,24 @@ fn member(address: &str, status: &StatusResponse) -> Vec<Finding> {
 fn version(address: &str, text: &str) -> Vec<Finding> {
     let Some(version) = numbers(text) else {
         let what = format!("member {address} has a version that is not understood: {text:?}");
-        return vec![finding(Severity::Warning, what, "etcd 3.4 or later is needed")];
+        return vec![Finding::warning(what, "etcd 3.4 or later is needed")];
     };
     if version < OLDEST {
         let what = format!("member {address} runs etcd {text}");
-        return vec![finding(Severity::Problem, what, "etcd 3.4 or later is needed")];
+        return vec![Finding::problem(what, "etcd 3.4 or later is needed")];
     }
     let found: Vec<_> = DEFECTS
         .iter()
         .filter_map(|defect| {
             let fixed = defect.fixed_in(version)?;
-            Some(finding(
-                Severity::Warning,
+            Some(Finding::warning(
                 format!("member {address} runs etcd {text}, in which {}", defect.what),
                 format!("update it to {}.{}.{} or later", fixed.0, fixed.1, fixed.2),
             ))
         })
         .collect();
     match found.is_empty() {
-        true => vec![finding(Severity::Fine, format!("member {address} runs etcd {text}"), "")],
+        true => vec![Finding::fine(format!("member {address} runs etcd {text}"))],
         false => found,
     }
 }
@@ -174,7 +162,7 @@ async fn alarms(shared: &Shared) -> Vec<Finding> {
         // Only root may, once there are users.
         Err(error) => {
             let what = format!("the alarms cannot be read: {error}");
-            return vec![finding(Severity::Fine, what, "")];
+            return vec![Finding::fine(what)];
         }
     };
     let raised = alarms.alarms().iter().map(|raised| {
@@ -185,56 +173,39 @@ async fn alarms(shared: &Shared) -> Vec<Finding> {
             ),
             _ => ("is damaged", "replace this member"),
         };
-        finding(Severity::Problem, format!("member {:x} {what}", raised.member_id()), advice)
+        Finding::problem(format!("member {:x} {what}", raised.member_id()), advice)
     });
     raised.collect()
 }
 
 /// Asks for a lease of one second and sees what comes of it.
 async fn shortest_lease(shared: &Shared) -> Option<Finding> {
-    let mut lent = Leases::default().take(Duration::from_secs(1));
-    let shortest = lent.make(&shared.cluster, Clock::System.now()).await.ok()?;
-    let _ = revoke(&shared.cluster, lent.id, &mut false).await;
+    let mut lease = Leases::default().take(Duration::from_secs(1));
+    let shortest = lease.make(&shared.cluster, Clock::System.now()).await.ok()?;
+    let _ = revoke(&shared.cluster, lease.id, &mut false).await;
     let shortest = humantime::format_duration(shortest);
     let what = format!("the shortest lease is {shortest}, also for locks that ask for less");
-    Some(finding(Severity::Fine, what, ""))
+    Some(Finding::fine(what))
 }
 
 /// Takes a lock that nobody else has and gives it back.
 async fn permissions(shared: &Arc<Shared>) -> Finding {
-    let token = Token::fresh();
-    let key = Key::new(format!("lockkeeper.doctor-{token}")).expect("a token is visible text");
-    let request = Request {
-        key,
-        token,
-        owner: None,
-        mode: Mode::Mutex,
-        ttl: Duration::from_secs(5),
-        fixed: false,
-        fair: false,
-        queue: false,
-        note: None,
-    };
-    let mut ticket = EtcdClaim::new(shared.clone(), request);
-    let taken = ticket.attempt(Clock::System.now()).await;
-    let given_back = ticket.release().await;
+    let mut claim = EtcdClaim::new(shared.clone(), Request::probe(Mode::Mutex));
+    let taken = claim.attempt(Clock::System.now()).await;
+    let given_back = claim.release().await;
     match taken.and(given_back) {
-        Ok(_) => finding(Severity::Fine, "a lock could be taken and given back", ""),
-        Err(error) => finding(
-            Severity::Problem,
+        Ok(_) => Finding::fine("a lock could be taken and given back"),
+        Err(error) => Finding::problem(
             format!("a lock could not be taken and given back: {error}"),
             "grant the role readwrite on the keys that start with the prefix in the URL",
         ),
     }
 }
 
-fn finding(severity: Severity, what: impl Into<String>, advice: impl Into<String>) -> Finding {
-    Finding { severity, what: what.into(), advice: advice.into() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Severity;
 
     fn warnings(text: &str) -> usize {
         version("m", text).iter().filter(|finding| finding.severity == Severity::Warning).count()

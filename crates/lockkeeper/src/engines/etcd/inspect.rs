@@ -1,66 +1,72 @@
-//! Who holds and who waits, and taking a lock away.
+//! Holders and waiters, and what an operator can do about them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp};
+use tokio::task::JoinSet;
 
-use super::cluster::{NAME, PATIENCE};
-use super::layout::Range;
-use super::queue::{self, QueueEntry};
-use super::record::Record;
+use super::cluster::PATIENCE;
+use super::error::NAME;
+use super::layout::{QueueEntry, Range, Record, Slot, fence, queue_of, refuse_data};
 use super::{Shared, nested};
 use crate::core::admission::Turn;
-use crate::engine::{Entry, Fence, Mode, Query, Snapshot};
+use crate::engine::{Entry, Mode, Query, Snapshot};
+use crate::engines::queued;
 use crate::error::{Error, Result};
 use crate::key::Key;
 
 /// How many keys are read at once.
 const PAGE: i64 = 1000;
 
-/// How often holders are looked for who are to be asked, when others come and go meanwhile.
+/// How many leases are asked about at once.
+const AT_ONCE: usize = 64;
+
+/// How often holders are asked again to give way when the queue changed meanwhile.
 const TRIES: usize = 5;
 
-pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapshot>> {
-    let mut lines: BTreeMap<Key, Vec<QueueEntry>> = BTreeMap::new();
+pub(super) async fn inspect(shared: &Arc<Shared>, query: &Query) -> Result<Vec<Snapshot>> {
+    let mut queues: BTreeMap<Key, Vec<QueueEntry>> = BTreeMap::new();
     let range = match query {
-        Query::Key(key) => shared.names.line(key),
+        Query::Key(key) => shared.names.queue(key),
         Query::Prefix(prefix) => shared.names.starting_with(prefix),
     };
     for stored in read_range(shared, range).await? {
         if let Some(key) = shared.names.lock_of(&stored).filter(|key| query.matches(key.as_str())) {
-            lines.entry(key).or_default().push(QueueEntry::read(&stored));
+            queues.entry(key).or_default().push(QueueEntry::read(&stored));
         }
     }
-    let mut snapshots = Vec::with_capacity(lines.len());
-    for (key, mut line) in lines {
-        line.sort_by_key(|seat| seat.number);
-        let mut snapshot = snapshot(shared, key, &line).await?;
-        // One request for each: too many for a long list.
-        if matches!(query, Query::Key(_)) {
-            for (holder, seat) in snapshot.holders.iter_mut().zip(&line) {
-                holder.left = left(shared, seat.lease).await?;
-            }
-        }
+    let mut seen = Vec::with_capacity(queues.len());
+    for (key, mut queue) in queues {
+        queue.sort_by_key(|entry| entry.created);
+        let snapshot = snapshot(shared, key, &queue).await?;
         if !snapshot.holders.is_empty() || snapshot.waiters.as_ref().is_some_and(|w| !w.is_empty())
         {
-            snapshots.push(snapshot);
+            seen.push((snapshot, queue));
         }
     }
-    Ok(snapshots)
+    // Holders are ahead of waiters.
+    let held = seen.iter().flat_map(|(snapshot, queue)| &queue[..snapshot.holders.len()]);
+    let left = left(shared, held.map(|entry| entry.lease).collect()).await?;
+    for (snapshot, queue) in &mut seen {
+        for (holder, entry) in snapshot.holders.iter_mut().zip(queue) {
+            holder.left = left.get(&entry.lease).copied();
+        }
+    }
+    Ok(seen.into_iter().map(|(snapshot, _)| snapshot).collect())
 }
 
-/// Deletes the places of those who hold, if they are still the same ones.
+/// Deletes the entries of all holders, if they are still the same ones.
 pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
-    let line =
-        queue::line_of(&shared.names, key, &read_range(shared, shared.names.line(key)).await?);
-    queue::refuse_data(key, &line)?;
-    let snapshot = snapshot(shared, key.clone(), &line).await?;
+    let queue = read_queue(shared, key).await?;
+    refuse_data(key, &queue)?;
+    let snapshot = snapshot(shared, key.clone(), &queue).await?;
     let mut broken = Vec::new();
-    for (holder, seat) in snapshot.holders.into_iter().zip(line) {
-        let same = Compare::create_revision(seat.name.clone(), CompareOp::Equal, seat.number);
+    for (holder, entry) in snapshot.holders.into_iter().zip(queue) {
+        let same = Compare::create_revision(entry.name.clone(), CompareOp::Equal, entry.created);
         let slots = holder.slots.iter().map(|slot| shared.names.slot(key, *slot));
-        let doomed = std::iter::once(seat.name).chain(slots);
+        let doomed = std::iter::once(entry.name).chain(slots);
         let delete = doomed.map(|name| TxnOp::delete(name, None)).collect();
         let txn = Txn::new().when([same]).and_then(nested(delete));
         if shared.txn("break a lock", txn, &mut false).await?.succeeded() {
@@ -70,14 +76,13 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>>
     Ok(broken)
 }
 
-/// Marks the places of those who hold, for them to see. Those who do not listen cannot be asked.
+/// Marks the entries of all holders, which they watch. Other clients do not, and cannot be asked.
 pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
-    let mut told = Vec::new();
+    let mut asked = Vec::new();
     for _ in 0..TRIES {
-        let line =
-            queue::line_of(&shared.names, key, &read_range(shared, shared.names.line(key)).await?);
-        let holders = snapshot(shared, key.clone(), &line).await?.holders;
-        // Only we say who we are.
+        let queue = read_queue(shared, key).await?;
+        let holders = snapshot(shared, key.clone(), &queue).await?.holders;
+        // Other clients do not say who they are.
         if !holders.is_empty() && holders.iter().all(|holder| holder.who.is_none()) {
             return Err(Error::Unsupported {
                 engine: NAME,
@@ -85,12 +90,12 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
                     .to_owned(),
             });
         }
-        told.clear();
+        asked.clear();
         let mut all = true;
-        for (holder, seat) in holders.into_iter().zip(line) {
+        for (holder, entry) in holders.into_iter().zip(queue) {
             if holder.who.is_some() {
-                match mark(shared, seat).await? {
-                    true => told.push(holder),
+                match mark(shared, entry).await? {
+                    true => asked.push(holder),
                     false => all = false,
                 }
             }
@@ -99,21 +104,26 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
             break;
         }
     }
-    Ok(told)
+    Ok(asked)
 }
 
-/// Notes that the one who stands here is asked to give way. False when the place changed meanwhile.
-async fn mark(shared: &Shared, seat: QueueEntry) -> Result<bool> {
-    let Some(record) = seat.record else { return Ok(false) };
+/// Notes that a holder is asked to give way. False when its entry changed meanwhile.
+async fn mark(shared: &Shared, entry: QueueEntry) -> Result<bool> {
+    let Some(record) = entry.record else { return Ok(false) };
     if record.asked {
         return Ok(true);
     }
-    let same = Compare::mod_revision(seat.name.clone(), CompareOp::Equal, seat.changed);
+    let same = Compare::mod_revision(entry.name.clone(), CompareOp::Equal, entry.changed);
     let record = Record { asked: true, ..record };
-    // The place keeps its lease and its create revision.
-    let put = TxnOp::put(seat.name, record.text(), Some(PutOptions::new().with_ignore_lease()));
+    // The entry keeps its lease and its create revision.
+    let put = TxnOp::put(entry.name, record.text(), Some(PutOptions::new().with_ignore_lease()));
     let txn = Txn::new().when([same]).and_then([put]);
     Ok(shared.txn("ask a holder to give way", txn, &mut false).await?.succeeded())
+}
+
+async fn read_queue(shared: &Shared, key: &Key) -> Result<Vec<QueueEntry>> {
+    let stored = read_range(shared, shared.names.queue(key)).await?;
+    Ok(queue_of(&shared.names, key, &stored))
 }
 
 /// Everything in a range, as of one revision.
@@ -134,9 +144,9 @@ async fn read_range(shared: &Shared, (mut start, end): Range) -> Result<Vec<KeyV
     }
 }
 
-/// Sorts a line into those who are in and those who wait. Those who are in are ahead of all who wait.
-async fn snapshot(shared: &Shared, key: Key, line: &[QueueEntry]) -> Result<Snapshot> {
-    let mode = line.first().map_or(Mode::Mutex, QueueEntry::mode);
+/// Sorts a queue into holders and waiters. All holders are ahead of all waiters.
+async fn snapshot(shared: &Shared, key: Key, queue: &[QueueEntry]) -> Result<Snapshot> {
+    let mode = queue.first().map_or(Mode::Mutex, QueueEntry::mode);
     let beside = match mode {
         Mode::Mutex => Vec::new(),
         Mode::Read | Mode::Write => {
@@ -147,11 +157,12 @@ async fn snapshot(shared: &Shared, key: Key, line: &[QueueEntry]) -> Result<Snap
     };
     let mut holders = Vec::new();
     let mut waiters = Vec::new();
-    for (at, seat) in line.iter().enumerate() {
+    for (at, queued) in queue.iter().enumerate() {
         // What is not a lock is in the way of those behind it, and nobody's business otherwise.
-        let Some(mut entry) = entry(seat) else { continue };
-        if holders.len() == at && queue::turn(line, at) == Turn::In {
-            hold(&mut entry, seat, &beside);
+        let Some(mut entry) = entry(queued) else { continue };
+        let turn = || queued::turn(queue.iter().map(QueueEntry::mode), at);
+        if holders.len() == at && turn() == Turn::In {
+            add_grant(&mut entry, queued, &beside);
             holders.push(entry);
         } else {
             waiters.push(entry);
@@ -161,10 +172,10 @@ async fn snapshot(shared: &Shared, key: Key, line: &[QueueEntry]) -> Result<Snap
     Ok(Snapshot { key, holders, waiters: Some(waiters), fence })
 }
 
-fn entry(seat: &QueueEntry) -> Option<Entry> {
-    let record = seat.record.as_ref()?;
+fn entry(queued: &QueueEntry) -> Option<Entry> {
+    let record = queued.record.as_ref()?;
     Some(Entry {
-        identity: format!("{:x}", seat.lease),
+        identity: format!("{:x}", queued.lease),
         mode: record.mode,
         who: record.who.clone(),
         note: record.note.clone(),
@@ -175,26 +186,48 @@ fn entry(seat: &QueueEntry) -> Option<Entry> {
     })
 }
 
-/// What only those who are in have.
-fn hold(entry: &mut Entry, seat: &QueueEntry, beside: &[KeyValue]) {
-    let fence = |revision: i64| u64::try_from(revision).ok().map(Fence::new);
+/// Adds what only holders have.
+fn add_grant(entry: &mut Entry, queued: &QueueEntry, beside: &[KeyValue]) {
     match entry.mode {
-        Mode::Mutex => entry.fence = fence(seat.number),
+        Mode::Mutex => entry.fence = Some(fence(queued.created)),
         Mode::Read | Mode::Write => {
-            entry.fence = fence(beside.first().map_or(0, KeyValue::mod_revision));
+            entry.fence = Some(fence(beside.first().map_or(0, KeyValue::mod_revision)));
         }
         Mode::Permits { .. } => {
-            for slot in beside.iter().filter(|slot| slot.lease() == seat.lease) {
-                entry.fence = fence(slot.create_revision());
-                let number = slot.key_str().ok().and_then(|name| name.rsplit_once(':'));
-                entry.slots.extend(number.and_then(|(_, number)| number.parse::<u32>().ok()));
+            let slots = beside.iter().filter_map(Slot::read);
+            for slot in slots.filter(|slot| slot.lease == queued.lease) {
+                entry.fence = Some(fence(slot.created));
+                entry.slots.push(slot.number);
             }
             entry.slots.sort_unstable();
         }
     }
 }
 
-async fn left(shared: &Shared, lease: i64) -> Result<Option<Duration>> {
+/// What is left of each lease. There is one request for each, so many are asked at once.
+async fn left(shared: &Arc<Shared>, leases: BTreeSet<i64>) -> Result<BTreeMap<i64, Duration>> {
+    let mut leases = leases.into_iter();
+    let mut asked = JoinSet::new();
+    let mut left = BTreeMap::new();
+    loop {
+        while asked.len() < AT_ONCE
+            && let Some(lease) = leases.next()
+        {
+            let shared = shared.clone();
+            asked.spawn(async move { (lease, time_to_live(&shared, lease).await) });
+        }
+        match asked.join_next().await {
+            Some(Ok((lease, time))) => {
+                time?.map(|time| left.insert(lease, time));
+            }
+            // The runtime is going down, and nobody waits for the answer.
+            Some(Err(_)) => {}
+            None => return Ok(left),
+        }
+    }
+}
+
+async fn time_to_live(shared: &Shared, lease: i64) -> Result<Option<Duration>> {
     let left = shared.cluster.ask("look at a lease", PATIENCE, |client| {
         let mut client = client.lease_client();
         async move { client.time_to_live(lease, None).await }

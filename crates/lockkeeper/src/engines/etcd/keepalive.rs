@@ -39,7 +39,7 @@ struct Stream {
     reader: AbortHandle,
 }
 
-/// Who waits for an answer about which lease. The answers about one lease come in order.
+/// The callers that wait for an answer about each lease. The answers about one lease come in order.
 #[derive(Debug, Default)]
 struct Asked {
     /// `None` once the stream has ended.
@@ -54,13 +54,13 @@ impl KeepAlive {
         leases: &[i64],
         patience: Duration,
     ) -> Vec<KeepAliveOutcome> {
-        let mut beats = vec![KeepAliveOutcome::Unknown; leases.len()];
+        let mut outcomes = vec![KeepAliveOutcome::Unknown; leases.len()];
         // Twice at least: the first stream may turn out to have ended long ago.
         for _ in 0..cluster.addresses().count().max(2) {
             let member = cluster.current();
             let until = Instant::now() + patience;
             let open: Vec<_> =
-                (0..leases.len()).filter(|n| beats[*n] == KeepAliveOutcome::Unknown).collect();
+                (0..leases.len()).filter(|n| outcomes[*n] == KeepAliveOutcome::Unknown).collect();
             let ids: Vec<_> = open.iter().map(|n| leases[*n]).collect();
             let Ok(Ok(answers)) = timeout_at(until, self.send(cluster, member, &ids)).await else {
                 self.forget(member).await;
@@ -68,8 +68,8 @@ impl KeepAlive {
                 continue;
             };
             for (n, answer) in open.into_iter().zip(answers) {
-                beats[n] = match answer {
-                    Answer::Here(beat) => beat,
+                outcomes[n] = match answer {
+                    Answer::Here(outcome) => outcome,
                     Answer::Coming(ttl) => match timeout_at(until, ttl).await {
                         Ok(Ok(ttl)) if ttl > 0 => KeepAliveOutcome::Alive,
                         Ok(Ok(_)) => KeepAliveOutcome::Gone,
@@ -77,13 +77,13 @@ impl KeepAlive {
                     },
                 };
             }
-            if !beats.contains(&KeepAliveOutcome::Unknown) {
+            if !outcomes.contains(&KeepAliveOutcome::Unknown) {
                 break;
             }
             self.forget(member).await;
             cluster.leave(member);
         }
-        beats
+        outcomes
     }
 
     /// Puts the questions on the stream of this member.
@@ -102,7 +102,7 @@ impl KeepAlive {
                 none => {
                     // A stream is opened with a first question, and comes with its answer.
                     let mut client = cluster.client(member).await?.lease_client();
-                    let beat = match client.keep_alive(*lease).await {
+                    let outcome = match client.keep_alive(*lease).await {
                         Ok((keeper, replies)) => {
                             *none = Some(Stream::new(keeper, replies, member));
                             KeepAliveOutcome::Alive
@@ -110,7 +110,7 @@ impl KeepAlive {
                         Err(EtcdError::LeaseKeepAliveError(_)) => KeepAliveOutcome::Gone,
                         Err(error) => return Err(error),
                     };
-                    answers.push(Answer::Here(beat));
+                    answers.push(Answer::Here(outcome));
                     continue;
                 }
             };
@@ -173,7 +173,7 @@ impl Asked {
         }
         drop(asked);
         if let Some(reply) = reply {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             let _ = reply.send(ttl);
         }
     }

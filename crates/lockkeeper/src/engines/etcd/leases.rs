@@ -1,11 +1,11 @@
 //! Leases: every claim has one to itself, and hands it on to a later claim when it is done.
 //!
-//! A lease of its own makes a place in line unlike all others, ends with exactly one lock, and is as
+//! A lease of its own makes an entry in the queue unlike all others, ends with exactly one lock, and is as
 //! long as was asked. Making and revoking one costs two writes to the cluster's log, which is why a lease
 //! that is certainly not used any more is kept for a while.
 //!
 //! Easy to get wrong: a request without an answer may still run. A lease that was named in one is
-//! revoked, never handed on, or the late request would take a place for somebody else.
+//! revoked, never handed on, or the late request would make an entry for somebody else.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -14,7 +14,8 @@ use std::time::Duration;
 use etcd_client::LeaseGrantOptions;
 use tokio::time::Instant;
 
-use super::cluster::{Cluster, PATIENCE, exists_already, is_not_found};
+use super::cluster::{Cluster, PATIENCE};
+use super::error::{exists_already, is_not_found};
 use crate::core::clock::Moment;
 use crate::error::Result;
 
@@ -44,7 +45,7 @@ pub(super) struct Leases {
 
 #[derive(Debug)]
 struct Spare {
-    lent: BorrowedLease,
+    lease: BorrowedLease,
     since: Instant,
 }
 
@@ -57,7 +58,7 @@ impl Leases {
         if let Some(spare) = self.lock().get_mut(&seconds) {
             // The latest one: if that is about to end, so are all before it.
             match spare.pop() {
-                Some(Spare { lent, since }) if since.elapsed() < ttl / 2 => return lent,
+                Some(Spare { lease, since }) if since.elapsed() < ttl / 2 => return lease,
                 _ => spare.clear(),
             }
         }
@@ -66,24 +67,24 @@ impl Leases {
 
     /// Takes back a lease to which nothing is attached, and that was named in no unanswered request.
     /// False if it is too long to be kept, and has to be revoked.
-    pub(super) fn give_back(&self, lent: BorrowedLease) -> bool {
-        if lent.ttl.is_none_or(|ttl| ttl > KEPT_UP_TO) {
+    pub(super) fn give_back(&self, lease: BorrowedLease) -> bool {
+        if lease.ttl.is_none_or(|ttl| ttl > KEPT_UP_TO) {
             return false;
         }
         let mut spare = self.lock();
-        let spare = spare.entry(lent.seconds).or_default();
+        let spare = spare.entry(lease.seconds).or_default();
         if spare.len() == KEPT {
             // It ends by itself, soon.
             spare.remove(0);
         }
-        spare.push(Spare { lent, since: Instant::now() });
+        spare.push(Spare { lease, since: Instant::now() });
         true
     }
 
     /// All spare leases, to be revoked.
     pub(super) fn drain(&self) -> Vec<i64> {
         let spare = std::mem::take(&mut *self.lock());
-        spare.into_values().flatten().map(|spare| spare.lent.id).collect()
+        spare.into_values().flatten().map(|spare| spare.lease.id).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<i64, Vec<Spare>>> {
@@ -121,7 +122,7 @@ impl BorrowedLease {
     }
 }
 
-/// An id that nobody else has: whoever finds it taken may take the lease for its own.
+/// An id that nobody else has: a lease that exists under it is ours.
 fn random_id() -> i64 {
     let mut random = [0; 8];
     getrandom::fill(&mut random).expect("the operating system gives random bits");

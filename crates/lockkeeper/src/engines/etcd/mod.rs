@@ -1,24 +1,20 @@
 //! `etcd:`: locks kept by a cluster that agrees on every step, in the layout of etcd's own clients.
 //!
-//! A place in line is a key that lives as long as a lease; the lowest create revision is in, and is the
+//! An entry in a queue is a key that lives as long as a lease; the lowest create revision holds, and is the
 //! fence. Those behind watch the one ahead of them. `etcdctl lock` and services that use etcd's own
-//! `concurrency` package stand in the same lines.
-//!
-//! - `names`, `record` and `line` are the layout; `look` and `claim` are the way in and out of a line.
-//! - `cluster` asks the members; `leases` lends leases, `pulse` keeps them alive, `watch` waits, `vigil`
-//!   watches over what is held.
+//! `concurrency` package wait in the same queues.
 
 mod claim;
 mod cluster;
 mod doctor;
-mod held_watch;
+mod enter;
+mod error;
+mod held;
 mod inspect;
 mod keepalive;
 mod layout;
 mod leases;
-mod look;
-mod queue;
-mod record;
+mod renew;
 mod settings;
 mod watch;
 
@@ -26,28 +22,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use etcd_client::{GetOptions, GetResponse, Txn, TxnOp, TxnOpResponse, TxnResponse};
+use etcd_client::{GetOptions, GetResponse, Txn, TxnOp, TxnResponse};
 
 use self::claim::EtcdClaim;
-use self::cluster::{Cluster, NAME, PATIENCE, is_denied};
-use self::keepalive::{KeepAlive, KeepAliveOutcome};
+use self::cluster::{Cluster, PATIENCE};
+use self::error::{NAME, is_denied};
+use self::keepalive::KeepAlive;
 use self::layout::KeyNames;
 use self::leases::Leases;
 use self::settings::Settings;
 use self::watch::Watches;
 use super::Registration;
-use super::yield_signal::YieldSignal;
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
-    Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query, Reentrance,
+    Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::endpoint::Endpoint;
-use crate::error::{Error, Loss, Result};
+use crate::error::Result;
 use crate::key::Key;
 
 pub(crate) const ENGINE: Registration = Registration {
-    open: |endpoint| Box::pin(open(endpoint)),
+    open: |endpoint| Box::pin(async { Ok(Arc::new(open(endpoint).await?) as Arc<dyn Engine>) }),
     guarantees: |endpoint| Settings::read(endpoint).map(|_| GUARANTEES),
     ways: &["etcd://h1,h2,h3"],
 };
@@ -71,7 +67,7 @@ const GUARANTEES: Guarantees = Guarantees {
 /// How many operations go into one transaction; servers refuse more than 128.
 const OPERATIONS: usize = 100;
 
-/// The longest answer in bytes: a line of a hundred thousand, or as many permits.
+/// The longest answer in bytes: a queue of a hundred thousand, or as many permits.
 const LONGEST: usize = 64 << 20;
 
 /// Locks in an etcd cluster.
@@ -86,36 +82,13 @@ struct Shared {
     cluster: Arc<Cluster>,
     names: KeyNames,
     leases: Leases,
-    pulse: KeepAlive,
+    keepalive: KeepAlive,
     watches: Watches,
     bare_password: bool,
 }
 
-/// A place in the queue that was let in.
-#[derive(Debug, Clone)]
-struct EtcdHeld {
-    shared: Arc<Shared>,
-    lease: i64,
-    seat: Vec<u8>,
-    /// The create revision of the seat.
-    number: i64,
-    /// The revision at which it was seen.
-    seen: i64,
-    yielding: YieldSignal,
-}
-
-impl Held for EtcdHeld {
-    fn gone(&self) -> Option<Signal<Loss>> {
-        Some(Box::pin(held_watch::watch_over(self.clone())))
-    }
-
-    fn yield_requested(&self) -> Option<Signal> {
-        Some(self.yielding.rung())
-    }
-}
-
 /// Opens `etcd://h1,h2,h3` or, with TLS, `etcds://`, and makes sure that a member answers.
-async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
+async fn open(endpoint: Endpoint) -> Result<Etcd> {
     let settings = Settings::read(&endpoint)?;
     let cluster = Arc::new(Cluster::new(settings.addresses, settings.connect));
     let names = KeyNames::new(settings.prefix);
@@ -125,10 +98,10 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
         cluster,
         names,
         leases: Leases::default(),
-        pulse: KeepAlive::default(),
+        keepalive: KeepAlive::default(),
         bare_password: settings.bare_password,
     };
-    Ok(Arc::new(Etcd { shared: Arc::new(shared) }))
+    Ok(Etcd { shared: Arc::new(shared) })
 }
 
 /// Reads a key of ours, which the least of our users may do; the status of a member is for root.
@@ -163,7 +136,7 @@ impl Engine for Etcd {
     }
 
     async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
-        self.shared.renew(leases).await
+        renew::renew(&self.shared, leases).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
@@ -191,68 +164,6 @@ impl Engine for Etcd {
 }
 
 impl Shared {
-    /// A lease that lives vouches for its key, unless somebody took the key itself away: both are asked.
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        let held: Vec<_> = leases.iter().map(Lease::held::<EtcdHeld>).collect();
-        let ours: Vec<_> = held.iter().copied().flatten().collect();
-        let ids: Vec<_> = ours.iter().map(|held| held.lease).collect();
-        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
-        let patience = patience(shortest);
-        let (beats, (there, trouble)) = tokio::join!(
-            self.pulse.keep(&self.cluster, &ids, patience),
-            self.are_there(&ours, patience)
-        );
-        let mut answers = beats.into_iter().zip(there).map(|answer| match answer {
-            (KeepAliveOutcome::Gone, _) | (_, Some(false)) => Renewal::Gone,
-            (KeepAliveOutcome::Alive, Some(true)) => Renewal::Renewed,
-            _ => Renewal::Unknown,
-        });
-        let answer = |held: Option<&EtcdHeld>| match held {
-            Some(_) => answers.next().unwrap_or(Renewal::Unknown),
-            None => Renewal::Gone,
-        };
-        let renewals: Vec<_> = held.into_iter().map(answer).collect();
-        match trouble {
-            Some(error) if renewals.iter().all(|renewal| *renewal == Renewal::Unknown) => {
-                Err(error)
-            }
-            _ => Ok(renewals),
-        }
-    }
-
-    /// Whether places are still there; `None` where nobody could be asked, and then why.
-    async fn are_there(
-        &self,
-        seats: &[&EtcdHeld],
-        patience: Duration,
-    ) -> (Vec<Option<bool>>, Option<Error>) {
-        let mut there = Vec::with_capacity(seats.len());
-        let mut trouble = None;
-        for seats in seats.chunks(OPERATIONS) {
-            let look = |seat: &&EtcdHeld| {
-                TxnOp::get(seat.seat.clone(), Some(GetOptions::new().with_keys_only()))
-            };
-            let txn = Txn::new().and_then(seats.iter().map(look).collect::<Vec<_>>());
-            let found = self.cluster.ask("look at places", patience, |client| {
-                let (mut client, txn) = (client.kv_client(), txn.clone());
-                async move { client.txn(txn).await }
-            });
-            let found = match found.await {
-                Ok(found) => found,
-                Err(error) => {
-                    there.extend(seats.iter().map(|_| None));
-                    trouble = Some(error);
-                    continue;
-                }
-            };
-            there.extend(found.op_responses().iter().zip(seats).map(|(found, seat)| {
-                let TxnOpResponse::Get(found) = found else { return None };
-                Some(found.kvs().iter().any(|kv| kv.create_revision() == seat.number))
-            }));
-        }
-        (there, trouble)
-    }
-
     async fn txn(&self, doing: &str, txn: Txn, doubt: &mut bool) -> Result<TxnResponse> {
         let answer = self.cluster.change(doing, PATIENCE, doubt, |client| {
             let mut client = client.kv_client().max_decoding_message_size(LONGEST);

@@ -32,7 +32,7 @@ impl Settings {
         let secure = endpoint.scheme() == "etcds";
         let url = endpoint.expose();
         if !matches!(url.path(), "" | "/") {
-            return Err(Error::Config(
+            return Err(Error::Url(
                 "an etcd: URL has no path; write etcd://host?prefix=locks/ to put a prefix before every key"
                     .to_owned(),
             ));
@@ -46,7 +46,7 @@ impl Settings {
         if !secure
             && (ca.is_some() || pair.0.is_some() || pair.1.is_some() || server_name.is_some())
         {
-            return Err(Error::Config(
+            return Err(Error::Url(
                 "the options ca, cert, key and server_name are for TLS; write etcds://".to_owned(),
             ));
         }
@@ -75,7 +75,7 @@ impl Settings {
                 }
                 (None, None) => {}
                 _ => {
-                    return Err(Error::Config(
+                    return Err(Error::Url(
                         "the options cert and key go together: name both files, or neither".into(),
                     ));
                 }
@@ -95,7 +95,7 @@ impl Settings {
             })
             .collect();
         if addresses.is_empty() {
-            return Err(Error::Config(
+            return Err(Error::Url(
                 "an etcd: URL names at least one member, as in etcd://h1,h2,h3".to_owned(),
             ));
         }
@@ -107,13 +107,13 @@ impl Settings {
 fn decoded(part: &str) -> Result<String> {
     let text = percent_decode_str(part).decode_utf8();
     // Not quoted: it may be the password.
-    let text = text.map_err(|_| Error::Config("user and password have to be UTF-8".to_owned()))?;
+    let text = text.map_err(|_| Error::Url("user and password have to be UTF-8".to_owned()))?;
     Ok(text.into_owned())
 }
 
 fn file(option: &str, path: &str) -> Result<Vec<u8>> {
     std::fs::read(Path::new(path))
-        .map_err(|e| Error::Config(format!("option {option}: cannot read {path:?}: {e}")))
+        .map_err(|e| Error::Url(format!("option {option}: cannot read {path:?}: {e}")))
 }
 
 #[cfg(test)]

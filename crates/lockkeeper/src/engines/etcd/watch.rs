@@ -1,8 +1,8 @@
-//! The watch stream: one per client, for everyone who waits.
+//! The watch stream: one per client, for all its waiters.
 //!
 //! A stream lives on one connection and dies with it. Every watch names the revision that it starts
 //! from, so on a new stream it sees what it missed. If that was compacted away meanwhile, or the
-//! server ends a watch for any other reason, whoever waits is told to look for itself.
+//! server ends a watch for any other reason, the waiter is woken to look for itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -101,7 +101,7 @@ struct Task {
 
 struct Watch {
     target: Target,
-    /// `None` once it was told; its end is on the way then.
+    /// `None` once it was woken; its end is on the way then.
     wake: Option<oneshot::Sender<()>>,
 }
 
@@ -193,14 +193,14 @@ impl Task {
         }
     }
 
-    /// Wakes whoever waited for this. False when the stream has to be opened again.
+    /// Wakes the waiter. False when the stream has to be opened again.
     fn read(&mut self, reply: &WatchResponse) -> bool {
         if !reply.canceled() && reply.events().is_empty() {
             return true;
         }
         let Some(watch) = self.wanted.get_mut(&reply.watch_id()) else { return true };
         if let Some(wake) = watch.wake.take() {
-            // Whoever waited may have given up.
+            // The waiter may have given up.
             let _ = wake.send(());
         }
         if reply.canceled() {

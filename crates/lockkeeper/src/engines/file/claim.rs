@@ -22,7 +22,7 @@ use crate::core::clock::Moment;
 use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request};
 use crate::error::{Error, Result};
 
-/// How the first in line for a semaphore looks for a free permit: the kernel cannot wait for *any*
+/// How the first waiter for a semaphore looks for a free permit: the kernel cannot wait for *any*
 /// of several bytes. One process per key does this, the others sleep behind it.
 const LOOK: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(25));
 
@@ -33,7 +33,7 @@ pub(super) struct FileClaim {
     path: PathBuf,
     /// Open from the first attempt to the release.
     opened: Option<Opened>,
-    /// Our number and where our record is, once we are in line.
+    /// Our number and where our record is, once we are in the queue.
     place: Option<Place>,
     granted: Option<(Fence, Vec<u32>)>,
     /// What the last attempt found in our way.
@@ -48,7 +48,7 @@ enum Obstacle {
     None,
     /// Nothing changes before this byte is free.
     Byte(Bytes),
-    /// All permits are taken, and we are first in line.
+    /// All permits are taken, and we are first in the queue.
     Full {
         looks: u32,
     },
@@ -84,7 +84,7 @@ impl FileClaim {
             if let Some(epoch) = opened.decide(&self.path, &self.request.key, own).await? {
                 return Ok(epoch);
             }
-            // Our place in line went with the file, if we had one.
+            // Our place in the queue went with the file, if we had one.
             self.opened = None;
             self.place = None;
             self.watcher = None;
@@ -128,9 +128,7 @@ impl FileClaim {
         if let Some(other) =
             line.iter().find(|other| !admission::mixes(self.request.mode, other.mode))
         {
-            let found =
-                format!("it is used as {}, and was asked for as {}", other.mode, self.request.mode);
-            return Err(Error::Conflict { key: self.request.key.clone(), found });
+            return Err(self.request.conflict(other.mode));
         }
 
         let turn = self.sleepers.turn(&self.request, own.unwrap_or(u64::MAX), &line);

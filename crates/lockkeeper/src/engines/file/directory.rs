@@ -8,23 +8,16 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::statfs::{FsType, statfs};
 use nix::unistd::{Uid, User, geteuid};
-use rustix::fs::{AtFlags, StatxFlags};
-use sha2::{Digest, Sha256};
 
+use super::file_name::{SUFFIX, file_name};
 use crate::error::{Error, Result};
 use crate::key::Key;
-
-/// File names longer than this are replaced by a hash: file systems stop at 255 bytes.
-const LONGEST_NAME: usize = 200;
-
-const SUFFIX: &str = ".lock";
 
 /// How long a lock file is idle before it is removed, and how often anyone looks.
 const IDLE: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -314,100 +307,15 @@ fn url_of(path: &Path) -> String {
         .map_or_else(|()| format!("file://{}", path.display()), Into::into)
 }
 
-/// Which file this is, to see whether a path still leads to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Identity {
-    device: (u32, u32),
-    inode: u64,
-}
-
-impl Identity {
-    /// Which file this is, and its size.
-    pub(super) fn of_file(file: &File) -> io::Result<(Self, u64)> {
-        Self::ask(file, c"", AtFlags::EMPTY_PATH)
-    }
-
-    /// Which file the path leads to, and its size.
-    pub(super) fn of_path(path: &Path) -> io::Result<(Self, u64)> {
-        Self::ask(rustix::fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)
-    }
-
-    /// Asks for the inode and the size alone: a look at the times would make the kernel note the next
-    /// write's time exactly, and so double the cost of that write.
-    fn ask(
-        directory: impl AsFd,
-        path: impl rustix::path::Arg,
-        flags: AtFlags,
-    ) -> io::Result<(Self, u64)> {
-        let wanted = StatxFlags::INO | StatxFlags::SIZE;
-        let about = rustix::fs::statx(directory, path, flags, wanted)?;
-        let device = (about.stx_dev_major, about.stx_dev_minor);
-        Ok((Self { device, inode: about.stx_ino }, about.stx_size))
-    }
-}
-
 fn age(path: &Path) -> Option<Duration> {
     let modified = fs::symlink_metadata(path).ok()?.modified().ok()?;
     // A time in the future counts as new.
     Some(modified.elapsed().unwrap_or_default())
 }
 
-/// A name that no two keys share, also where case does not matter or accents are rewritten:
-/// lower-case letters, digits, `-` and `_` stand for themselves, all else is spelled in hexadecimal.
-fn file_name(key: &str) -> String {
-    let mut name = String::with_capacity(key.len() + SUFFIX.len());
-    for byte in key.bytes() {
-        match byte {
-            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' => name.push(byte.into()),
-            _ => name.push_str(&format!("%{byte:02x}")),
-        }
-    }
-    if name.len() > LONGEST_NAME {
-        // `=` never comes out of the spelling above.
-        name = Sha256::digest(key.as_bytes())
-            .iter()
-            .fold("=".to_owned(), |name, byte| name + &format!("{byte:02x}"));
-    }
-    name + SUFFIX
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
-    use proptest::prelude::*;
-
     use super::*;
-
-    #[test]
-    fn names_are_plain_short_and_differ() {
-        let keys = [
-            "a",
-            "A",
-            "a ",
-            "a/b",
-            "a%2fb",
-            "..",
-            ".",
-            "../a",
-            "é",
-            "e\u{301}",
-            "%",
-            "=",
-            "{a}",
-            "*",
-            "'",
-            "\u{202e}a",
-        ];
-        let names: HashSet<_> = keys.iter().map(|key| file_name(key)).collect();
-        assert_eq!(names.len(), keys.len());
-        for name in &names {
-            assert!(!name.contains('/') && !name.starts_with('.'), "{name}");
-            assert_eq!(*name, name.to_lowercase());
-        }
-        assert_eq!(file_name("orders-42"), "orders-42.lock");
-        assert!(file_name(&"X".repeat(512)).len() < 255);
-    }
 
     #[test]
     fn a_directory_that_everyone_can_write_into_is_refused() {
@@ -454,13 +362,5 @@ mod tests {
         assert!(!path.exists());
         assert_eq!(directory.make().unwrap().mode, directory.mode);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(5_000))]
-        #[test]
-        fn two_keys_never_share_a_file(a in ".{1,60}", b in ".{1,60}") {
-            prop_assert_eq!(a == b, file_name(&a) == file_name(&b));
-        }
     }
 }

@@ -7,15 +7,10 @@ use super::directory::Directory;
 use super::epoch::deciding;
 use super::ofd_lock::{self, Hold};
 use super::opened::PAGE;
-use crate::engine::{Finding, Severity};
+use crate::engine::Finding;
 
 pub(super) fn examine(directory: &Directory) -> Vec<Finding> {
     let place = directory.path().display();
-    let finding = |severity, what: String, advice: &str| Finding {
-        severity,
-        what,
-        advice: advice.to_owned(),
-    };
     let tried = (|| {
         let scratch = directory.scratch()?;
         let second = directory.open_existing(&scratch.path)?;
@@ -28,18 +23,14 @@ pub(super) fn examine(directory: &Directory) -> Vec<Finding> {
     })();
     let shared_well = !matches!(tried, Ok((_, false)));
     let excludes = match tried {
-        Ok((true, _)) => finding(
-            Severity::Fine,
-            format!("locks in {place} exclude each other, and can be written"),
-            "",
-        ),
-        Ok((false, _)) => finding(
-            Severity::Problem,
+        Ok((true, _)) => {
+            Finding::fine(format!("locks in {place} exclude each other, and can be written"))
+        }
+        Ok((false, _)) => Finding::problem(
             format!("locks in {place} do not exclude each other"),
             "use a directory on a local file system",
         ),
-        Err(error) => finding(
-            Severity::Problem,
+        Err(error) => Finding::problem(
             format!("cannot use lock files in {place}: {error}"),
             match error.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -50,22 +41,19 @@ pub(super) fn examine(directory: &Directory) -> Vec<Finding> {
         ),
     };
     let network = match directory.network() {
-        Ok(None) => finding(Severity::Fine, format!("{place} is on a local file system"), ""),
-        Ok(Some(kind)) => finding(
-            Severity::Problem,
+        Ok(None) => Finding::fine(format!("{place} is on a local file system")),
+        Ok(Some(kind)) => Finding::problem(
             format!("{place} is on a network file system ({kind})"),
             "use a local directory, or an engine made for several machines",
         ),
-        Err(error) => finding(
-            Severity::Warning,
+        Err(error) => Finding::warning(
             format!("cannot tell what kind of file system {place} is on: {error}"),
             "make sure that it is a local one",
         ),
     };
     let mut findings = vec![excludes, network];
     if !shared_well {
-        findings.push(finding(
-            Severity::Problem,
+        findings.push(Finding::problem(
             format!("{place} is for a group, but files that this user makes there are not"),
             "be a member of the directory's group, or set its group bit: chmod 2770",
         ));

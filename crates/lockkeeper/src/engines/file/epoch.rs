@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::directory::Identity;
+use super::identity::Identity;
 use super::ofd_lock::{self, Bytes, Hold};
 use super::opened::Opened;
 use super::record::{COUNTERS_AT, LockFile, MAGIC};

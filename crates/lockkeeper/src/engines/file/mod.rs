@@ -12,6 +12,8 @@ mod claim;
 mod directory;
 mod doctor;
 mod epoch;
+mod file_name;
+mod identity;
 mod inspect;
 mod ofd_lock;
 mod opened;
@@ -106,7 +108,7 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
     let path = match url.path() {
         "/" | "" if !url.has_host() || url.host_str().is_none() => Directory::default_path()?,
         _ => url.to_file_path().map_err(|()| {
-            Error::Config(format!(
+            Error::Url(format!(
                 "{endpoint} does not name a directory of this machine; write file: or file:///dir"
             ))
         })?,

@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::directory::Identity;
 use super::epoch::{AREA, base, epoch_of};
 use super::failed;
+use super::identity::Identity;
 use super::ofd_lock::{self, Bytes};
 use super::record::{COUNTERS_AT, HEAD, Left, LockFile, MAGIC, RECORD, Record, State};
 use crate::error::{Error, Result};

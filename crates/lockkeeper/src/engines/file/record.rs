@@ -51,7 +51,7 @@ pub(super) struct NotOurs;
 /// One claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Record {
-    /// Its place in line, and which bytes of the file it keeps locked for as long as it lives.
+    /// Its place in the queue, and which bytes of the file it keeps locked for as long as it lives.
     pub(super) number: u64,
     pub(super) state: State,
     pub(super) mode: Mode,

@@ -1,6 +1,6 @@
 //! Those whose turn it is but who do not take it.
 //!
-//! A stopped process is not dead, so the kernel keeps its place in line; but nobody has to wait for
+//! A stopped process is not dead, so the kernel keeps its place in the queue; but nobody has to wait for
 //! it for ever. Whoever sees the one ahead sleep through its turn for two seconds passes by.
 //! The sleeper keeps its place, and is in front again when it wakes.
 
@@ -51,7 +51,7 @@ impl Stalled {
             let first = (0..at).find(|j| !places[*j].granted);
             if let Some(first) = first.filter(|first| admission::turn(&places, *first) == Turn::In)
             {
-                let sleeper = awake().nth(first).expect("it is in line").number;
+                let sleeper = awake().nth(first).expect("it is in the queue").number;
                 let since = self.since(sleeper, now);
                 if now - since >= DOZE {
                     passed.push(sleeper);
@@ -60,9 +60,9 @@ impl Stalled {
                 self.pass_at = Some(since + DOZE);
             }
             let ahead = awake().nth(if ahead > at { ahead - 1 } else { ahead });
-            let ahead = ahead.expect("it is in line").number;
+            let ahead = ahead.expect("it is in the queue").number;
             let there = line.iter().position(|other| other.number == ahead);
-            return Turn::Behind(there.expect("it is in line"));
+            return Turn::Behind(there.expect("it is in the queue"));
         }
     }
 

@@ -10,8 +10,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use tokio::sync::watch;
 
-use super::directory::Identity;
 use super::failed;
+use super::identity::Identity;
 use super::ofd_lock::{self, Bytes, Hold};
 use crate::error::Result;
 

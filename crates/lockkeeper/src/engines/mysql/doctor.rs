@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
 
-use super::connect::{NAME, VERSION, number, version};
+use super::error::number;
 use crate::engine::{Finding, Severity};
 use crate::engines::sql::{
-    STATEMENT, Sessions, finding, seconds_since_1970, version_finding, within,
+    Dialect, STATEMENT, Sessions, seconds_since_1970, version_finding, within,
 };
 use crate::error::Result;
 
@@ -19,7 +19,7 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         let wire = session.wire();
         let settings = settings(wire).await?;
         let allowed = may_write(wire).await?;
-        let tables = version(wire).await?.unwrap_or(0);
+        let tables = wire.tables().await?.unwrap_or(0);
         let asking = sqlx::query(
             "SELECT VERSION() AS version, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) AS moved,
                ABS(UNIX_TIMESTAMP(SYSDATE(6)) - ?) AS skew
@@ -33,12 +33,11 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
     let setting = |name: &str| settings.get(name).map_or("unknown", String::as_str);
     let count = |name: &str| setting(name).parse::<i64>().ok();
     let mut findings = vec![
-        finding(Severity::Fine, row.get::<&str, _>("version"), ""),
-        version_finding(NAME, tables, VERSION),
+        Finding::fine(row.get::<&str, _>("version")),
+        version_finding::<MySqlConnection>(tables),
     ];
-    let mut judge = |fine: bool, otherwise: Severity, what: String, advice: &str| {
-        let severity = if fine { Severity::Fine } else { otherwise };
-        findings.push(finding(severity, &what, if fine { "" } else { advice }));
+    let mut judge = |is_fine, otherwise, what: String, advice: &str| {
+        findings.push(Finding::check(is_fine, otherwise, what, advice));
     };
     judge(
         allowed,

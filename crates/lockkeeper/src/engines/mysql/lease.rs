@@ -3,53 +3,195 @@
 //!
 //! The procedures are in `schema.sql`; each decides under the key's own row, with the server's clock
 //! read after that row was locked, and recognises a token that it has seen before.
+//!
+//! Easy to get wrong: a lock that was in its own row and was renewed is in two places. Only the procedure
+//! gives it back in both.
 
+use std::collections::HashSet;
+use std::iter::zip;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
+use sha2::{Digest, Sha256};
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 use sqlx::{FromRow, Row as _};
+use tokio::time::sleep;
 
-use super::connect::{NAME, Settings, is_galera, prepare};
-use super::doctor;
-use super::lease_claim::{LeaseClaim, slots};
+use super::connect::NAME;
 use super::uncontended::{LeaseHeld, Uncontended};
-use crate::core::clock::Moment;
-use crate::engine::{
-    Claim, Engine, Entry, Finding, Guarantees, Lease, Query, Renewal, Request, Snapshot, Wakeup,
+use crate::core::clock::{Clock, Moment, usable};
+use crate::core::{Backoff, admission};
+use crate::engine::{Guarantees, Lease, Query, Wakeup};
+use crate::engines::sql::{
+    self, Answer, Busy, GUARDED, LeaseAsk, LeaseTable, Row, ServerErrors, WAITER_LEASE, micros,
+    permits,
 };
-use crate::engines::sql::{self, Row, STATEMENT, Sessions, micros, within};
 use crate::error::Result;
 use crate::key::Key;
+use crate::owner::{Token, whoami};
 
-pub(super) const GUARANTEES: Guarantees = sql::leases(NAME, Wakeup::BackOff);
+/// How often the next in line looks.
+const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(100));
 
-/// Locks in a table of leases.
+/// How long one who is further back lets pass for each that is before it. Every look takes the latch of
+/// the key: two hundred who look as often as the next in line would keep the holder from releasing.
+const EACH: Duration = Duration::from_millis(15);
+
+/// Leases, with the short way unless the server is a member of a cluster, which does not share what is in
+/// its memory.
 #[derive(Debug)]
-pub(super) struct Leases {
-    shared: Arc<Shared>,
+pub(super) struct Leases(pub(super) Option<Uncontended>);
+
+/// What a claim remembers.
+#[derive(Debug)]
+pub(super) struct Memory {
+    place: Place,
+    /// Who of us had the lock last, until the server was asked about that one.
+    last: Option<Token>,
 }
 
+/// Where the server keeps it, as far as we know.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) sessions: Sessions<MySqlConnection>,
-    /// Not on a member of a cluster, which does not share what is in its memory.
-    pub(super) alone: Option<Uncontended>,
+enum Place {
+    /// It did not ask yet.
+    Nowhere,
+    /// It asked, and was not let in or not told.
+    Unknown,
+    /// It holds, and is in the line.
+    Line,
+    /// It holds, and was put into the lock's own row by a request that left after `asked`.
+    Row { asked: Moment, held: Arc<LeaseHeld> },
 }
 
-impl Leases {
-    pub(super) async fn open(settings: Settings) -> Result<Self> {
-        let sessions = prepare(settings).await?;
-        let mut session = sessions.any().await?;
-        let galera = is_galera(session.wire()).await;
-        let alone = match session.settle(galera, "look for a cluster")? {
-            true => None,
-            false => Some(Uncontended::default()),
-        };
-        Ok(Self { shared: Arc::new(Shared { sessions, alone }) })
+#[async_trait]
+impl LeaseTable for Leases {
+    type Wire = MySqlConnection;
+    type Memory = Memory;
+
+    const GUARANTEES: Guarantees = sql::leases(NAME, Wakeup::BackOff);
+
+    fn remember(&self, _: &LeaseAsk) -> Memory {
+        Memory { place: Place::Nowhere, last: None }
     }
 
-    async fn rows(&self, query: &Query) -> Result<Vec<Row>> {
+    async fn attempt(
+        &self,
+        wire: &mut MySqlConnection,
+        ask: &LeaseAsk,
+        memory: &mut Memory,
+        asked: Moment,
+    ) -> sqlx::Result<Answer> {
+        let alone = self.0.as_ref().filter(|_| ask.request.mode.is_exclusive());
+        if let (Place::Nowhere, Some(alone)) = (&memory.place, alone) {
+            // Here, after a release of the same key that had the connection before us.
+            memory.last = alone.last(&ask.request.key);
+        }
+        memory.place = Place::Unknown;
+        let taken = match memory.last {
+            Some(last) => take_again(wire, ask, last).await?,
+            None => None,
+        };
+        memory.last = None;
+        let (is_alone, fence, slots) = match taken {
+            Some(fence) => (true, fence, Vec::new()),
+            None => {
+                let row = queue(wire, ask, alone.is_some()).await?;
+                if let Some(found) = row.try_get("clash")? {
+                    return Ok(Answer::Clash(found));
+                }
+                let Some(fence) = row.try_get("fence")? else {
+                    let (pause, ahead) = (row.try_get("pause")?, row.try_get("ahead")?);
+                    return Ok(Answer::Busy { pause, ahead });
+                };
+                (row.try_get::<i64, _>("alone")? == 1, fence, slots(&row)?)
+            }
+        };
+        let held = Arc::new(LeaseHeld::new(is_alone));
+        memory.place = match is_alone {
+            true => Place::Row { asked, held: held.clone() },
+            false => Place::Line,
+        };
+        Ok(Answer::Granted { fence, slots, held })
+    }
+
+    async fn wait(&self, _: &Memory, busy: &Busy) -> Result<()> {
+        let expiry = busy.pause + Duration::from_millis(1);
+        let delay = match u32::try_from(busy.ahead) {
+            _ if busy.pause.is_zero() => GUARDED.delay(busy.looks),
+            Ok(ahead @ 2..=1000) => {
+                Backoff::between(EACH * ahead, EACH * ahead).delay(0).min(expiry)
+            }
+            _ => LOOKS.delay(busy.looks).min(expiry),
+        };
+        sleep(delay).await;
+        Ok(())
+    }
+
+    /// Nobody is told of a release, so one who holds needs no procedure.
+    async fn release(
+        &self,
+        wire: &mut MySqlConnection,
+        ask: &LeaseAsk,
+        memory: &Memory,
+    ) -> sqlx::Result<bool> {
+        let (request, key) = (&ask.request, ask.request.key.as_str().as_bytes());
+        let gone = match (&memory.place, &self.0) {
+            (Place::Row { asked, held }, Some(alone)) => {
+                let quick = held.leave_row() && Clock::System.since(asked) < usable(request.ttl);
+                let freed = quick && free(wire, ask).await?;
+                if freed {
+                    alone.gave_back(&request.key, request.token);
+                }
+                freed
+            }
+            (Place::Line, _) => {
+                let leaving = sqlx::query(
+                    "DELETE FROM lockkeeper_claim
+                     WHERE name = ? AND token = ? AND fence IS NOT NULL AND until > SYSDATE(6)",
+                );
+                let leaving = leaving.bind(key).bind(ask.token.as_bytes());
+                leaving.execute(&mut *wire).await?.rows_affected() > 0
+            }
+            _ => false,
+        };
+        if gone {
+            return Ok(true);
+        }
+        let leaving = sqlx::query_scalar::<_, i64>("CALL lockkeeper_release(?, ?)");
+        let held = leaving.bind(key).bind(ask.token.as_bytes()).fetch_all(wire).await?;
+        Ok(held.first() == Some(&1))
+    }
+
+    async fn renew(
+        &self,
+        wire: &mut MySqlConnection,
+        leases: &[Lease],
+        tokens: &[String],
+    ) -> sqlx::Result<HashSet<String>> {
+        // Tokens are hexadecimal digits, dashes and a colon: nothing that JSON would mind.
+        let all: Vec<_> = zip(tokens, leases)
+            .map(|(token, lease)| {
+                let held = lease.held::<LeaseHeld>();
+                let key = match self.0.is_some() && held.is_some_and(LeaseHeld::begin_renewal) {
+                    true => format!(r#","k":"{}""#, hexadecimal(&lease.key)),
+                    false => String::new(),
+                };
+                format!(r#"{{"t":"{token}","u":{}{key}}}"#, micros(lease.ttl))
+            })
+            .collect();
+        let renewing = sqlx::query_scalar::<_, String>("CALL lockkeeper_renew(?)");
+        let renewed = renewing.bind(format!("[{}]", all.join(","))).fetch_all(wire).await?;
+        let renewed: HashSet<_> = renewed.into_iter().collect();
+        for (_, lease) in zip(tokens, leases).filter(|(token, _)| renewed.contains(*token)) {
+            if let Some(held) = lease.held::<LeaseHeld>() {
+                held.leave_row();
+            }
+        }
+        Ok(renewed)
+    }
+
+    async fn rows(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Row>> {
         // A holder that is alone is in the lock's row; if it was renewed, the line knows better.
         macro_rules! claims {
             ($which:literal) => {
@@ -81,73 +223,92 @@ impl Leases {
             Query::Key(key) => (claims!("name = ? AND ? IS NOT NULL"), key.as_str()),
             Query::Prefix(prefix) => (claims!("LEFT(name, LENGTH(?)) = ?"), prefix.as_str()),
         };
-        let mut session = self.shared.sessions.any().await?;
-        let looking = sqlx::query_as::<_, Row>(statement)
-            .bind(text.as_bytes())
-            .bind(text.as_bytes())
-            .bind(text.as_bytes())
-            .bind(text.as_bytes())
-            .fetch_all(session.wire());
-        let answer = within(STATEMENT, looking).await;
-        session.settle(answer, "look at locks")
+        let text = text.as_bytes();
+        let looking = sqlx::query_as(statement).bind(text).bind(text).bind(text).bind(text);
+        looking.fetch_all(wire).await
+    }
+
+    async fn break_lock(wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<Vec<Row>> {
+        let mut holders = Self::rows(wire, &Query::Key(key.clone())).await?;
+        let breaking = sqlx::query("CALL lockkeeper_break(?)").bind(key.as_str().as_bytes());
+        breaking.execute(wire).await?;
+        holders.retain(|row| row.fence.is_some());
+        Ok(holders)
     }
 }
 
-#[async_trait]
-impl Engine for Leases {
-    fn guarantees(&self) -> Guarantees {
-        GUARANTEES
-    }
-
-    fn claim(&self, request: Request) -> Box<dyn Claim> {
-        Box::new(LeaseClaim::new(self.shared.clone(), request))
-    }
-
-    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
-        let Shared { sessions, alone } = &*self.shared;
-        let renewals = sql::renewals(sessions, leases, async |wire, tokens| {
-            // Tokens are hexadecimal digits, dashes and a colon: nothing that JSON would mind.
-            let all: Vec<_> = std::iter::zip(tokens, leases)
-                .map(|(token, lease)| {
-                    let held = lease.held::<LeaseHeld>();
-                    let key = match alone.is_some() && held.is_some_and(LeaseHeld::begin_renewal) {
-                        true => format!(r#","k":"{}""#, hexadecimal(&lease.key)),
-                        false => String::new(),
-                    };
-                    format!(r#"{{"t":"{token}","u":{}{key}}}"#, micros(lease.ttl))
-                })
-                .collect();
-            let renewing = sqlx::query_scalar("CALL lockkeeper_renew(?)");
-            renewing.bind(format!("[{}]", all.join(","))).fetch_all(wire).await
-        })
+/// Takes a lock that we ourselves had last, if nobody else came since, and answers with its fence. It is
+/// the one durable write of a cycle: everything else costs a procedure, which is more than the statement
+/// itself. It waits for nobody's transaction.
+async fn take_again(
+    wire: &mut MySqlConnection,
+    ask: &LeaseAsk,
+    last: Token,
+) -> sqlx::Result<Option<i64>> {
+    let taking = sqlx::query(
+        "UPDATE lockkeeper_lock l JOIN (
+           SELECT name FROM lockkeeper_lock WHERE name = ? AND token = ? FOR UPDATE SKIP LOCKED
+         ) f ON f.name = l.name
+         SET l.token = ?, l.owner = ?, l.kind = ?, l.who = ?, l.note = ?,
+           l.used = SYSDATE(6), l.until = SYSDATE(6) + INTERVAL ? MICROSECOND,
+           l.fence = LAST_INSERT_ID(
+             GREATEST(l.fence + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)))",
+    );
+    let request = &ask.request;
+    let done = taking
+        .bind(request.key.as_str().as_bytes())
+        .bind(last.to_string().into_bytes())
+        .bind(ask.token.as_bytes())
+        .bind(ask.identity.as_bytes())
+        .bind(request.mode.kind().as_bytes())
+        .bind(whoami())
+        .bind(request.note.as_deref())
+        .bind(micros(request.ttl))
+        .execute(wire)
         .await?;
-        for (lease, renewal) in std::iter::zip(leases, &renewals) {
-            if let (Renewal::Renewed, Some(held)) = (renewal, lease.held::<LeaseHeld>()) {
-                held.leave_row();
-            }
+    let fence = i64::try_from(done.last_insert_id()).unwrap_or(i64::MAX);
+    Ok((done.rows_affected() > 0).then_some(fence))
+}
+
+async fn queue(wire: &mut MySqlConnection, ask: &LeaseAsk, alone: bool) -> sqlx::Result<MySqlRow> {
+    let request = &ask.request;
+    let (take, limit) = permits(request.mode);
+    let stay = if request.queue { micros(WAITER_LEASE) } else { 0 };
+    let asking = sqlx::query("CALL lockkeeper_attempt(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")
+        .bind(request.key.as_str().as_bytes())
+        .bind(ask.token.as_bytes())
+        .bind(ask.identity.as_bytes())
+        .bind(request.mode.kind().as_bytes())
+        .bind(take)
+        .bind(limit)
+        .bind(micros(request.ttl))
+        .bind(stay)
+        .bind(alone)
+        .bind(whoami())
+        .bind(request.note.as_deref());
+    asking.fetch_all(wire).await?.pop().ok_or(sqlx::Error::RowNotFound)
+}
+
+/// Notes in the server's memory that the lock is free. A crash forgets that, and the lock then is
+/// free when its lease ends. False if it is not sure that we held it.
+async fn free(wire: &mut MySqlConnection, ask: &LeaseAsk) -> sqlx::Result<bool> {
+    let freeing = sqlx::query(
+        "REPLACE INTO lockkeeper_freed VALUES (?, ?, SYSDATE(6) + INTERVAL ? MICROSECOND)",
+    );
+    let request = &ask.request;
+    let freeing = freeing
+        .bind(Sha256::digest(request.key.as_str()).to_vec())
+        .bind(ask.token.as_bytes())
+        .bind(micros(request.ttl));
+    match freeing.execute(wire).await {
+        // One row was removed and one was put in. Whoever breaks a lock leaves none to remove.
+        Ok(done) => Ok(done.rows_affected() == 2),
+        // There is no room for it, or it is not for us to write.
+        Err(sqlx::Error::Database(error)) if !MySqlConnection::may_pass(&*error) => {
+            tracing::debug!(key = %request.key, %error, "a release has to wait for the disk");
+            Ok(false)
         }
-        Ok(renewals)
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
-        self.rows(query).await.map(sql::snapshots)
-    }
-
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        let holders = self.rows(&Query::Key(key.clone())).await?;
-        let mut session = self.shared.sessions.of(key).await?;
-        let breaking = sqlx::query("CALL lockkeeper_break(?)").bind(key.as_str().as_bytes());
-        let answer = within(STATEMENT, breaking.execute(session.wire())).await;
-        session.settle(answer, "break a lock")?;
-        Ok(holders.into_iter().filter(|row| row.fence.is_some()).map(Row::entry).collect())
-    }
-
-    async fn doctor(&self) -> Result<Vec<Finding>> {
-        doctor::look(&self.shared.sessions).await
-    }
-
-    async fn close(&self) {
-        self.shared.sessions.close().await;
+        Err(error) => Err(error),
     }
 }
 
@@ -164,7 +325,7 @@ impl FromRow<'_, MySqlRow> for Row {
             take: row.try_get("take")?,
             permits: row.try_get("permits")?,
             fence: row.try_get("fence")?,
-            slots: slots(&row.try_get::<String, _>("slots")?),
+            slots: slots(row)?,
             age: row.try_get("age_us")?,
             left: row.try_get("left_us")?,
             who: row.try_get("who")?,
@@ -172,4 +333,10 @@ impl FromRow<'_, MySqlRow> for Row {
             last: row.try_get("last")?,
         })
     }
+}
+
+/// The numbers of the permits that a row tells.
+fn slots(row: &MySqlRow) -> sqlx::Result<Vec<u32>> {
+    let slots: Option<String> = row.try_get("slots")?;
+    Ok(slots.and_then(|slots| admission::slots_in(&slots)).unwrap_or_default())
 }

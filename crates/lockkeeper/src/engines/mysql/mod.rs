@@ -7,22 +7,26 @@
 
 mod connect;
 mod doctor;
+mod error;
 mod lease;
-mod lease_claim;
 mod named;
 mod row;
+mod settings;
 mod uncontended;
 
 use std::sync::Arc;
 
 pub use self::connect::SCHEMA;
-use self::connect::{Strategy, prepare_to_bind, settings};
+use self::connect::{is_member, prepare, prepare_to_bind};
+use self::lease::Leases;
 use self::named::Named;
 use self::row::Rows;
+use self::settings::{Strategy, settings};
+use self::uncontended::Uncontended;
 use crate::engine::Engine;
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
-use crate::engines::sql::{SessionEngine, SessionLock};
+use crate::engines::sql::{LeaseEngine, LeaseTable, SessionEngine, SessionLock};
 use crate::error::Result;
 
 /// This engine's line in the table of schemes.
@@ -30,7 +34,7 @@ pub(crate) const ENGINE: Registration = Registration {
     open: |endpoint| Box::pin(open(endpoint)),
     guarantees: |endpoint| {
         Ok(match settings(endpoint)?.strategy {
-            Strategy::Lease => lease::GUARANTEES,
+            Strategy::Lease => Leases::GUARANTEES,
             Strategy::Named => Named::GUARANTEES,
             Strategy::Row => Rows::GUARANTEES,
         })
@@ -46,7 +50,11 @@ pub(crate) const ENGINE: Registration = Registration {
 async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
     let settings = settings(&endpoint)?.with_password(|options, word| options.password(word))?;
     Ok(match settings.strategy {
-        Strategy::Lease => Arc::new(lease::Leases::open(settings).await?),
+        Strategy::Lease => {
+            let sessions = prepare(settings).await?;
+            let alone = (!is_member(&sessions).await?).then(Uncontended::default);
+            Arc::new(LeaseEngine::new(sessions, Leases(alone)))
+        }
         Strategy::Named => Arc::new(SessionEngine::<Named>::new(prepare_to_bind(settings).await?)),
         Strategy::Row => Arc::new(SessionEngine::<Rows>::new(prepare_to_bind(settings).await?)),
     })

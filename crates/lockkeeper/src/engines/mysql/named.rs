@@ -15,7 +15,7 @@ use sqlx::mysql::{MySqlConnection, MySqlRow};
 use super::connect::NAME;
 use crate::engine::{Entry, Guarantees, Mode, Query, Support};
 use crate::engines::sql::{
-    Ask, Dedicated, Dialect, Marked, Seen, Session, SessionLock, Taken, fence, promises, since,
+    Ask, Dedicated, Marked, Seen, ServerErrors, Session, SessionLock, Taken, fence, promises, since,
 };
 use crate::owner::whoami;
 

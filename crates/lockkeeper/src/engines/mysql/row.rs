@@ -54,11 +54,7 @@ impl SessionLock for Rows {
             .bind(&ask.note)
             .fetch_all(apart)
             .await?;
-        Ok(match rows.first().copied().flatten() {
-            None => Marked::Gone,
-            Some(0) => Marked::Guarded,
-            Some(fence) => Marked::Fenced(fence),
-        })
+        Ok(Marked::from_column(rows.first().copied().flatten()))
     }
 
     /// A transaction that was rolled back has lost what it wrote.

@@ -3,11 +3,8 @@
 use sqlx::Row;
 use sqlx::postgres::PgConnection;
 
-use super::connect::{NAME, VERSION};
 use crate::engine::{Finding, Severity};
-use crate::engines::sql::{
-    Borrowed, STATEMENT, Sessions, finding, seconds_since_1970, version_finding, within,
-};
+use crate::engines::sql::{STATEMENT, Sessions, seconds_since_1970, version_finding, within};
 use crate::error::Result;
 
 /// Looks at the server, its settings, and the way to it.
@@ -21,7 +18,7 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
            current_setting('synchronous_standby_names') AS standbys,
            (SELECT count(*) FROM pg_stat_replication) AS replicas,
            current_setting('max_connections')::bigint AS connections,
-           (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client engine') AS used,
+           (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
            (SELECT reset_val FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout') AS idle,
            has_table_privilege('lockkeeper_all', 'SELECT') AND NOT EXISTS (
              SELECT FROM unnest(ARRAY['lock', 'claim', 'bound', 'last', 'row']) AS name,
@@ -34,12 +31,11 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
     let answer = within(STATEMENT, asking).await;
     let row = session.settle(answer, "look at the server")?;
     let mut findings = vec![
-        finding(Severity::Fine, row.get::<&str, _>("version"), ""),
-        version_finding(NAME, row.get("tables"), VERSION),
+        Finding::fine(row.get::<&str, _>("version")),
+        version_finding::<PgConnection>(row.get("tables")),
     ];
-    let mut judge = |fine: bool, otherwise: Severity, what: String, advice: &str| {
-        let severity = if fine { Severity::Fine } else { otherwise };
-        findings.push(finding(severity, &what, if fine { "" } else { advice }));
+    let mut judge = |is_fine, otherwise, what: String, advice: &str| {
+        findings.push(Finding::check(is_fine, otherwise, what, advice));
     };
     judge(
         row.get("allowed"),
@@ -101,7 +97,10 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
         format!("the server's clock and ours differ by {skew:.1} s"),
         "leases are counted by the server's clock alone; but keep clocks in step for fences",
     );
-    let direct = is_direct(sessions).await?;
+    // Not the one for renewals, which must not wait for us.
+    let (mut session, mut second) = (sessions.any().await?, sessions.connect().await?);
+    let answer = within(STATEMENT, is_direct(session.wire(), &mut second)).await;
+    let direct = session.settle(answer, "look for a pooler")?;
     judge(
         direct,
         Severity::Problem,
@@ -111,20 +110,22 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
     Ok(findings)
 }
 
-/// Whether two connections have a server process each, and keep it. Behind a pooler that lends
-/// processes by transaction, the second gets the one that the first just gave back; or, if it lends them
-/// in turn, one of those that ask twice in a row gets two.
-pub(super) async fn is_direct(sessions: &Sessions<PgConnection>) -> Result<bool> {
-    let first = process(sessions.any().await?).await?;
-    let second = process(sessions.for_renewals().await?).await?;
-    Ok(first != second
-        && second == process(sessions.for_renewals().await?).await?
-        && first == process(sessions.any().await?).await?
-        && first == process(sessions.any().await?).await?)
+/// Whether two open connections have a server process each, and keep it. Behind a pooler in transaction mode,
+/// the second gets the one that the first just gave back; or, if the pooler lends them in turn, one of those
+/// that ask twice in a row gets two.
+///
+/// Asked on connections that stay the same throughout: one that is replaced has another process too.
+pub(super) async fn is_direct(
+    first: &mut PgConnection,
+    second: &mut PgConnection,
+) -> sqlx::Result<bool> {
+    let (one, two) = (process(first).await?, process(second).await?);
+    Ok(one != two
+        && two == process(second).await?
+        && one == process(first).await?
+        && one == process(first).await?)
 }
 
-async fn process(mut session: Borrowed<'_, PgConnection>) -> Result<i32> {
-    let asking = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(session.wire());
-    let answer = within(STATEMENT, asking).await;
-    session.settle(answer, "look for a pooler")
+async fn process(wire: &mut PgConnection) -> sqlx::Result<i32> {
+    sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(wire).await
 }

@@ -4,109 +4,213 @@
 //! key's own row, with the server's clock read after that row was locked: by one plain statement where
 //! nobody else is, else by a function of `schema.sql`, which recognises a token that it has seen before.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{FromRow, Row as _};
+use tokio::time::timeout;
 
-use super::connect::{NAME, Settings, prepare};
-use super::doctor;
-use super::lease_claim::LeaseClaim;
-use super::listener::{Listener, told};
+use super::connect::NAME;
+use super::listener::{Listener, Turn, told};
 use crate::core::clock::Moment;
-use crate::engine::{
-    Claim, Engine, Entry, Finding, Guarantees, Lease, Query, Renewal, Request, Snapshot, Wakeup,
+use crate::engine::{Guarantees, Lease, Mode, Query, Wakeup};
+use crate::engines::sql::{
+    self, Answer, Busy, GUARDED, LeaseAsk, LeaseTable, Row, WAITER_LEASE, micros, permits,
 };
-use crate::engines::sql::{self, Row, STATEMENT, Sessions, micros, within};
 use crate::error::Result;
 use crate::key::Key;
+use crate::owner::whoami;
 
-pub(super) const GUARANTEES: Guarantees = sql::leases(NAME, Wakeup::Push);
-
-/// Locks in a table of leases.
-#[derive(Debug)]
-pub(super) struct Leases {
-    shared: Arc<Shared>,
+/// Claims, as [`Row`] reads them.
+macro_rules! claims {
+    ($which:literal) => {
+        concat!(
+            "SELECT *, (extract(epoch FROM clock_timestamp() - since) * 1000000)::bigint AS age_us,
+               (extract(epoch FROM until - clock_timestamp()) * 1000000)::bigint AS left_us
+             FROM ",
+            $which
+        )
+    };
 }
 
+/// Leases of which those who wait are told.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) sessions: Sessions<PgConnection>,
-    pub(super) listener: Listener,
-}
+pub(super) struct Leases(pub(super) Listener);
 
-impl Leases {
-    pub(super) async fn open(settings: Settings) -> Result<Self> {
-        let listener = Listener::new(settings.options.clone());
-        let sessions = prepare(settings).await?;
-        Ok(Self { shared: Arc::new(Shared { sessions, listener }) })
-    }
+/// What a claim remembers.
+#[derive(Debug)]
+pub(super) struct Memory {
+    turn: Turn,
+    /// Whether it has not asked yet.
+    is_new: bool,
+    /// Whether it was given by the plain statement, and so may be alone.
+    is_alone: bool,
 }
 
 #[async_trait]
-impl Engine for Leases {
-    fn guarantees(&self) -> Guarantees {
-        GUARANTEES
+impl LeaseTable for Leases {
+    type Wire = PgConnection;
+    type Memory = Memory;
+
+    const GUARANTEES: Guarantees = sql::leases(NAME, Wakeup::Push);
+
+    fn remember(&self, ask: &LeaseAsk) -> Memory {
+        Memory { turn: self.0.register(&ask.token), is_new: true, is_alone: false }
     }
 
-    fn claim(&self, request: Request) -> Box<dyn Claim> {
-        Box::new(LeaseClaim::new(self.shared.clone(), request))
+    /// Mostly nobody is there, and then the lock's row is all that has to be changed. Who finds it not
+    /// free, or in somebody's hands just now, lets the function decide.
+    async fn attempt(
+        &self,
+        wire: &mut PgConnection,
+        ask: &LeaseAsk,
+        memory: &mut Memory,
+        _asked: Moment,
+    ) -> sqlx::Result<Answer> {
+        let is_new = std::mem::replace(&mut memory.is_new, false);
+        if is_new
+            && !matches!(ask.request.mode, Mode::Permits { .. })
+            && let Some(fence) = take(wire, ask).await?
+        {
+            memory.is_alone = true;
+            return Ok(Answer::Granted { fence, slots: Vec::new(), held: Arc::new(()) });
+        }
+        told!(wire, self.queue(wire, ask)).await
     }
 
-    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
+    async fn wait(&self, memory: &Memory, busy: &Busy) -> Result<()> {
+        let pause = if busy.pause.is_zero() { GUARDED.delay(busy.looks) } else { busy.pause };
+        if !self.0.start().await? {
+            let _ = timeout(pause, memory.turn.notified()).await;
+        }
+        Ok(())
+    }
+
+    /// One that is alone has nobody to tell. A release that a crash forgets costs the rest of the lease,
+    /// and so need not be on disk.
+    async fn release(
+        &self,
+        wire: &mut PgConnection,
+        ask: &LeaseAsk,
+        memory: &Memory,
+    ) -> sqlx::Result<bool> {
+        let key = ask.request.key.as_str();
+        if memory.is_alone {
+            let leaving = sqlx::query_scalar(
+                "UPDATE lockkeeper_lock SET token = '' WHERE key = $1 AND token = $2
+                 RETURNING until > clock_timestamp(), set_config('synchronous_commit', 'off', true)",
+            );
+            let leaving = leaving.bind(key).bind(&ask.token);
+            if let Some(held) = leaving.fetch_optional(&mut *wire).await? {
+                return Ok(held);
+            }
+        }
+        let leaving = || sqlx::query_scalar("SELECT lockkeeper_release($1, $2)");
+        told!(wire, leaving().bind(key).bind(&ask.token).fetch_one(&mut *wire)).await
+    }
+
+    async fn renew(
+        &self,
+        wire: &mut PgConnection,
+        leases: &[Lease],
+        tokens: &[String],
+    ) -> sqlx::Result<HashSet<String>> {
         let keys: Vec<_> = leases.iter().map(|lease| lease.key.as_str()).collect();
         let ttls: Vec<_> = leases.iter().map(|lease| micros(lease.ttl)).collect();
-        sql::renewals(&self.shared.sessions, leases, async |wire, tokens| {
-            let renewing = sqlx::query_scalar("SELECT lockkeeper_renew($1, $2, $3)");
-            renewing.bind(keys).bind(tokens).bind(ttls).fetch_all(wire).await
-        })
-        .await
+        let renewing = sqlx::query_scalar("SELECT lockkeeper_renew($1, $2, $3)");
+        let renewed = renewing.bind(keys).bind(tokens).bind(ttls).fetch_all(wire).await?;
+        Ok(renewed.into_iter().collect())
     }
 
-    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
-        macro_rules! claims {
-            ($which:literal) => {
-                concat!(
-                    "SELECT *, (extract(epoch FROM clock_timestamp() - since) * 1000000)::bigint AS age_us,
-                       (extract(epoch FROM until - clock_timestamp()) * 1000000)::bigint AS left_us
-                     FROM lockkeeper_all WHERE until > clock_timestamp() AND ",
-                    $which,
-                    " ORDER BY key, place"
-                )
-            };
-        }
+    async fn rows(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Row>> {
         let (statement, text) = match query {
-            Query::Key(key) => (claims!("key = $1"), key.as_str()),
-            Query::Prefix(prefix) => (claims!("starts_with(key, $1)"), prefix.as_str()),
+            Query::Key(key) => (
+                claims!(
+                    "lockkeeper_all WHERE until > clock_timestamp() AND key = $1 ORDER BY key, place"
+                ),
+                key.as_str(),
+            ),
+            Query::Prefix(prefix) => (
+                claims!(
+                    "lockkeeper_all WHERE until > clock_timestamp() AND starts_with(key, $1) ORDER BY key, place"
+                ),
+                prefix.as_str(),
+            ),
         };
-        let mut session = self.shared.sessions.any().await?;
-        let looking = sqlx::query_as::<_, Row>(statement).bind(text).fetch_all(session.wire());
-        let answer = within(STATEMENT, looking).await;
-        Ok(sql::snapshots(session.settle(answer, "look at locks")?))
+        sqlx::query_as(statement).bind(text).fetch_all(wire).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        let mut session = self.shared.sessions.of(key).await?;
-        let wire = session.wire();
-        let breaking =
-            "SELECT *, (extract(epoch FROM clock_timestamp() - since) * 1000000)::bigint AS age_us,
-               (extract(epoch FROM until - clock_timestamp()) * 1000000)::bigint AS left_us
-             FROM lockkeeper_break($1)";
-        let breaking = || sqlx::query_as::<_, Row>(breaking).bind(key.as_str());
-        let breaking = told!(wire, breaking().fetch_all(&mut *wire));
-        let answer = within(STATEMENT, breaking).await;
-        let broken = session.settle(answer, "break a lock")?;
-        Ok(broken.into_iter().map(Row::entry).collect())
+    async fn break_lock(wire: &mut PgConnection, key: &Key) -> sqlx::Result<Vec<Row>> {
+        let breaking = || sqlx::query_as(claims!("lockkeeper_break($1)")).bind(key.as_str());
+        told!(wire, breaking().fetch_all(&mut *wire)).await
     }
+}
 
-    async fn doctor(&self) -> Result<Vec<Finding>> {
-        doctor::look(&self.shared.sessions).await
-    }
+/// Takes a lock whose row names nobody, or somebody whose lease is over.
+async fn take(wire: &mut PgConnection, ask: &LeaseAsk) -> sqlx::Result<Option<i64>> {
+    let request = &ask.request;
+    let taking = sqlx::query_scalar(
+        "UPDATE lockkeeper_lock l
+         SET token = $2, owner = $3, kind = $4, since = clock_timestamp(),
+             until = clock_timestamp() + $5 * interval '1 microsecond', who = $6, note = $7,
+             fence = CASE $4 WHEN 'read' THEN l.fence
+                     ELSE greatest(l.fence + 1, lockkeeper_micros()) END
+         WHERE l.ctid = (
+           SELECT f.ctid FROM lockkeeper_lock f
+           WHERE f.key = $1 AND (f.token = '' OR f.until <= clock_timestamp())
+           FOR UPDATE SKIP LOCKED)
+         RETURNING l.fence",
+    );
+    let taking = taking
+        .bind(request.key.as_str())
+        .bind(&ask.token)
+        .bind(&ask.identity)
+        .bind(request.mode.kind())
+        .bind(micros(request.ttl))
+        .bind(whoami())
+        .bind(note(ask));
+    taking.fetch_optional(wire).await
+}
 
-    async fn close(&self) {
-        self.shared.sessions.close().await;
+impl Leases {
+    async fn queue(&self, wire: &mut PgConnection, ask: &LeaseAsk) -> sqlx::Result<Answer> {
+        let request = &ask.request;
+        let (take, limit) = permits(request.mode);
+        let stay = if request.queue { micros(WAITER_LEASE) } else { 0 };
+        let row = sqlx::query(
+            "SELECT clash, granted, fence, slots, pause
+             FROM lockkeeper_attempt($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+        )
+        .bind(request.key.as_str())
+        .bind(&ask.token)
+        .bind(&ask.identity)
+        .bind(request.mode.kind())
+        .bind(take)
+        .bind(limit)
+        .bind(micros(request.ttl))
+        .bind(stay)
+        .bind(self.0.channel())
+        .bind(whoami())
+        .bind(note(ask))
+        .fetch_one(wire)
+        .await?;
+        if let Some(found) = row.try_get("clash")? {
+            return Ok(Answer::Clash(found));
+        }
+        if !row.try_get::<bool, _>("granted")? {
+            let pause: Option<i64> = row.try_get("pause")?;
+            // Once a guarded transaction is all that is left, that is looked for often again.
+            return Ok(Answer::Busy { pause, ahead: i64::from(pause != Some(0)) });
+        }
+        Ok(Answer::Granted { fence: row.try_get("fence")?, slots: slots(&row), held: Arc::new(()) })
     }
+}
+
+/// A text of PostgreSQL has no zero bytes.
+fn note(ask: &LeaseAsk) -> Option<String> {
+    ask.request.note.as_deref().map(|note| note.replace('\0', ""))
 }
 
 impl FromRow<'_, PgRow> for Row {
@@ -129,7 +233,7 @@ impl FromRow<'_, PgRow> for Row {
 }
 
 /// The numbers of the permits that a row tells.
-pub(super) fn slots(row: &PgRow) -> Vec<u32> {
+fn slots(row: &PgRow) -> Vec<u32> {
     let slots: Option<Vec<i64>> = row.get("slots");
     slots.unwrap_or_default().into_iter().filter_map(|slot| u32::try_from(slot).ok()).collect()
 }

@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgListener, PgPoolOptions};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tokio::task::JoinHandle;
@@ -19,9 +18,6 @@ use tokio::task::JoinHandle;
 use crate::engines::sql::{STATEMENT, failed, within};
 use crate::error::Result;
 use crate::owner::random;
-
-/// What the server says when a transaction would tell more than its queue of notifications holds.
-const QUEUE_IS_FULL: &str = "54000";
 
 /// Waits for messages on behalf of all claims of a client.
 pub(super) struct Listener {
@@ -35,6 +31,13 @@ pub(super) struct Listener {
 #[derive(Default)]
 struct Turns(Mutex<HashMap<String, Arc<Notify>>>);
 
+/// One of them.
+pub(super) struct Turn {
+    turns: Arc<Turns>,
+    token: String,
+    notify: Arc<Notify>,
+}
+
 impl Listener {
     pub(super) fn new(options: PgConnectOptions) -> Self {
         let channel = format!("lockkeeper_{:032x}", random());
@@ -46,13 +49,10 @@ impl Listener {
         &self.channel
     }
 
-    /// Messages with this token are for that claim from now on.
-    pub(super) fn register(&self, token: &str) -> Arc<Notify> {
-        self.turns.lock().entry(token.to_owned()).or_default().clone()
-    }
-
-    pub(super) fn forget(&self, token: &str) {
-        self.turns.lock().remove(token);
+    /// Messages with this token are for that claim from now on, until it is dropped.
+    pub(super) fn register(&self, token: &str) -> Turn {
+        let notify = self.turns.lock().entry(token.to_owned()).or_default().clone();
+        Turn { turns: self.turns.clone(), token: token.to_owned(), notify }
     }
 
     /// Begins to listen. True if it did not before: then messages may have been missed.
@@ -105,7 +105,7 @@ macro_rules! told {
     ($wire:expr, $work:expr) => {
         async {
             match $work.await {
-                Err(error) if $crate::engines::postgres::listener::is_full(&error) => {
+                Err(error) if $crate::engines::postgres::error::is_queue_full(&error) => {
                     $crate::engines::postgres::listener::silence($wire, "on").await?;
                     let answer = $work.await;
                     $crate::engines::postgres::listener::silence($wire, "off").await?;
@@ -118,12 +118,6 @@ macro_rules! told {
 }
 
 pub(super) use told;
-
-/// Whether a transaction was undone because it would have told more than the queue of messages holds.
-pub(super) fn is_full(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(DatabaseError::code);
-    code.as_deref() == Some(QUEUE_IS_FULL)
-}
 
 /// Whether this session tells anybody anything.
 pub(super) async fn silence(wire: &mut PgConnection, on: &str) -> sqlx::Result<()> {
@@ -139,6 +133,26 @@ impl Turns {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Notify>>> {
         self.0.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl Turn {
+    /// Until it is told that its turn has come.
+    pub(super) async fn notified(&self) {
+        self.notify.notified().await;
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.turns.lock().remove(&self.token);
+    }
+}
+
+impl fmt::Debug for Turn {
+    /// Without the token, which identifies a claim.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn").finish_non_exhaustive()
     }
 }
 

@@ -7,21 +7,25 @@
 mod advisory;
 mod connect;
 mod doctor;
+mod error;
 mod lease;
-mod lease_claim;
 mod listener;
 mod row;
+mod settings;
 
 use std::sync::Arc;
 
 use self::advisory::Advisory;
 pub use self::connect::SCHEMA;
-use self::connect::{Strategy, prepare, settings};
+use self::connect::prepare;
+use self::lease::Leases;
+use self::listener::Listener;
 use self::row::Rows;
+use self::settings::{Strategy, settings};
 use crate::engine::Engine;
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
-use crate::engines::sql::{SessionEngine, SessionLock};
+use crate::engines::sql::{LeaseEngine, LeaseTable, SessionEngine, SessionLock};
 use crate::error::Result;
 
 /// This engine's line in the table of schemes.
@@ -29,7 +33,7 @@ pub(crate) const ENGINE: Registration = Registration {
     open: |endpoint| Box::pin(open(endpoint)),
     guarantees: |endpoint| {
         Ok(match settings(endpoint)?.strategy {
-            Strategy::Lease => lease::GUARANTEES,
+            Strategy::Lease => Leases::GUARANTEES,
             Strategy::Advisory => Advisory::GUARANTEES,
             Strategy::Row => Rows::GUARANTEES,
         })
@@ -44,9 +48,11 @@ pub(crate) const ENGINE: Registration = Registration {
 /// Opens `postgres://user@host/database?strategy=…`.
 async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
     let settings = settings(&endpoint)?.with_password(|options, word| options.password(word))?;
-    Ok(match settings.strategy {
-        Strategy::Lease => Arc::new(lease::Leases::open(settings).await?),
-        Strategy::Advisory => Arc::new(SessionEngine::<Advisory>::new(prepare(settings).await?)),
-        Strategy::Row => Arc::new(SessionEngine::<Rows>::new(prepare(settings).await?)),
+    let (strategy, options) = (settings.strategy, settings.options.clone());
+    let sessions = prepare(settings).await?;
+    Ok(match strategy {
+        Strategy::Lease => Arc::new(LeaseEngine::new(sessions, Leases(Listener::new(options)))),
+        Strategy::Advisory => Arc::new(SessionEngine::<Advisory>::new(sessions)),
+        Strategy::Row => Arc::new(SessionEngine::<Rows>::new(sessions)),
     })
 }

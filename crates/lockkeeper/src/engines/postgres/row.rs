@@ -65,11 +65,7 @@ impl SessionLock for Rows {
                 .bind(&ask.note)
                 .fetch_one(apart)
                 .await?;
-        Ok(match fence {
-            None => Marked::Gone,
-            Some(0) => Marked::Guarded,
-            Some(fence) => Marked::Fenced(fence),
-        })
+        Ok(Marked::from_column(fence))
     }
 
     /// Only our own transaction, in which a row was locked, has a number.

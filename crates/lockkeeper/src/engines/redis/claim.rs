@@ -1,38 +1,35 @@
 //! One try at one lock, from the first attempt to the confirmed release.
 //!
 //! A plain mutex is a hash and a channel, nothing more. A fair mutex, read-write locks and semaphores
-//! keep a line of waiters in the store, in which a waiter has to be heard of every few seconds.
+//! keep a queue in the store, in which a waiter sends a heartbeat every few seconds.
 //!
 //! Easy to get wrong: the answer to a release that was sent twice. Our field belongs to one claim, so
 //! a second release can never give away somebody else's lock; but it finds nothing, and that is no loss.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use redis::{FromRedisValue, Value};
+use redis::Value;
 
 use crate::core::clock::Moment;
 use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request};
 use crate::error::{Error, Result};
-use crate::owner::whoami;
 
 use super::Store;
+use super::answer::{Answer, Remaining, describe, read_answer};
 use super::connection::{Call, Reply};
 use super::error::{NAME, garbage, sort};
-use super::layout::KeyNames;
+use super::layout::{KeyNames, entry, life, millis, record};
 use super::script::{self, Script};
 use super::settings::Layout;
 use super::subscriber::Subscription;
 
-/// How long a waiter that is not heard of keeps its place in a line.
+/// How long a silent waiter keeps its place in the queue.
 pub(in crate::engines) const WAITER_LEASE: Duration = Duration::from_secs(6);
 
 /// How long Redisson's clients wait for a waiter before they drop it, by their default.
 const PATIENCE: Duration = Duration::from_secs(300);
-
-/// How long what we keep beside a lock outlives its last use.
-const LIFE: Duration = Duration::from_secs(3600);
 
 /// A claim on a lock in Redis.
 #[derive(Debug)]
@@ -40,12 +37,12 @@ pub(in crate::engines) struct RedisClaim {
     store: Arc<Store>,
     request: Request,
     names: KeyNames,
-    trace: StoreState,
+    stored: StoreState,
     /// What the last attempt learned about when to ask again.
-    hope: Remaining,
-    /// Rings for this waiter alone, as the first in line.
+    remaining: Remaining,
+    /// Wakes this waiter alone, as the first of the queue.
     own: Option<Subscription>,
-    /// Rings for everyone who waits.
+    /// Wakes every waiter.
     base: Option<Subscription>,
     /// Whether a release was sent whose answer did not come.
     released_once: bool,
@@ -57,22 +54,8 @@ enum StoreState {
     Nothing,
     /// A call went out, and its answer did not come in.
     Unknown,
-    InLine,
+    Queued,
     Held,
-}
-
-#[derive(Debug, Default)]
-struct Remaining {
-    /// How long the holder may stay; `None` when that is not known.
-    left: Option<Duration>,
-    /// Whether we are next.
-    first: bool,
-}
-
-enum Answer {
-    Granted { fence: u64, slots: Vec<u32>, minted: bool },
-    Busy(Remaining),
-    Conflict(Vec<String>),
 }
 
 impl RedisClaim {
@@ -82,8 +65,8 @@ impl RedisClaim {
             store,
             request,
             names,
-            trace: StoreState::Nothing,
-            hope: Remaining::default(),
+            stored: StoreState::Nothing,
+            remaining: Remaining::default(),
             own: None,
             base: None,
             released_once: false,
@@ -92,24 +75,24 @@ impl RedisClaim {
 
     /// A claim of which it is not known what it left: its release asks the server.
     pub(in crate::engines) fn unsure(store: Arc<Store>, request: Request) -> Self {
-        Self { trace: StoreState::Unknown, ..Self::new(store, request) }
+        Self { stored: StoreState::Unknown, ..Self::new(store, request) }
     }
 
-    /// Whether there is a line of waiters. A plain mutex is for whoever comes first.
-    fn is_ordered(&self) -> bool {
+    /// Whether waiters queue in the store. A plain mutex has no queue.
+    fn is_queued(&self) -> bool {
         self.request.fair || self.request.mode != Mode::Mutex
     }
 
     /// Whether two or three server calls do.
     fn is_simple(&self) -> bool {
         self.store.settings.layout == Layout::String
-            || (!self.is_ordered() && self.request.owner.is_none())
+            || (!self.is_queued() && self.request.owner.is_none())
     }
 
     async fn call(&self, take: bool) -> redis::RedisResult<Reply> {
         match self.is_simple() {
             true => self.call_simple(take).await,
-            false => Box::pin(self.call_in_line(take)).await,
+            false => Box::pin(self.call_queued(take)).await,
         }
     }
 
@@ -137,9 +120,9 @@ impl RedisClaim {
         self.store.servers.call(self.names.slot(), call).await
     }
 
-    async fn call_in_line(&self, take: bool) -> redis::RedisResult<Reply> {
+    async fn call_queued(&self, take: bool) -> redis::RedisResult<Reply> {
         let (request, mode) = (&self.request, self.request.mode);
-        let mut keys = self.names.line(mode);
+        let mut keys = self.names.queue_keys(mode);
         if mode == Mode::Mutex && self.store.settings.redisson_fence {
             keys.push(self.names.token());
         }
@@ -156,8 +139,8 @@ impl RedisClaim {
             &entry,
             &token,
             &record,
-            flag(self.is_ordered()),
-            flag(self.is_ordered() && request.queue),
+            flag(self.is_queued()),
+            flag(self.is_queued() && request.queue),
             &lease,
             &patience,
             &life,
@@ -186,7 +169,7 @@ impl RedisClaim {
         self.store.servers.call(self.names.slot(), call).await
     }
 
-    /// Where the release of a lock without a line is told.
+    /// The channel on which a lock without a queue announces its release.
     fn simple_channel(&self) -> String {
         match self.store.settings.layout {
             Layout::String => self.names.string_channel(),
@@ -218,47 +201,49 @@ impl RedisClaim {
         Ok(())
     }
 
-    /// Makes sure that every bell that may ring for us hangs.
+    /// Subscribes to the channels that may wake this waiter.
     async fn listen(&mut self) -> Result<()> {
         let mode = self.request.mode;
         let string = self.store.settings.layout == Layout::String;
-        let in_line = self.is_ordered() && self.request.queue && !string;
-        let own = in_line.then(|| self.names.wake_channel(mode) + &self.entry());
+        let queued = self.is_queued() && self.request.queue && !string;
+        let own = queued.then(|| self.names.wake_channel(mode) + &self.entry());
         let base = match (string, mode) {
             (true, _) => Some(self.names.string_channel()),
             (_, Mode::Permits { .. }) => None,
             // Those further behind are told by whoever goes before them.
-            _ if in_line && !self.hope.first => None,
+            _ if queued && !self.remaining.first => None,
             _ => Some(self.names.base_channel(mode)),
         };
         let slot = self.names.slot();
-        for (bell, channel, shared) in [(&mut self.own, own, false), (&mut self.base, base, true)] {
-            if let Some(Err(why)) = bell.as_ref().map(Subscription::check) {
-                *bell = None;
+        for (subscription, channel, shared) in
+            [(&mut self.own, own, false), (&mut self.base, base, true)]
+        {
+            if let Some(Err(why)) = subscription.as_ref().map(Subscription::check) {
+                *subscription = None;
                 if let Some(error) = why {
                     return Err(sort(format!("wait for {:?}", self.request.key), error));
                 }
             }
-            if let (None, Some(channel)) = (&bell, channel) {
+            if let (None, Some(channel)) = (&subscription, channel) {
                 let heard =
                     self.store.servers.listen(slot, channel, shared, self.store.sharded).await;
-                *bell = Some(heard.map_err(|error| sort("listen for a release", error))?);
+                *subscription = Some(heard.map_err(|error| sort("listen for a release", error))?);
             }
         }
         Ok(())
     }
 
-    /// How long to wait without a word.
+    /// How long to wait without a message.
     fn patience(&self) -> Duration {
-        let longest = match (self.store.settings.layout, self.is_ordered()) {
+        let longest = match (self.store.settings.layout, self.is_queued()) {
             // Foreign clients do not tell of their releases.
             (Layout::String, _) => Duration::from_millis(fastrand::u64(50..200)),
             // To be heard of while the lease of our place lasts.
             (_, true) => WAITER_LEASE / 3,
             _ => WAITER_LEASE,
         };
-        match self.hope.left {
-            Some(left) if self.hope.first || !self.is_ordered() => {
+        match self.remaining.left {
+            Some(left) if self.remaining.first || !self.is_queued() => {
                 longest.min(left + Duration::from_millis(1))
             }
             _ => longest,
@@ -270,24 +255,24 @@ impl RedisClaim {
 impl Claim for RedisClaim {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         self.check()?;
-        let before = std::mem::replace(&mut self.trace, StoreState::Unknown);
+        let before = std::mem::replace(&mut self.stored, StoreState::Unknown);
         let reply = self.call(true).await.map_err(|error| sort(self.doing("acquire"), error))?;
         let answer = read_answer(&reply.value)
             .ok_or_else(|| garbage(self.doing("acquire"), &reply.value))?;
         match answer {
-            Answer::Busy(hope) => {
-                let queued = self.is_ordered() && self.request.queue && !self.is_simple();
-                self.trace = if queued { StoreState::InLine } else { StoreState::Nothing };
-                self.hope = hope;
+            Answer::Busy(remaining) => {
+                let queued = self.is_queued() && self.request.queue && !self.is_simple();
+                self.stored = if queued { StoreState::Queued } else { StoreState::Nothing };
+                self.remaining = remaining;
                 Ok(None)
             }
             Answer::Conflict(found) => {
-                self.trace = before;
+                self.stored = before;
                 let found = describe(&found, self.request.mode);
                 Err(Error::Conflict { key: self.request.key.clone(), found })
             }
             Answer::Granted { fence, slots, minted } => {
-                self.trace = StoreState::Held;
+                self.stored = StoreState::Held;
                 (self.own, self.base) = (None, None);
                 let wanted = self.store.settings.replicas;
                 if reply.replicas < wanted {
@@ -316,10 +301,12 @@ impl Claim for RedisClaim {
             self.listen().await?;
             match (&self.own, &self.base) {
                 (Some(own), Some(base)) => tokio::select! {
-                    () = own.rung() => {}
-                    () = base.rung() => {}
+                    () = own.notified() => {}
+                    () = base.notified() => {}
                 },
-                (Some(bell), None) | (None, Some(bell)) => bell.rung().await,
+                (Some(subscription), None) | (None, Some(subscription)) => {
+                    subscription.notified().await
+                }
                 (None, None) => std::future::pending().await,
             }
             Ok(())
@@ -328,7 +315,7 @@ impl Claim for RedisClaim {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        if self.trace == StoreState::Nothing {
+        if self.stored == StoreState::Nothing {
             return Ok(Released::Yes);
         }
         let again = std::mem::replace(&mut self.released_once, true);
@@ -336,7 +323,7 @@ impl Claim for RedisClaim {
         let Value::Int(found) = reply.value else {
             return Err(garbage(self.doing("release"), &reply.value));
         };
-        let held = std::mem::replace(&mut self.trace, StoreState::Nothing) == StoreState::Held;
+        let held = std::mem::replace(&mut self.stored, StoreState::Nothing) == StoreState::Held;
         self.released_once = false;
         // Only a hold that was there for certain can be gone.
         if found == 0 && held && !again {
@@ -357,104 +344,5 @@ struct RedisHeld {
 impl Held for RedisHeld {
     fn replicas(&self) -> Option<u32> {
         self.replicas
-    }
-}
-
-/// What stands for a claim in the lock and in the line.
-pub(in crate::engines) fn entry(identity: &str, token: &str, mode: Mode) -> String {
-    match mode {
-        Mode::Permits { .. } => token.to_owned(),
-        Mode::Write => format!("{identity}:write"),
-        _ => identity.to_owned(),
-    }
-}
-
-/// Who holds or waits, and why: for people, beside the lock.
-pub(in crate::engines) fn record(request: &Request, entry: &str) -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-    let permits;
-    let mode = match request.mode {
-        Mode::Permits { take, limit } => {
-            permits = format!("{take}/{limit}");
-            &permits
-        }
-        Mode::Mutex if request.fair => "fair",
-        other => other.kind(),
-    };
-    let note = request.note.as_deref().unwrap_or_default();
-    [mode, &short(since), entry, &whoami(), note].join("\t")
-}
-
-/// How long what belongs to a lock outlives its last use.
-pub(in crate::engines) fn life(ttl: Duration) -> Duration {
-    LIFE.max(ttl * 2)
-}
-
-pub(in crate::engines) fn millis(time: Duration) -> String {
-    // Rounded up: a lease is never shorter than what was asked for.
-    short(time.as_micros().div_ceil(1000))
-}
-
-/// A number of this size takes a machine word, and is much faster to write.
-fn short(number: u128) -> String {
-    u64::try_from(number).unwrap_or(u64::MAX).to_string()
-}
-
-fn read_answer(value: &Value) -> Option<Answer> {
-    let parts = match value {
-        Value::Int(fence) => {
-            let fence = u64::try_from(*fence).ok()?;
-            return Some(Answer::Granted { fence, slots: Vec::new(), minted: true });
-        }
-        Value::Array(parts) => parts,
-        _ => return None,
-    };
-    let (Value::Int(kind), rest) = parts.split_first()? else { return None };
-    match kind {
-        1 => {
-            let (fence, slots) = rest.split_first()?;
-            Some(Answer::Granted {
-                fence: u64::from_redis_value_ref(fence).ok()?,
-                slots: slots
-                    .iter()
-                    .map(u32::from_redis_value_ref)
-                    .collect::<Result<_, _>>()
-                    .ok()?,
-                minted: false,
-            })
-        }
-        0 => {
-            let left = i64::from_redis_value_ref(rest.first()?).ok()?;
-            let first = matches!(rest.get(1), Some(Value::Int(1)));
-            let left = u64::try_from(left).ok().map(Duration::from_millis);
-            Some(Answer::Busy(Remaining { left, first }))
-        }
-        _ => rest
-            .iter()
-            .map(String::from_redis_value_ref)
-            .collect::<Result<_, _>>()
-            .ok()
-            .map(Answer::Conflict),
-    }
-}
-
-/// What is there instead, in words.
-pub(in crate::engines) fn describe(found: &[String], wanted: Mode) -> String {
-    format!("{}, and was asked for as {wanted}", what_is_there(found))
-}
-
-/// What a script says is there, in words.
-pub(in crate::engines) fn what_is_there(found: &[String]) -> String {
-    match found {
-        [kind, limit] => format!("it is used as a {kind} of {limit}"),
-        [kind] => match kind.as_str() {
-            "mutex" | "semaphore" => format!("it is used as a {kind}"),
-            "read" | "write" => "it is used as a read-write lock".to_owned(),
-            "hash" => "a hash is there, and layout=string needs a string".to_owned(),
-            "data" => "a hash is there that is no lock: a lock expires, and its fields are <uuid>:<n>, as Redisson and layout=hash write them".to_owned(),
-            "string" => "a string is there, as layout=string and SET NX write it".to_owned(),
-            other => format!("a {other} is there, which is no lock"),
-        },
-        _ => "something else is there".to_owned(),
     }
 }

@@ -29,7 +29,7 @@ const REDIRECTIONS: usize = 5;
 #[derive(Debug)]
 pub(in crate::engines) struct Cluster {
     seeds: Vec<(String, u16)>,
-    manner: ConnectOptions,
+    options: ConnectOptions,
     map: Mutex<Map>,
     stale: AtomicBool,
     refreshing: tokio::sync::Mutex<()>,
@@ -46,10 +46,10 @@ struct Map {
 
 impl Cluster {
     /// A Cluster that some of its servers lead to.
-    pub(in crate::engines) fn new(seeds: Vec<(String, u16)>, manner: ConnectOptions) -> Self {
+    pub(in crate::engines) fn new(seeds: Vec<(String, u16)>, options: ConnectOptions) -> Self {
         Self {
             seeds,
-            manner,
+            options,
             map: Mutex::default(),
             stale: AtomicBool::new(true),
             refreshing: tokio::sync::Mutex::default(),
@@ -111,10 +111,10 @@ impl Cluster {
             }));
         }
         let mut migrate = redis::cmd("MIGRATE");
-        let patience = (self.manner.timeout / 2).as_millis();
+        let patience = (self.options.timeout / 2).as_millis();
         migrate.arg(&address.0).arg(address.1).arg("").arg(0).arg(patience.to_string());
         migrate.arg("REPLACE");
-        match (&self.manner.user, &self.manner.password) {
+        match (&self.options.user, &self.options.password) {
             (Some(user), Some(password)) => drop(migrate.arg("AUTH2").arg(user).arg(password)),
             (None, Some(password)) => drop(migrate.arg("AUTH").arg(password)),
             _ => {}
@@ -229,7 +229,7 @@ impl Cluster {
             Arc::new(Connection::one_of_many(Connector::server(
                 &address.0,
                 address.1,
-                &self.manner,
+                &self.options,
             )))
         });
         link.clone()

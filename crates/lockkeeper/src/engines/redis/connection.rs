@@ -42,13 +42,13 @@ pub(in crate::engines) struct Reply {
     pub(in crate::engines) value: Value,
     /// How many replicas have the effect, if that was asked.
     pub(in crate::engines) replicas: u32,
-    line: Arc<Session>,
+    session: Arc<Session>,
 }
 
 impl Reply {
     /// A fence that was minted for this call: the server's clock is at least there.
     pub(in crate::engines) fn learn(&self, fence: u64) {
-        if let Some(stamp) = &self.line.stamp {
+        if let Some(stamp) = &self.session.stamp {
             let _ = stamp.set((fence, Instant::now()));
         }
     }
@@ -57,19 +57,19 @@ impl Reply {
 /// The way to one server.
 #[derive(Debug)]
 pub(in crate::engines) struct Connection {
-    dial: Connector,
+    connector: Connector,
     /// Whether the server is the only one that ever has its locks.
-    alone: bool,
-    line: Mutex<Option<Arc<Session>>>,
+    single_server: bool,
+    session: Mutex<Option<Arc<Session>>>,
     dialing: tokio::sync::Mutex<()>,
     /// Listens to the same server, and has to look for it again when we do.
-    ear: Arc<Subscriber>,
+    subscriber: Arc<Subscriber>,
 }
 
 /// One connection, and what is known of the server behind it.
 #[derive(Debug)]
 pub(in crate::engines) struct Session {
-    pipe: Batcher,
+    batcher: Batcher,
     generation: u64,
     /// The first fence that was given over this connection, and when it came.
     ///
@@ -87,106 +87,106 @@ pub(in crate::engines) struct Session {
 impl std::fmt::Display for Connection {
     /// Where it leads.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}", self.dial)
+        write!(f, "{:?}", self.connector)
     }
 }
 
 impl Connection {
-    pub(in crate::engines) fn new(dial: Connector) -> Self {
-        Self { alone: dial.is_fixed(), ..Self::one_of_many(dial) }
+    pub(in crate::engines) fn new(connector: Connector) -> Self {
+        Self { single_server: connector.is_fixed(), ..Self::one_of_many(connector) }
     }
 
     /// A server that may take locks over from others, and others from it.
-    pub(in crate::engines) fn one_of_many(dial: Connector) -> Self {
-        let ear = Arc::new(Subscriber::new(dial.clone()));
-        let (line, dialing) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { dial, alone: false, line, dialing, ear }
+    pub(in crate::engines) fn one_of_many(connector: Connector) -> Self {
+        let subscriber = Arc::new(Subscriber::new(connector.clone()));
+        let (session, dialing) = (Mutex::default(), tokio::sync::Mutex::default());
+        Self { connector, single_server: false, session, dialing, subscriber }
     }
 
-    /// The ear that listens to the same server.
-    pub(in crate::engines) fn ear(&self) -> &Arc<Subscriber> {
-        &self.ear
+    /// The subscriber that listens to the same server.
+    pub(in crate::engines) fn subscriber(&self) -> &Arc<Subscriber> {
+        &self.subscriber
     }
 
     /// Calls a script.
     pub(in crate::engines) async fn call(&self, call: Call<'_>) -> RedisResult<Reply> {
-        let line = match self.current() {
-            Some(line) => line,
+        let session = match self.current() {
+            Some(session) => session,
             // Boxed, as is all that is rare: whatever a call might do, every call has to carry.
             None => Box::pin(self.connect()).await?,
         };
-        let answer = self.judge(&line, line.call(&call).await);
-        answer.map(|(value, replicas)| Reply { value, replicas, line })
+        let answer = self.judge(&session, session.call(&call).await);
+        answer.map(|(value, replicas)| Reply { value, replicas, session })
     }
 
     /// Calls a script on a server that is about to own its slot, and has all keys of the lock that
     /// there are.
     pub(in crate::engines) async fn call_asking(&self, call: Call<'_>) -> RedisResult<Reply> {
-        let line = self.connect().await?;
-        let commands = vec![redis::cmd("ASKING"), line.command(&call, How::Importing)];
-        let answer = self.judge(&line, line.ask(commands, call.replicas).await);
-        answer.map(|(value, replicas)| Reply { value, replicas, line })
+        let session = self.connect().await?;
+        let commands = vec![redis::cmd("ASKING"), session.command(&call, How::Importing)];
+        let answer = self.judge(&session, session.ask(commands, call.replicas).await);
+        answer.map(|(value, replicas)| Reply { value, replicas, session })
     }
 
     /// Sends any other command.
     pub(in crate::engines) async fn command(&self, command: &Cmd) -> RedisResult<Value> {
-        let line = self.connect().await?;
-        self.judge(&line, line.pipe.send(command.clone()).await)
+        let session = self.connect().await?;
+        self.judge(&session, session.batcher.send(command.clone()).await)
     }
 
     /// Sends any other command to a server that is about to own its slot.
     pub(in crate::engines) async fn command_asking(&self, command: Cmd) -> RedisResult<Value> {
-        let line = self.connect().await?;
-        let answer = line.ask(vec![redis::cmd("ASKING"), command], 0).await;
-        self.judge(&line, answer).map(|(value, _)| value)
+        let session = self.connect().await?;
+        let answer = session.ask(vec![redis::cmd("ASKING"), command], 0).await;
+        self.judge(&session, answer).map(|(value, _)| value)
     }
 
     /// Closes the connections.
     pub(in crate::engines) fn close(&self) {
         *self.lock() = None;
-        self.ear.close();
-        self.dial.close();
+        self.subscriber.close();
+        self.connector.close();
     }
 
     async fn connect(&self) -> RedisResult<Arc<Session>> {
-        if let Some(line) = self.current() {
-            return Ok(line);
+        if let Some(session) = self.current() {
+            return Ok(session);
         }
         let _one_at_a_time = self.dialing.lock().await;
-        if let Some(line) = self.current() {
-            return Ok(line);
+        if let Some(session) = self.current() {
+            return Ok(session);
         }
-        let timeout = self.dial.timeout();
+        let timeout = self.connector.timeout();
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(timeout))
             // Counted here, so that a call that waits for replicas may take longer.
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFER);
-        let connecting = self.dial.connect(config, ProtocolVersion::RESP2);
+        let connecting = self.connector.connect(config, ProtocolVersion::RESP2);
         let (connection, generation) =
             tokio::time::timeout(timeout * 2, connecting).await.map_err(|_| silent())??;
-        let line = Arc::new(Session {
-            pipe: Batcher::new(connection, timeout),
+        let session = Arc::new(Session {
+            batcher: Batcher::new(connection, timeout),
             generation,
-            stamp: self.alone.then(OnceLock::new),
-            origin: self.dial.origin(),
+            stamp: self.single_server.then(OnceLock::new),
+            origin: self.connector.origin(),
             known: AtomicU32::new(0),
         });
-        if !self.dial.is_current(generation) {
+        if !self.connector.is_current(generation) {
             // Its origin may be that of its successor.
             return Err(replaced());
         }
-        *self.lock() = Some(line.clone());
-        Ok(line)
+        *self.lock() = Some(session.clone());
+        Ok(session)
     }
 
     /// Passes an answer on if it counts. Hangs up when it shows that the connection is of no more use.
-    fn judge<T>(&self, line: &Arc<Session>, answer: RedisResult<T>) -> RedisResult<T> {
-        let outdated = !self.dial.is_current(line.generation);
+    fn judge<T>(&self, session: &Arc<Session>, answer: RedisResult<T>) -> RedisResult<T> {
+        let outdated = !self.connector.is_current(session.generation);
         if (outdated || answer.as_ref().is_err_and(is_fatal))
-            && self.lock().take_if(|current| Arc::ptr_eq(current, line)).is_some()
+            && self.lock().take_if(|current| Arc::ptr_eq(current, session)).is_some()
         {
-            self.ear.close();
+            self.subscriber.close();
         }
         match outdated {
             false => answer,
@@ -195,11 +195,11 @@ impl Connection {
     }
 
     fn current(&self) -> Option<Arc<Session>> {
-        self.lock().clone().filter(|line| self.dial.is_current(line.generation))
+        self.lock().clone().filter(|session| self.connector.is_current(session.generation))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
-        self.line.lock().expect("nothing panics under this lock")
+        self.session.lock().expect("nothing panics under this lock")
     }
 }
 
@@ -240,14 +240,14 @@ impl Session {
     async fn send(&self, call: &Call<'_>, how: How) -> RedisResult<(Value, u32)> {
         let command = self.command(call, how);
         match call.replicas {
-            0 => Ok((self.pipe.send(command).await?, 0)),
+            0 => Ok((self.batcher.send(command).await?, 0)),
             replicas => Box::pin(self.ask(vec![command], replicas)).await,
         }
     }
 
     /// The answer to the last of some commands, and how many replicas have their effect.
     async fn ask(&self, commands: Vec<Cmd>, replicas: u32) -> RedisResult<(Value, u32)> {
-        let (mut values, replicas) = self.pipe.send_all(commands, replicas).await?;
+        let (mut values, replicas) = self.batcher.send_all(commands, replicas).await?;
         match values.pop() {
             Some(Value::ServerError(error)) => Err(error.into()),
             Some(value) => Ok((value, replicas)),

@@ -32,8 +32,8 @@ pub(in crate::engines) struct Connector {
 }
 
 enum Target {
-    Address { address: ConnectionAddr, manner: ConnectOptions },
-    Sentinels { sentinels: Arc<Sentinels>, shown: String, manner: ConnectOptions },
+    Address { address: ConnectionAddr, options: ConnectOptions },
+    Sentinels { sentinels: Arc<Sentinels>, shown: String, options: ConnectOptions },
 }
 
 impl std::fmt::Debug for Connector {
@@ -48,21 +48,21 @@ impl std::fmt::Debug for Connector {
 
 impl Connector {
     /// A server at a host and port.
-    pub(in crate::engines) fn server(host: &str, port: u16, manner: &ConnectOptions) -> Self {
+    pub(in crate::engines) fn server(host: &str, port: u16, options: &ConnectOptions) -> Self {
         let host = host.to_owned();
-        let address = match manner.tls {
+        let address = match options.tls {
             None => ConnectionAddr::Tcp(host, port),
             Some(_) => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
         };
-        Self { target: Arc::new(Target::Address { address, manner: manner.clone() }) }
+        Self { target: Arc::new(Target::Address { address, options: options.clone() }) }
     }
 
     /// A server behind a socket in the file system.
-    pub(in crate::engines) fn unix(path: &str, manner: ConnectOptions) -> Self {
+    pub(in crate::engines) fn unix(path: &str, options: ConnectOptions) -> Self {
         Self {
             target: Arc::new(Target::Address {
                 address: ConnectionAddr::Unix(path.into()),
-                manner,
+                options,
             }),
         }
     }
@@ -71,11 +71,11 @@ impl Connector {
     pub(in crate::engines) fn master(
         sentinels: Vec<Connector>,
         master: String,
-        manner: ConnectOptions,
+        options: ConnectOptions,
     ) -> Self {
         let shown = format!("{master} of {sentinels:?}");
-        let sentinels = Arc::new(Sentinels::new(sentinels, master, manner.timeout));
-        Self { target: Arc::new(Target::Sentinels { sentinels, shown, manner }) }
+        let sentinels = Arc::new(Sentinels::new(sentinels, master, options.timeout));
+        Self { target: Arc::new(Target::Sentinels { sentinels, shown, options }) }
     }
 
     /// Whether it is always the same server.
@@ -85,7 +85,7 @@ impl Connector {
 
     pub(in crate::engines) fn timeout(&self) -> Duration {
         match &*self.target {
-            Target::Address { manner, .. } | Target::Sentinels { manner, .. } => manner.timeout,
+            Target::Address { options, .. } | Target::Sentinels { options, .. } => options.timeout,
         }
     }
 
@@ -128,16 +128,16 @@ impl Connector {
         config: AsyncConnectionConfig,
         protocol: ProtocolVersion,
     ) -> RedisResult<(MultiplexedConnection, u64)> {
-        let (sentinels, manner) = match &*self.target {
-            Target::Address { address, manner } => {
-                let client = client(address.clone(), manner, protocol)?;
+        let (sentinels, options) = match &*self.target {
+            Target::Address { address, options } => {
+                let client = client(address.clone(), options, protocol)?;
                 let connection = client.get_multiplexed_async_connection_with_config(&config);
                 return Ok((connection.await?, 0));
             }
-            Target::Sentinels { sentinels, manner, .. } => (sentinels, manner),
+            Target::Sentinels { sentinels, options, .. } => (sentinels, options),
         };
         let ((host, port), generation) = sentinels.master().await?;
-        let server = Connector::server(&host, port, manner);
+        let server = Connector::server(&host, port, options);
         let (mut connection, _) = Box::pin(server.connect(config, protocol)).await?;
         // A sentinel may name a server that was just demoted.
         let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
@@ -153,24 +153,24 @@ impl Connector {
 
 fn client(
     address: ConnectionAddr,
-    manner: &ConnectOptions,
+    options: &ConnectOptions,
     protocol: ProtocolVersion,
 ) -> RedisResult<Client> {
     let mut settings = RedisConnectionInfo::default()
-        .set_db(manner.database)
+        .set_db(options.database)
         .set_protocol(protocol)
         .set_lib_name("lockkeeper", env!("CARGO_PKG_VERSION"));
-    if let Some(user) = &manner.user {
+    if let Some(user) = &options.user {
         settings = settings.set_username(user);
     }
-    if let Some(password) = &manner.password {
+    if let Some(password) = &options.password {
         settings = settings.set_password(password);
     }
     let info: ConnectionInfo = address.into_connection_info()?;
     let info = info
         .set_redis_settings(settings)
         .set_tcp_settings(redis::io::tcp::TcpSettings::default().set_nodelay(true));
-    match (info.addr(), &manner.tls) {
+    match (info.addr(), &options.tls) {
         (ConnectionAddr::TcpTls { .. }, Some(tls)) => Client::build_with_tls(info, tls.clone()),
         _ => Client::open(info),
     }

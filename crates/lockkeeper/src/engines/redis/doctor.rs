@@ -9,8 +9,6 @@ use redis::FromRedisValue;
 use crate::core::clock::Clock;
 use crate::engine::{Claim, Finding, Mode, Request, Severity};
 use crate::error::{Error, Result};
-use crate::key::Key;
-use crate::owner::Token;
 
 use super::Store;
 use super::claim::RedisClaim;
@@ -44,13 +42,10 @@ async fn examine(server: &Connection, store: &Store, findings: &mut Vec<Finding>
     let info = match server.command(&redis::cmd("INFO")).await {
         Ok(info) => String::from_redis_value(info).unwrap_or_default(),
         Err(error) => {
-            findings.push(Finding {
-                severity: Severity::Warning,
-                what: format!(
-                    "{server}: INFO is refused ({error}), so most of this cannot be checked"
-                ),
-                advice: "allow +info to the user that runs this check".to_owned(),
-            });
+            findings.push(Finding::warning(
+                format!("{server}: INFO is refused ({error}), so most of this cannot be checked"),
+                "allow +info to the user that runs this check",
+            ));
             String::new()
         }
     };
@@ -63,11 +58,8 @@ async fn examine(server: &Connection, store: &Store, findings: &mut Vec<Finding>
     let mut takes_writes = true;
     let mut say = |bad: Option<(Severity, &str)>, what: String| {
         let (severity, advice) = bad.unwrap_or((Severity::Fine, ""));
-        findings.push(Finding {
-            severity,
-            what: format!("{server}: {what}"),
-            advice: advice.to_owned(),
-        });
+        let what = format!("{server}: {what}");
+        findings.push(Finding::check(bad.is_none(), severity, what, advice));
     };
     if let Ok((seconds, micros)) = <(u64, u64)>::from_redis_value(time) {
         let there = UNIX_EPOCH + Duration::from_secs(seconds) + Duration::from_micros(micros);
@@ -172,26 +164,12 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
     // One cause is told once, whatever kinds it stops.
     let mut failures: Vec<(Error, Vec<&str>)> = Vec::new();
     for mode in kinds {
-        let token = Token::fresh();
-        let key = Key::new(format!("lockkeeper-doctor-{token}"))
-            .expect("a token has no control characters");
-        let request = Request {
-            key,
-            token,
-            owner: None,
-            mode: *mode,
-            ttl: Duration::from_secs(5),
-            fixed: false,
-            fair: false,
-            queue: false,
-            note: None,
-        };
-        let mut ticket = RedisClaim::new(store.clone(), request);
-        let granted = ticket.attempt(Clock::System.now()).await;
-        let released = ticket.release().await;
+        let mut claim = RedisClaim::new(store.clone(), Request::probe(*mode));
+        let granted = claim.attempt(Clock::System.now()).await;
+        let released = claim.release().await;
         let Err(error) = granted.and(released) else {
             let what = format!("a {} lock can be taken and given back", mode.kind());
-            findings.push(Finding { severity: Severity::Fine, what, advice: String::new() });
+            findings.push(Finding::fine(what));
             continue;
         };
         match failures.iter_mut().find(|(other, _)| cause(other) == cause(&error)) {
@@ -199,10 +177,9 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
             None => failures.push((error, vec![mode.kind()])),
         }
     }
-    findings.extend(failures.into_iter().map(|(error, kinds)| Finding {
-        severity: Severity::Problem,
-        what: format!("no {} lock can be taken and given back: {error}", kinds.join(", ")),
-        advice: advice(code_of(&error)).to_owned(),
+    findings.extend(failures.into_iter().map(|(error, kinds)| {
+        let what = format!("no {} lock can be taken and given back: {error}", kinds.join(", "));
+        Finding::problem(what, advice(code_of(&error)))
     }));
     findings
 }

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 
 use super::Store;
-use super::claim::what_is_there;
+use super::answer::what_is_there;
 use super::connection::{Call, Connection};
 use super::error::{code, garbage, sort};
 use super::layout::{KeyNames, lock_of_state, pattern_of};
@@ -161,8 +161,8 @@ fn no_lock(store: &Store, key: &Key, kind: String) -> Error {
 
 /// The keys of both lines: of fair mutexes, and of everything else.
 fn keys(names: &KeyNames) -> Vec<String> {
-    let mut keys = names.line(Mode::Mutex);
-    keys.push(names.line(Mode::Read).swap_remove(2));
+    let mut keys = names.queue_keys(Mode::Mutex);
+    keys.push(names.queue_keys(Mode::Read).swap_remove(2));
     keys
 }
 

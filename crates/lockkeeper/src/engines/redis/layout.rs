@@ -1,13 +1,17 @@
-//! The names of everything that belongs to one lock, and the slot they share in a Cluster.
+//! The names of everything that belongs to one lock, the slot they share in a Cluster, and the records
+//! in them.
 //!
-//! KeyNames that start with `redisson_` are Redisson's and are formed by its rule: the lock's name in
+//! Names that start with `redisson_` are Redisson's and are formed by its rule: the lock's name in
 //! braces, unless it has a brace itself. By that rule `x` and `{x}` get the same auxiliary names;
 //! harmless for channels, not for what we keep ourselves, so our own names tell the two apart.
 //!
 //! In a Cluster its rule sends the auxiliary names of some locks (`a{b`, `x{}y`, `a}b`) to other slots,
 //! and Redisson fails on them. We give those another hash tag, one that falls into the right slot.
 
-use crate::engine::Mode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::engine::{Mode, Request};
+use crate::owner::whoami;
 
 /// The names around one lock.
 #[derive(Debug, Clone)]
@@ -50,8 +54,8 @@ impl KeyNames {
         self.shared("redisson_lock_token")
     }
 
-    /// What the scripts with a line of waiters take, in their order.
-    pub(in crate::engines) fn line(&self, mode: Mode) -> Vec<String> {
+    /// What the scripts with a queue take, in their order.
+    pub(in crate::engines) fn queue_keys(&self, mode: Mode) -> Vec<String> {
         let (queue, timeouts) = match mode {
             Mode::Mutex => ("redisson_lock_queue", "redisson_lock_timeout"),
             _ => ("", ""),
@@ -197,6 +201,49 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
+/// How long what we keep beside a lock outlives its last use.
+const LIFE: Duration = Duration::from_secs(3600);
+
+/// What stands for a claim in the lock and in its queue.
+pub(in crate::engines) fn entry(identity: &str, token: &str, mode: Mode) -> String {
+    match mode {
+        Mode::Permits { .. } => token.to_owned(),
+        Mode::Write => format!("{identity}:write"),
+        _ => identity.to_owned(),
+    }
+}
+
+/// Who holds or waits, and why: for people, beside the lock.
+pub(in crate::engines) fn record(request: &Request, entry: &str) -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    let permits;
+    let mode = match request.mode {
+        Mode::Permits { take, limit } => {
+            permits = format!("{take}/{limit}");
+            &permits
+        }
+        Mode::Mutex if request.fair => "fair",
+        other => other.kind(),
+    };
+    let note = request.note.as_deref().unwrap_or_default();
+    [mode, &short(since), entry, &whoami(), note].join("\t")
+}
+
+/// How long what belongs to a lock outlives its last use.
+pub(in crate::engines) fn life(ttl: Duration) -> Duration {
+    LIFE.max(ttl * 2)
+}
+
+pub(in crate::engines) fn millis(time: Duration) -> String {
+    // Rounded up: a lease is never shorter than what was asked for.
+    short(time.as_micros().div_ceil(1000))
+}
+
+/// A number of this size takes a machine word, and is much faster to write.
+fn short(number: u128) -> String {
+    u64::try_from(number).unwrap_or(u64::MAX).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -227,7 +274,7 @@ mod tests {
             ["orders/42", "{user}/cart", "a{b}c", "a{b}c{d", "a{b", "x{}y", "{}", "a}b", "}{"]
         {
             let names = KeyNames::new("", key, true);
-            let mut all = [names.line(Mode::Mutex), names.line(Mode::Read)].concat();
+            let mut all = [names.queue_keys(Mode::Mutex), names.queue_keys(Mode::Read)].concat();
             all.extend([names.token(), names.base_channel(Mode::Read), names.string_channel()]);
             all.extend([names.wake_channel(Mode::Read), names.wake_channel(Mode::Mutex)]);
             all.push(names.stem() + ":field:rwlock_timeout:1");
@@ -249,7 +296,7 @@ mod tests {
         assert_eq!(plain.wake_channel(Mode::Mutex), "redisson_lock__channel:{N}:");
         assert_eq!(plain.token(), "redisson_lock_token:{N}");
         assert_eq!(
-            plain.line(Mode::Mutex)[2..4],
+            plain.queue_keys(Mode::Mutex)[2..4],
             ["redisson_lock_queue:{N}", "redisson_lock_timeout:{N}"]
         );
         assert_eq!(plain.stem(), "{N}");

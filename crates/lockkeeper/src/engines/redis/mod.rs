@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use redis::Value;
+use redis::{ErrorKind, Value};
 
 use crate::core::clock::Moment;
 use crate::engine::{
@@ -17,9 +17,10 @@ use crate::engine::{
 };
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
 
+pub(super) mod answer;
 mod batch;
 pub(super) mod claim;
 mod cluster;
@@ -115,11 +116,17 @@ impl Redis {
     /// Connects to what a URL names.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for a URL that is not understood,
+    /// [`Error::Url`](crate::Error::Url) for a URL that is not understood,
     /// [`Error::Engine`](crate::Error::Engine) when nobody is there.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
         let (servers, settings) = settings::read(endpoint)?;
         if let Err(error) = servers.any(&redis::cmd("PING")).await {
+            let user = endpoint.expose().username();
+            // With a password beside it, it is the name of a user, and not a password in the wrong place.
+            if error.kind() == ErrorKind::AuthenticationFailed && !user.is_empty() {
+                let refused = format!("the server refuses user {user:?} or its password");
+                return Err(Error::broken(NAME, "connect", refused));
+            }
             return Err(tls_probe::explain(endpoint, NAME, sort("connect", error)).await);
         }
         let sharded = servers.is_cluster() && {

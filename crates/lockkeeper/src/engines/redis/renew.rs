@@ -11,9 +11,9 @@ use crate::engine::{Lease, Mode, Renewal};
 use crate::error::{Error, Result};
 
 use super::Store;
-use super::claim::{entry, life, millis};
 use super::connection::Call;
 use super::error::{NAME, garbage, sort};
+use super::layout::{entry, life, millis};
 use super::script::RENEW;
 use super::settings::Layout;
 

@@ -47,7 +47,7 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
     let redisson_fence =
         options.choice("fence", &[("hybrid", false), ("redisson", true)])?.unwrap_or(false);
     if redisson_fence && layout == Layout::String {
-        return Err(Error::Config("fence=redisson needs layout=hash".to_owned()));
+        return Err(Error::Url("fence=redisson needs layout=hash".to_owned()));
     }
     let settings = Settings {
         layout,
@@ -67,10 +67,10 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
     });
     let timeout = options.duration("timeout")?.unwrap_or(TIMEOUT);
     if timeout < Duration::from_millis(10) {
-        return Err(Error::Config("option timeout must be at least 10ms".to_owned()));
+        return Err(Error::Url("option timeout must be at least 10ms".to_owned()));
     }
     let tls = if family == "rediss" { Some(tls(&mut options)?) } else { None };
-    let mut manner = ConnectOptions { user, password, database: 0, tls, timeout };
+    let mut connect_options = ConnectOptions { user, password, database: 0, tls, timeout };
     let hosts = |port: u16| -> Vec<(String, u16)> {
         let hosts = endpoint.hosts();
         let hosts = hosts.into_iter().map(|(host, own)| (host, own.unwrap_or(port)));
@@ -82,50 +82,54 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
     let servers = match topology {
         "" => {
             let [(host, port)] = hosts(6379).try_into().map_err(|_| {
-                Error::Config(format!(
+                Error::Url(format!(
                     "{family}: takes one host; several are {family}+sentinel: or {family}+cluster:"
                 ))
             })?;
-            manner.database = database(&path)?;
-            Topology::One(Arc::new(Connection::new(Connector::server(&host, port, &manner))))
+            connect_options.database = database(&path)?;
+            Topology::One(Arc::new(Connection::new(Connector::server(
+                &host,
+                port,
+                &connect_options,
+            ))))
         }
         "unix" => {
-            manner.database = number(&mut options, "db")?.unwrap_or(0).into();
+            connect_options.database = number(&mut options, "db")?.unwrap_or(0).into();
             let path = decode(url.path())?;
             if path.is_empty() || url.has_host() && url.host_str() != Some("") {
-                return Err(Error::Config(
+                return Err(Error::Url(
                     "redis+unix: needs the path of a socket, as in redis+unix:///run/redis.sock"
                         .to_owned(),
                 ));
             }
-            Topology::One(Arc::new(Connection::new(Connector::unix(&path, manner))))
+            Topology::One(Arc::new(Connection::new(Connector::unix(&path, connect_options))))
         }
         "sentinel" => {
             let (master, number) = path.split_once('/').unwrap_or((&path, ""));
             if master.is_empty() {
-                return Err(Error::Config(format!(
+                return Err(Error::Url(format!(
                     "{family}+sentinel: needs the name of the master, as in {family}+sentinel://h1,h2,h3/mymaster"
                 )));
             }
-            manner.database = database(number)?;
+            connect_options.database = database(number)?;
             let asking = ConnectOptions {
                 user: options.take("sentinel_user")?,
                 password: self::password(&mut options, "sentinel_")?,
                 database: 0,
-                ..manner.clone()
+                ..connect_options.clone()
             };
             let sentinels = hosts(26379)
                 .iter()
                 .map(|(host, port)| Connector::server(host, *port, &asking))
                 .collect();
-            let dial = Connector::master(sentinels, master.to_owned(), manner);
+            let dial = Connector::master(sentinels, master.to_owned(), connect_options);
             Topology::One(Arc::new(Connection::new(dial)))
         }
         _ => {
             if database(&path)? != 0 {
-                return Err(Error::Config("a Redis Cluster has database 0 only".to_owned()));
+                return Err(Error::Url("a Redis Cluster has database 0 only".to_owned()));
             }
-            Topology::Cluster(Box::new(Cluster::new(hosts(6379), manner)))
+            Topology::Cluster(Box::new(Cluster::new(hosts(6379), connect_options)))
         }
     };
     options.finish()?;
@@ -143,7 +147,7 @@ fn database(path: &str) -> Result<i64> {
         return Ok(0);
     }
     path.parse().ok().filter(|number| *number >= 0).ok_or_else(|| {
-        Error::Config(format!(
+        Error::Url(format!(
             "{path:?} is not the number of a database; write host/0, or only the host"
         ))
     })
@@ -152,7 +156,7 @@ fn database(path: &str) -> Result<i64> {
 fn number(options: &mut Options, name: &'static str) -> Result<Option<u32>> {
     let Some(text) = options.take(name)? else { return Ok(None) };
     let number = text.parse().map_err(|_| {
-        Error::Config(format!("option {name} cannot be {text:?}; it is a number from 0"))
+        Error::Url(format!("option {name} cannot be {text:?}; it is a number from 0"))
     })?;
     Ok(Some(number))
 }
@@ -166,12 +170,12 @@ fn password(options: &mut Options, whose: &str) -> Result<Option<String>> {
     if let Some(name) = options.take(env)? {
         return std::env::var(&name)
             .map(Some)
-            .map_err(|_| Error::Config(format!("option {env}: there is no variable {name:?}")));
+            .map_err(|_| Error::Url(format!("option {env}: there is no variable {name:?}")));
     }
     let Some(path) = options.take(file)? else { return Ok(None) };
     let text = read_file(file, &path)?;
     let text = String::from_utf8(text)
-        .map_err(|_| Error::Config(format!("option {file}: {path:?} is not text")))?;
+        .map_err(|_| Error::Url(format!("option {file}: {path:?} is not text")))?;
     Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
 }
 
@@ -186,18 +190,18 @@ fn tls(options: &mut Options) -> Result<TlsCertificates> {
     let client_tls = match (client_cert, client_key) {
         (Some(client_cert), Some(client_key)) => Some(ClientTlsConfig { client_cert, client_key }),
         (None, None) => None,
-        _ => return Err(Error::Config("options cert and key belong together".to_owned())),
+        _ => return Err(Error::Url("options cert and key belong together".to_owned())),
     };
     Ok(TlsCertificates { client_tls, root_cert })
 }
 
 fn read_file(option: &str, path: &str) -> Result<Vec<u8>> {
     std::fs::read(path)
-        .map_err(|e| Error::Config(format!("option {option}: cannot read {path:?}: {e}")))
+        .map_err(|e| Error::Url(format!("option {option}: cannot read {path:?}: {e}")))
 }
 
 fn decode(text: &str) -> Result<String> {
     let decoded = percent_decode_str(text).decode_utf8();
     // Not quoted: it may be a password.
-    decoded.map(Into::into).map_err(|_| Error::Config("a part of the URL is not UTF-8".to_owned()))
+    decoded.map(Into::into).map_err(|_| Error::Url("a part of the URL is not UTF-8".to_owned()))
 }

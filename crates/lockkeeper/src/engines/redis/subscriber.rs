@@ -2,7 +2,7 @@
 //!
 //! Whoever listens to a channel gets a [`Subscription`]. It rings once when the subscription stands, so that
 //! its owner looks at the lock again: a release before that was not heard. It rings when the
-//! connection is gone, for the same reason. A message rings one bell per channel.
+//! connection is gone, for the same reason. A message rings one subscription per channel.
 //!
 //! Nothing but `PING` shares this connection: a server that gives a slot away ends subscriptions
 //! unasked, which the client crate would take for the answer to some command. The `PING` is needed:
@@ -34,29 +34,29 @@ const QUIET: Duration = Duration::from_secs(1);
 /// Listens to one server.
 #[derive(Debug)]
 pub(in crate::engines) struct Subscriber {
-    dial: Connector,
-    hearing: Mutex<Option<Arc<Hearing>>>,
+    connector: Connector,
+    connection: Mutex<Option<Arc<PubSubConnection>>>,
     /// The dialing that is under way. It goes on when those who wait for it give up, so that a server
     /// which takes longer than their patience is reached all the same.
     dialing: Mutex<Option<watch::Receiver<Dialed>>>,
 }
 
 /// What became of dialing, once that is known.
-type Dialed = Option<RedisResult<Arc<Hearing>>>;
+type Dialed = Option<RedisResult<Arc<PubSubConnection>>>;
 
 /// A channel that is listened to, until this is dropped.
 #[derive(Debug)]
 pub(in crate::engines) struct Subscription {
-    hearing: Arc<Hearing>,
+    connection: Arc<PubSubConnection>,
     channel: String,
     /// Whether others will want the channel too.
     shared: bool,
-    rung: Arc<Notify>,
+    notify: Arc<Notify>,
 }
 
 /// One subscription connection.
 #[derive(Debug)]
-struct Hearing {
+struct PubSubConnection {
     channels: Mutex<Channels>,
     changes: mpsc::UnboundedSender<Change>,
 }
@@ -71,7 +71,7 @@ struct Channels {
 #[derive(Debug, Default)]
 struct Channel {
     live: bool,
-    bells: Vec<Arc<Notify>>,
+    waiters: Vec<Arc<Notify>>,
     unheard: u32,
 }
 
@@ -96,8 +96,8 @@ impl Change {
 }
 
 impl Subscriber {
-    pub(in crate::engines) fn new(dial: Connector) -> Self {
-        Self { dial, hearing: Mutex::default(), dialing: Mutex::default() }
+    pub(in crate::engines) fn new(connector: Connector) -> Self {
+        Self { connector, connection: Mutex::default(), dialing: Mutex::default() }
     }
 
     /// Begins to listen to a channel. `shared` tells that others will want it too.
@@ -111,32 +111,32 @@ impl Subscriber {
         sharded: bool,
     ) -> RedisResult<Subscription> {
         loop {
-            let hearing = self.connect(sharded).await?;
-            if let Some(bell) = hearing.listen(&channel, shared) {
-                return Ok(bell);
+            let connection = self.connect(sharded).await?;
+            if let Some(subscription) = connection.listen(&channel, shared) {
+                return Ok(subscription);
             }
-            self.lock().take_if(|current| Arc::ptr_eq(current, &hearing));
+            self.lock().take_if(|current| Arc::ptr_eq(current, &connection));
         }
     }
 
     /// Whether a channel is listened to.
     pub(in crate::engines) fn hears(&self, channel: &str) -> bool {
-        self.current().is_some_and(|hearing| {
-            hearing.lock().by_name.get(channel).is_some_and(|channel| channel.live)
+        self.current().is_some_and(|connection| {
+            connection.lock().by_name.get(channel).is_some_and(|channel| channel.live)
         })
     }
 
-    /// Gives the connection up; everyone who listens is rung.
+    /// Gives the connection up; everyone who listens is notify.
     pub(in crate::engines) fn close(&self) {
-        let hearing = self.lock().take();
-        if let Some(hearing) = hearing {
-            hearing.close(None);
+        let connection = self.lock().take();
+        if let Some(connection) = connection {
+            connection.close(None);
         }
     }
 
-    async fn connect(self: &Arc<Self>, sharded: bool) -> RedisResult<Arc<Hearing>> {
-        if let Some(hearing) = self.current() {
-            return Ok(hearing);
+    async fn connect(self: &Arc<Self>, sharded: bool) -> RedisResult<Arc<PubSubConnection>> {
+        if let Some(connection) = self.current() {
+            return Ok(connection);
         }
         let mut dialing = self.dialing(sharded);
         let dialed = dialing.wait_for(Option::is_some).await.map(|dialed| dialed.clone());
@@ -151,78 +151,79 @@ impl Subscriber {
             return under_way.clone();
         }
         let (tell, told) = watch::channel(None);
-        let ear = self.clone();
+        let subscriber = self.clone();
         tokio::spawn(async move {
-            let dialed = ear.dial(sharded).await;
+            let dialed = subscriber.dial(sharded).await;
             // Before it is told: what is kept here would keep the connection.
-            *ear.dialing.lock().expect("nothing panics under this lock") = None;
+            *subscriber.dialing.lock().expect("nothing panics under this lock") = None;
             let _ = tell.send(Some(dialed));
         });
         dialing.insert(told).clone()
     }
 
-    async fn dial(&self, sharded: bool) -> RedisResult<Arc<Hearing>> {
+    async fn dial(&self, sharded: bool) -> RedisResult<Arc<PubSubConnection>> {
         let (changes, queue) = mpsc::unbounded_channel();
-        let hearing = Arc::new(Hearing { channels: Mutex::default(), changes });
-        let heard = Arc::downgrade(&hearing);
-        let timeout = self.dial.timeout();
+        let connection = Arc::new(PubSubConnection { channels: Mutex::default(), changes });
+        let heard = Arc::downgrade(&connection);
+        let timeout = self.connector.timeout();
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(timeout))
             .set_response_timeout(Some(timeout))
             .set_push_sender(move |push: PushInfo| {
-                let hearing = heard.upgrade().ok_or(SendError)?;
-                hearing.hear(push);
+                let connection = heard.upgrade().ok_or(SendError)?;
+                connection.hear(push);
                 Ok::<_, SendError>(())
             });
-        let (connection, generation) = self.dial.connect(config, ProtocolVersion::RESP3).await?;
-        let (heard, dial) = (Arc::downgrade(&hearing), self.dial.clone());
+        let (transport, generation) =
+            self.connector.connect(config, ProtocolVersion::RESP3).await?;
+        let (heard, connector) = (Arc::downgrade(&connection), self.connector.clone());
         tokio::spawn(async move {
             let trouble = tokio::select! {
-                trouble = keep_subscribed(connection, queue, sharded) => trouble,
-                () = dial.outdated(generation) => None,
+                trouble = keep_subscribed(transport, queue, sharded) => trouble,
+                () = connector.outdated(generation) => None,
             };
-            if let Some(hearing) = heard.upgrade() {
-                hearing.close(trouble);
+            if let Some(connection) = heard.upgrade() {
+                connection.close(trouble);
             }
         });
-        *self.lock() = Some(hearing.clone());
-        Ok(hearing)
+        *self.lock() = Some(connection.clone());
+        Ok(connection)
     }
 
-    fn current(&self) -> Option<Arc<Hearing>> {
+    fn current(&self) -> Option<Arc<PubSubConnection>> {
         self.lock().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Hearing>>> {
-        self.hearing.lock().expect("nothing panics under this lock")
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<PubSubConnection>>> {
+        self.connection.lock().expect("nothing panics under this lock")
     }
 }
 
 impl Subscription {
     /// Whether there is still something to hear; if not, why.
     pub(in crate::engines) fn check(&self) -> Result<(), Option<RedisError>> {
-        self.hearing.lock().closed.clone().map_or(Ok(()), Err)
+        self.connection.lock().closed.clone().map_or(Ok(()), Err)
     }
 
     /// Until it rings.
     ///
     /// # Cancel safety
     /// May be dropped at any await; a ring is not lost.
-    pub(in crate::engines) async fn rung(&self) {
-        self.rung.notified().await;
+    pub(in crate::engines) async fn notified(&self) {
+        self.notify.notified().await;
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.hearing.leave(self);
+        self.connection.leave(self);
     }
 }
 
-impl Hearing {
+impl PubSubConnection {
     /// `None` when the connection is gone.
     fn listen(self: &Arc<Self>, name: &str, shared: bool) -> Option<Subscription> {
-        let rung = Arc::new(Notify::new());
+        let notify = Arc::new(Notify::new());
         let mut channels = self.lock();
         if channels.closed.is_some() {
             return None;
@@ -234,23 +235,23 @@ impl Hearing {
         let channel = channels.by_name.get_mut(name).expect("it was just put there");
         channel.unheard = 0;
         if channel.live {
-            rung.notify_one();
+            notify.notify_one();
         }
-        channel.bells.push(rung.clone());
+        channel.waiters.push(notify.clone());
         drop(channels);
-        Some(Subscription { hearing: self.clone(), channel: name.to_owned(), shared, rung })
+        Some(Subscription { connection: self.clone(), channel: name.to_owned(), shared, notify })
     }
 
-    fn leave(&self, bell: &Subscription) {
+    fn leave(&self, subscription: &Subscription) {
         let mut channels = self.lock();
         let kept = channels.by_name.len() <= KEPT;
-        let Some(channel) = channels.by_name.get_mut(&bell.channel) else { return };
-        channel.bells.retain(|other| !Arc::ptr_eq(other, &bell.rung));
-        match channel.bells.first() {
+        let Some(channel) = channels.by_name.get_mut(&subscription.channel) else { return };
+        channel.waiters.retain(|other| !Arc::ptr_eq(other, &subscription.notify));
+        match channel.waiters.first() {
             // A ring that the leaving one did not hear must not be lost.
             Some(next) => next.notify_one(),
-            None if bell.shared && kept => {}
-            None => self.forget(&mut channels, &bell.channel),
+            None if subscription.shared && kept => {}
+            None => self.forget(&mut channels, &subscription.channel),
         }
     }
 
@@ -273,7 +274,7 @@ impl Hearing {
             }
             (PushKind::Subscribe | PushKind::SSubscribe, Some(channel)) => {
                 channel.live = true;
-                channel.bells.iter().for_each(|bell| bell.notify_one());
+                channel.waiters.iter().for_each(|subscription| subscription.notify_one());
             }
             // Not by our wish: the slot moved to another server.
             (PushKind::SUnsubscribe, Some(channel)) if channel.live => {
@@ -281,7 +282,7 @@ impl Hearing {
                 self.close(None);
             }
             (PushKind::Message | PushKind::SMessage, Some(channel)) => {
-                match channel.bells.as_slice() {
+                match channel.waiters.as_slice() {
                     [] => {
                         channel.unheard += 1;
                         if channel.unheard >= UNHEARD {
@@ -301,7 +302,7 @@ impl Hearing {
             channels.closed = Some(why);
         }
         for (_, channel) in channels.by_name.drain() {
-            channel.bells.iter().for_each(|bell| bell.notify_one());
+            channel.waiters.iter().for_each(|subscription| subscription.notify_one());
         }
     }
 
@@ -310,7 +311,7 @@ impl Hearing {
     }
 }
 
-/// Sends what has to be sent, in order. Ends with the hearing, or with the connection, and tells why.
+/// Sends what has to be sent, in order. Ends with the connection, or with the connection, and tells why.
 async fn keep_subscribed(
     mut connection: MultiplexedConnection,
     mut changes: mpsc::UnboundedReceiver<Change>,

@@ -19,7 +19,7 @@ impl Topology {
     /// Calls a script where the slot is. On the wire after the first poll if there is a connection.
     pub(in crate::engines) async fn call(&self, slot: u16, call: Call<'_>) -> RedisResult<Reply> {
         match self {
-            Topology::One(link) => link.call(call).await,
+            Topology::One(connection) => connection.call(call).await,
             Topology::Cluster(cluster) => Box::pin(cluster.call(slot, call)).await,
         }
     }
@@ -35,27 +35,28 @@ impl Topology {
         shared: bool,
         sharded: bool,
     ) -> RedisResult<Subscription> {
-        let link = match self {
-            Topology::One(link) => link.clone(),
+        let connection = match self {
+            Topology::One(connection) => connection.clone(),
             Topology::Cluster(cluster) => cluster.owner(slot).await?,
         };
-        link.ear().listen(channel, shared, sharded).await
+        connection.subscriber().listen(channel, shared, sharded).await
     }
 
     /// Whether this client listens to a channel.
     pub(in crate::engines) async fn hears(&self, slot: u16, channel: &str) -> bool {
         match self {
-            Topology::One(link) => link.ear().hears(channel),
-            Topology::Cluster(cluster) => {
-                cluster.owner(slot).await.is_ok_and(|link| link.ear().hears(channel))
-            }
+            Topology::One(connection) => connection.subscriber().hears(channel),
+            Topology::Cluster(cluster) => cluster
+                .owner(slot)
+                .await
+                .is_ok_and(|connection| connection.subscriber().hears(channel)),
         }
     }
 
     /// Every server that holds locks.
     pub(in crate::engines) async fn all(&self) -> RedisResult<Vec<Arc<Connection>>> {
         match self {
-            Topology::One(link) => Ok(vec![link.clone()]),
+            Topology::One(connection) => Ok(vec![connection.clone()]),
             Topology::Cluster(cluster) => cluster.owners().await,
         }
     }
@@ -63,7 +64,7 @@ impl Topology {
     /// Sends a command to any one of them.
     pub(in crate::engines) async fn any(&self, command: &Cmd) -> RedisResult<Value> {
         match self {
-            Topology::One(link) => link.command(command).await,
+            Topology::One(connection) => connection.command(command).await,
             Topology::Cluster(cluster) => cluster.owner(0).await?.command(command).await,
         }
     }
@@ -74,7 +75,7 @@ impl Topology {
 
     pub(in crate::engines) fn close(&self) {
         match self {
-            Topology::One(link) => link.close(),
+            Topology::One(connection) => connection.close(),
             Topology::Cluster(cluster) => cluster.close(),
         }
     }

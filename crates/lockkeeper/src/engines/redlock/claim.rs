@@ -16,11 +16,12 @@ use crate::engine::{Claim, Fence, Grant, Lease, Mode, Released, Request};
 use crate::error::{Error, Result};
 
 use super::fan_out::{FanOut, NodeCall, question};
-use super::node::{Node, Seat};
+use super::node::Node;
+use super::node_claim::NodeClaim;
 use super::votes::Votes;
 use super::{NAME, Quorum, RedlockHeld};
 
-/// How long a contender waits before it asks again, in milliseconds: long compared with a round, and
+/// How long a contender waits before it asks again, in milliseconds: long compared with a calls, and
 /// different for each, so that they do not split the votes for ever.
 const DELAY: std::ops::Range<u64> = 20..120;
 
@@ -30,7 +31,7 @@ pub(super) struct RedlockClaim {
     quorum: Arc<Quorum>,
     pub(super) request: Request,
     /// Our part at each server.
-    seats: Arc<[Arc<Seat>]>,
+    claims: Arc<[Arc<NodeClaim>]>,
     granted: bool,
     /// The highest fence that a server may still be raised to by us.
     pub(super) floor: u64,
@@ -41,30 +42,30 @@ pub(super) struct RedlockClaim {
 
 impl RedlockClaim {
     pub(super) fn new(quorum: Arc<Quorum>, request: Request) -> Self {
-        let seats = quorum.nodes.iter().map(|node| node.seat(&request)).collect();
-        Self { quorum, request, seats, granted: false, floor: 0, heard: 0, kept: 0 }
+        let claims = quorum.nodes.iter().map(|node| node.claim(&request)).collect();
+        Self { quorum, request, claims, granted: false, floor: 0, heard: 0, kept: 0 }
     }
 
     /// Asks those servers for which there is a question.
     pub(super) fn ask<T: Send + 'static>(
         &self,
-        about: impl Fn(usize, Arc<Node>, Arc<Seat>) -> Option<NodeCall<T>>,
+        about: impl Fn(usize, Arc<Node>, Arc<NodeClaim>) -> Option<NodeCall<T>>,
     ) -> FanOut<T> {
-        let pairs = self.quorum.nodes.iter().zip(self.seats.iter()).enumerate();
+        let pairs = self.quorum.nodes.iter().zip(self.claims.iter()).enumerate();
         let asked = pairs
-            .filter_map(|(at, (node, seat))| Some((at, about(at, node.clone(), seat.clone())?)));
+            .filter_map(|(at, (node, claim))| Some((at, about(at, node.clone(), claim.clone())?)));
         FanOut::new(asked.collect())
     }
 
     async fn vote(&self) -> Votes {
-        let mut tally = Votes::new(self.seats.len(), self.quorum.majority());
-        let mut round = self.ask(|_, node, seat| Some(question(node.vote(seat, None))));
-        while !tally.is_over(self.request.mode) {
-            let Some((server, vote)) = round.next().await else { break };
-            tally.add(server, vote);
+        let mut votes = Votes::new(self.claims.len(), self.quorum.majority());
+        let mut calls = self.ask(|_, node, claim| Some(question(node.vote(claim, None))));
+        while !votes.is_over(self.request.mode) {
+            let Some((server, vote)) = calls.next().await else { break };
+            votes.add(server, vote);
         }
-        round.leave();
-        tally
+        calls.leave();
+        votes
     }
 
     /// The fence that a majority has in its counters as ours.
@@ -80,45 +81,45 @@ impl RedlockClaim {
                 return Some(fence);
             }
             let known: Vec<_> = fences.to_vec();
-            let mut round = self.ask(|at, node, seat| {
+            let mut calls = self.ask(|at, node, claim| {
                 (known[at] != Some(fence))
-                    .then(|| question(node.confirm(seat, lease.clone(), fence)))
+                    .then(|| question(node.confirm(claim, lease.clone(), fence)))
             });
             let mut open = fences.len() - agreed;
             let mut highest = fence;
             while agreed < majority && agreed + open >= majority {
-                let Some((server, answer)) = round.next().await else { break };
+                let Some((server, answer)) = calls.next().await else { break };
                 open -= 1;
                 // One that did not answer may have it or not: it does not count.
                 fences[server] = answer.ok().flatten();
                 agreed += usize::from(fences[server] == Some(fence));
                 highest = highest.max(fences[server].unwrap_or(0));
             }
-            round.leave();
+            calls.leave();
             if agreed >= majority {
                 return Some(fence);
             }
             if highest == fence {
                 return None;
             }
-            // A server that answered late had counted further. The next round is with its number.
+            // A server that answered late had counted further. The next calls is with its number.
             fence = highest;
         }
     }
 
     /// Gives back what a minority gave. Topology that did not answer are told as well.
-    async fn undo(&self, tally: &Votes) {
+    async fn undo(&self, votes: &Votes) {
         let ttl = self.request.ttl;
-        let mut round = self.ask(|at, node, seat| {
-            let left_nothing = tally.others.contains(&at);
-            (!left_nothing).then(|| question(node.let_go(seat, ttl, false)))
+        let mut calls = self.ask(|at, node, claim| {
+            let left_nothing = votes.others.contains(&at);
+            (!left_nothing).then(|| question(node.let_go(claim, ttl, false)))
         });
-        let mut awaited = tally.given();
+        let mut awaited = votes.given();
         while awaited > 0 {
-            let Some((server, _)) = round.next().await else { break };
-            awaited -= usize::from(tally.fences[server].is_some());
+            let Some((server, _)) = calls.next().await else { break };
+            awaited -= usize::from(votes.fences[server].is_some());
         }
-        round.leave();
+        calls.leave();
     }
 
     fn doing(&self, what: &str) -> String {
@@ -129,12 +130,12 @@ impl RedlockClaim {
 #[async_trait]
 impl Claim for RedlockClaim {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
-        let mut tally = self.vote().await;
-        if tally.is_won() {
+        let mut votes = self.vote().await;
+        if votes.is_won() {
             let is_shared = self.request.mode == Mode::Read;
             let agreed = match is_shared {
-                true => self.share(&mut tally).await,
-                false => self.agree(&mut tally.fences).await,
+                true => self.share(&mut votes).await,
+                false => self.agree(&mut votes.fences).await,
             };
             if let Some(fence) = agreed {
                 self.granted = true;
@@ -143,22 +144,22 @@ impl Claim for RedlockClaim {
                     slots: Vec::new(),
                     ttl: self.request.ttl,
                     since: asked,
-                    held: Arc::new(RedlockHeld { seats: self.seats.clone(), fence }),
+                    held: Arc::new(RedlockHeld { claims: self.claims.clone(), fence }),
                 }));
             }
-            self.undo(&tally).await;
-            if is_shared && tally.is_won() {
+            self.undo(&votes).await;
+            if is_shared && votes.is_won() {
                 // A majority let us in, but others read there by different counters.
                 return Ok(None);
             }
             let doing = self.doing("acquire");
             return Err(Error::unreachable(NAME, doing, "no majority agreed on a fence in time"));
         }
-        self.undo(&tally).await;
-        if tally.is_unknown() {
-            return Err(self.quorum.too_few(self.doing("acquire"), tally.silent));
+        self.undo(&votes).await;
+        if votes.is_unknown() {
+            return Err(self.quorum.too_few(self.doing("acquire"), votes.silent));
         }
-        tally.refusal().map_or(Ok(None), Err)
+        votes.refusal().map_or(Ok(None), Err)
     }
 
     async fn wait(&mut self) -> Result<()> {
@@ -167,13 +168,13 @@ impl Claim for RedlockClaim {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        let (ttl, count) = (self.request.ttl, self.seats.len());
-        let mut round = self.ask(|_, node, seat| Some(question(node.let_go(seat, ttl, true))));
+        let (ttl, count) = (self.request.ttl, self.claims.len());
+        let mut calls = self.ask(|_, node, claim| Some(question(node.let_go(claim, ttl, true))));
         let (mut silent, mut open) = (Vec::new(), count);
         let enough = |bits: u64| bits.count_ones() as usize >= self.quorum.majority();
         let mut is_done = false;
         while !is_done && open > 0 {
-            let Some((server, answer)) = round.next().await else { break };
+            let Some((server, answer)) = calls.next().await else { break };
             open -= 1;
             match answer {
                 Ok(kept) => {
@@ -184,7 +185,7 @@ impl Claim for RedlockClaim {
             }
             is_done = if self.granted { enough(self.kept) } else { enough(self.heard) };
         }
-        round.leave();
+        calls.leave();
         if !enough(self.heard) {
             return Err(self.quorum.too_few(self.doing("release"), silent));
         }

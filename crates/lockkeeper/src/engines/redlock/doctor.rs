@@ -16,9 +16,9 @@ pub(super) async fn doctor(quorum: &Arc<Quorum>) -> Vec<Finding> {
         let asked = async move { examine(&node, strict).await };
         (at, question(asked))
     });
-    let mut round = FanOut::new(questions.collect());
+    let mut calls = FanOut::new(questions.collect());
     let mut found: Vec<_> = Vec::new();
-    while let Some((server, findings)) = round.next().await {
+    while let Some((server, findings)) = calls.next().await {
         found.push((server, findings));
     }
     found.sort_by_key(|(server, _)| *server);
@@ -30,30 +30,19 @@ pub(super) async fn doctor(quorum: &Arc<Quorum>) -> Vec<Finding> {
         reached += usize::from(run.is_some());
         findings.extend(own);
         if let Some(first) = run.and_then(|run| runs.insert(run, server)) {
-            findings.push(Finding {
-                severity: Severity::Problem,
-                what: format!(
-                    "{} and {} are one and the same server, which has two votes",
-                    quorum.nodes[first].name(),
-                    quorum.nodes[server].name()
-                ),
-                advice: "name every server once".to_owned(),
-            });
+            let (first, second) = (quorum.nodes[first].name(), quorum.nodes[server].name());
+            let what =
+                format!("{first} and {second} are one and the same server, which has two votes");
+            findings.push(Finding::problem(what, "name every server once"));
         }
     }
     let (all, majority) = (quorum.nodes.len(), quorum.majority());
-    findings.push(Finding {
-        severity: match reached {
-            _ if reached == all => Severity::Fine,
-            _ if reached >= majority => Severity::Warning,
-            _ => Severity::Problem,
-        },
-        what: format!("{reached} of {all} servers answer; {majority} are needed"),
-        advice: match reached == all {
-            true => String::new(),
-            false => "bring the others back before one more fails".to_owned(),
-        },
-    });
+    findings.push(Finding::check(
+        reached == all,
+        if reached >= majority { Severity::Warning } else { Severity::Problem },
+        format!("{reached} of {all} servers answer; {majority} are needed"),
+        "bring the others back before one more fails",
+    ));
     findings
 }
 
@@ -65,36 +54,32 @@ async fn examine(
     let (age, run) = match node.age().await {
         Ok(known) => known,
         Err(error) => {
-            let finding = Finding {
-                severity: Severity::Problem,
-                what: format!("{}: {error}", node.name()),
-                advice: "start it, or allow +info to the user that runs this check".to_owned(),
-            };
+            let finding = Finding::problem(
+                format!("{}: {error}", node.name()),
+                "start it, or allow +info to the user that runs this check",
+            );
             return (None, vec![finding]);
         }
     };
     let is_young = strict.is_some_and(|strict| age <= strict);
-    let mut findings = vec![Finding {
-        severity: if is_young { Severity::Warning } else { Severity::Fine },
-        what: format!(
+    let mut findings = vec![Finding::check(
+        !is_young,
+        Severity::Warning,
+        format!(
             "{}: run {} for {}{}",
             node.name(),
             &run[..run.len().min(8)],
             humantime::format_duration(age),
             if is_young { ", too short for a vote" } else { "" }
         ),
-        advice: match is_young {
-            true => "it votes again when the longest lease is over".to_owned(),
-            false => String::new(),
-        },
-    }];
+        "it votes again when the longest lease is over",
+    )];
     match doctor::doctor(node.store()).await {
         Ok(more) => findings.extend(more),
-        Err(error) => findings.push(Finding {
-            severity: Severity::Problem,
-            what: format!("{}: {error}", node.name()),
-            advice: "see docs/engines/redlock.md".to_owned(),
-        }),
+        Err(error) => {
+            let what = format!("{}: {error}", node.name());
+            findings.push(Finding::problem(what, "see docs/engines/redlock.md"));
+        }
     }
     (Some(run), findings)
 }

@@ -77,8 +77,8 @@ mod tests {
             let _ = sender.send(());
             pending().await
         });
-        let mut round: FanOut<()> = FanOut::new(vec![(0, Box::pin(ready(()))), (1, second)]);
-        assert_eq!(round.next().await, Some((0, ())));
+        let mut calls: FanOut<()> = FanOut::new(vec![(0, Box::pin(ready(()))), (1, second)]);
+        assert_eq!(calls.next().await, Some((0, ())));
         receiver.await.expect("the second one was asked as well");
     }
 
@@ -90,8 +90,8 @@ mod tests {
             begun.await.unwrap();
             end.send(()).unwrap();
         });
-        let round: FanOut<()> = FanOut::new(vec![(0, question)]);
-        round.leave();
+        let calls: FanOut<()> = FanOut::new(vec![(0, question)]);
+        calls.leave();
         begin.send(()).unwrap();
         ended.await.expect("it ran on");
     }

@@ -51,9 +51,9 @@ async fn all<T: Send + 'static>(
     doing: &str,
     questions: Vec<(usize, NodeCall<Result<T>>)>,
 ) -> Result<Vec<T>> {
-    let mut round = FanOut::new(questions);
+    let mut calls = FanOut::new(questions);
     let (mut answers, mut silent) = (Vec::new(), Vec::new());
-    while let Some((server, answer)) = round.next().await {
+    while let Some((server, answer)) = calls.next().await {
         match answer {
             Ok(answer) => answers.push(answer),
             Err(error) => silent.push((server, error)),

@@ -27,6 +27,7 @@ mod doctor;
 mod fan_out;
 mod inspect;
 mod node;
+mod node_claim;
 mod reader_fence;
 mod renew;
 mod rw_claim;
@@ -35,7 +36,8 @@ mod votes;
 
 use claim::RedlockClaim;
 use fan_out::{FanOut, question};
-use node::{Node, Seat};
+use node::Node;
+use node_claim::NodeClaim;
 use settings::Settings;
 
 /// What this engine is called.
@@ -93,7 +95,7 @@ struct Quorum {
 #[derive(Debug, Clone)]
 struct RedlockHeld {
     /// Its part at each server.
-    seats: Arc<[Arc<Seat>]>,
+    claims: Arc<[Arc<NodeClaim>]>,
     fence: u64,
 }
 
@@ -131,7 +133,7 @@ impl Redlock {
     /// Connects to the servers that a URL names. A majority has to be there.
     ///
     /// # Errors
-    /// [`Error::Config`] for a URL that is not understood, [`Error::Engine`] when too few answer.
+    /// [`Error::Url`] for a URL that is not understood, [`Error::Engine`] when too few answer.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
         let (nodes, settings) = settings::read(endpoint)?;
         let nodes: Vec<_> = nodes.into_iter().map(Arc::new).collect();
@@ -152,16 +154,16 @@ impl Quorum {
     async fn greet(&self) -> Result<()> {
         let pings = self.nodes.iter().enumerate();
         let pings = pings.map(|(at, node)| (at, question(node.clone().ping())));
-        let mut round = FanOut::new(pings.collect());
+        let mut calls = FanOut::new(pings.collect());
         let (mut heard, mut silent) = (0, Vec::new());
         while heard < self.majority() {
-            match round.next().await {
+            match calls.next().await {
                 Some((_, Ok(()))) => heard += 1,
                 Some((server, Err(error))) => silent.push((server, error)),
                 None => return Err(self.too_few("connect", silent)),
             }
         }
-        round.leave();
+        calls.leave();
         Ok(())
     }
 }

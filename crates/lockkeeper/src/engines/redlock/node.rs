@@ -1,30 +1,26 @@
-//! One of the servers: what it is asked, how long it may take, and what it is still owed.
+//! One of the servers: what it is asked, how long it may take, and what it was not told yet.
 //!
-//! A server that kept us waiting is left alone for as long as an answer may take, so that a dead one
-//! costs nothing. What could not be given back to it is given back when it is next heard of.
-//!
-//! Easy to get wrong: a claim's steps on one server happen in their order, also when nobody waits for
-//! an earlier one any more. So each claim has a [`Seat`] per server, which is locked for every step;
-//! only a release is sent ahead, because nothing that comes later may overtake it.
+//! A server that did not answer in time is not asked again for as long as an answer may take, so that a
+//! dead one costs nothing. A release that it could not be told is repeated after its next answer.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
 use tokio::time::{Instant, timeout};
 
-use crate::core::clock::Clock;
-use crate::engine::{Claim, Lease, Mode, Released, Renewal, Request};
+use crate::engine::{Lease, Released, Renewal, Request};
 use crate::error::{Error, Result};
 
 use super::NAME;
-use super::rw_claim::{Counter, RwClaim};
+use super::node_claim::{NodeClaim, Part};
+use super::rw_claim::Counter;
 use super::settings::Settings;
-use crate::engines::redis::claim::{RedisClaim, entry, life, millis};
 use crate::engines::redis::connection::{Call, Connection};
 use crate::engines::redis::error::{garbage, sort};
+use crate::engines::redis::layout::{entry, life, millis};
 use crate::engines::redis::script::CONFIRM;
 use crate::engines::redis::settings::Settings as Own;
 use crate::engines::redis::topology::Topology;
@@ -43,44 +39,16 @@ pub(super) struct Node {
     link: Arc<Connection>,
     store: Arc<Store>,
     settings: Settings,
-    /// Until when it is left alone.
-    resting: Mutex<Option<Instant>>,
-    debts: Mutex<Vec<Debt>>,
+    /// Until when it is not asked.
+    paused: Mutex<Option<Instant>>,
+    unreleased: Mutex<Vec<Unreleased>>,
 }
 
-/// Something that this server may still hold for nobody, until it runs out by itself.
+/// A release that the server was not told. What it holds for nobody expires by itself.
 #[derive(Debug)]
-struct Debt {
-    seat: Arc<Seat>,
+struct Unreleased {
+    claim: Arc<NodeClaim>,
     until: Instant,
-}
-
-/// One claim's part at one server.
-#[derive(Debug)]
-pub(super) struct Seat {
-    request: Request,
-    state: tokio::sync::Mutex<State>,
-    /// Whether a renewal takes the lock here just now.
-    filling: AtomicBool,
-    /// The counter that the server had when we last heard of it. It stays as long as we read there.
-    counter: AtomicU64,
-}
-
-#[derive(Debug)]
-struct State {
-    part: Part,
-    /// Whether nothing was asked since the last time that all was given back.
-    clean: bool,
-    held: bool,
-    /// Whether the claim is over, and nothing may be taken in its name.
-    closed: bool,
-}
-
-/// What a claim does at a server: mutexes are the Redis engine's own.
-#[derive(Debug)]
-enum Part {
-    Alone(RedisClaim),
-    Shared(RwClaim),
 }
 
 /// What a server says to a claim.
@@ -107,8 +75,8 @@ impl Node {
             store: Arc::new(Store { servers, settings: own, sharded: false }),
             link,
             settings,
-            resting: Mutex::default(),
-            debts: Mutex::default(),
+            paused: Mutex::default(),
+            unreleased: Mutex::default(),
         }
     }
 
@@ -123,24 +91,9 @@ impl Node {
     }
 
     /// A claim's part here.
-    pub(super) fn seat(&self, request: &Request) -> Arc<Seat> {
-        // A lock here belongs to one claim, whoever its owner is, and there is no line to stand in.
-        let queue = request.queue && request.mode == Mode::Write;
-        let request = Request { fair: false, owner: None, queue, ..request.clone() };
-        let (store, wanted) = (self.store.clone(), request.clone());
-        let part = match request.mode {
-            Mode::Read | Mode::Write => {
-                Part::Shared(RwClaim::new(store, wanted, WISH + self.settings.node_timeout))
-            }
-            _ => Part::Alone(RedisClaim::new(store, wanted)),
-        };
-        let state = State { part, clean: true, held: false, closed: false };
-        Arc::new(Seat {
-            request,
-            state: tokio::sync::Mutex::new(state),
-            filling: AtomicBool::new(false),
-            counter: AtomicU64::new(0),
-        })
+    pub(super) fn claim(&self, request: &Request) -> Arc<NodeClaim> {
+        let wish = WISH + self.settings.node_timeout;
+        Arc::new(NodeClaim::new(&self.store, request, wish))
     }
 
     /// Whether it answers at all.
@@ -152,8 +105,8 @@ impl Node {
     }
 
     /// Takes the lock here; with a fence, for a claim that a majority has let in with it.
-    pub(super) async fn vote(self: Arc<Self>, seat: Arc<Seat>, fence: Option<u64>) -> Vote {
-        let mut state = seat.state.lock().await;
+    pub(super) async fn vote(self: Arc<Self>, claim: Arc<NodeClaim>, fence: Option<u64>) -> Vote {
+        let mut state = claim.state.lock().await;
         let state = &mut *state;
         if state.closed {
             return Vote::Busy;
@@ -162,7 +115,7 @@ impl Node {
             state.clean = false;
             let granted = state.part.attempt(fence).await?;
             state.held = granted.is_some();
-            seat.counter.store(granted.map_or(0, |told| told.fence), Ordering::SeqCst);
+            claim.note_counter(granted.map_or(0, |told| told.fence));
             // Asked after the grant: a server that restarted in between shows it.
             if granted.is_some() {
                 self.check_age().await?;
@@ -178,21 +131,21 @@ impl Node {
     }
 
     /// Takes the lock here for a claim that holds it elsewhere, unless it is over.
-    pub(super) async fn fill(self: Arc<Self>, seat: Arc<Seat>, fence: u64) {
-        seat.filling.store(true, Ordering::SeqCst);
-        self.vote(seat.clone(), Some(fence)).await;
-        seat.filling.store(false, Ordering::SeqCst);
+    pub(super) async fn fill(self: Arc<Self>, claim: Arc<NodeClaim>, fence: u64) {
+        claim.retaking.store(true, Ordering::SeqCst);
+        self.vote(claim.clone(), Some(fence)).await;
+        claim.retaking.store(false, Ordering::SeqCst);
     }
 
     /// Raises the counter under a lock that is ours here. Answers the counter that is there then;
     /// `None` where the lock is not ours.
     pub(super) async fn confirm(
         self: Arc<Self>,
-        seat: Arc<Seat>,
+        claim: Arc<NodeClaim>,
         lease: Arc<Lease>,
         fence: u64,
     ) -> Result<Option<u64>> {
-        let state = seat.state.lock().await;
+        let state = claim.state.lock().await;
         if !state.held {
             return Ok(None);
         }
@@ -211,7 +164,7 @@ impl Node {
             }
         });
         let there = answer.await?;
-        seat.counter.store(there.unwrap_or(0), Ordering::SeqCst);
+        claim.note_counter(there.unwrap_or(0));
         Ok(there)
     }
 
@@ -220,21 +173,21 @@ impl Node {
     /// With `last`, nothing is taken in its name any more.
     pub(super) async fn let_go(
         self: Arc<Self>,
-        seat: Arc<Seat>,
+        claim: Arc<NodeClaim>,
         ttl: Duration,
         last: bool,
     ) -> Result<bool> {
         let mut is_told = false;
-        let mut state = match seat.state.try_lock() {
+        let mut state = match claim.state.try_lock() {
             Ok(state) => state,
             // It may not even have asked yet.
-            Err(_) if seat.filling.load(Ordering::SeqCst) => seat.state.lock().await,
+            Err(_) if claim.retaking.load(Ordering::SeqCst) => claim.state.lock().await,
             Err(_) => {
                 // An answer is still awaited. The release does not wait for it: it goes the same way
                 // and arrives after the question, and before whatever is asked next.
-                let mut unsure = Part::unsure(self.store.clone(), seat.request.clone());
+                let mut unsure = Part::unsure(self.store.clone(), claim.request.clone());
                 is_told = self.within(unsure.release()).await.is_ok();
-                seat.state.lock().await
+                claim.state.lock().await
             }
         };
         state.closed |= last;
@@ -250,9 +203,9 @@ impl Node {
             Ok(released) => Ok(state.cleared() && released != Released::AlreadyGone),
             Err(error) => {
                 let now = Instant::now();
-                let mut debts = self.debts();
-                debts.retain(|debt| debt.until > now);
-                debts.push(Debt { seat: seat.clone(), until: now + ttl });
+                let mut unreleased = self.unreleased();
+                unreleased.retain(|owed| owed.until > now);
+                unreleased.push(Unreleased { claim: claim.clone(), until: now + ttl });
                 Err(error)
             }
         }
@@ -312,7 +265,7 @@ impl Node {
     /// Keeps the time limit, and keeps account of whether the server answers.
     async fn within<T>(self: &Arc<Self>, work: impl Future<Output = Result<T>>) -> Result<T> {
         let silence = |why: String| Error::unreachable(NAME, "ask", why);
-        if self.resting().is_some_and(|until| Instant::now() < until) {
+        if self.paused().is_some_and(|until| Instant::now() < until) {
             return Err(silence("it did not answer a moment ago".to_owned()));
         }
         let (limit, asked) = (self.settings.node_timeout, Instant::now());
@@ -323,88 +276,45 @@ impl Node {
             // One that says no at once costs nothing, and may be back at once.
             Err(error) if error.is_retryable() => {
                 let is_slow = asked.elapsed() >= limit / 2;
-                *self.resting() = is_slow.then(|| Instant::now() + limit);
+                *self.paused() = is_slow.then(|| Instant::now() + limit);
             }
             _ => {
-                *self.resting() = None;
-                self.pay();
+                *self.paused() = None;
+                self.release_owed();
             }
         }
         answer
     }
 
-    /// Gives back what it could not be told before.
-    fn pay(self: &Arc<Self>) {
-        let debts = std::mem::take(&mut *self.debts());
-        if debts.is_empty() {
+    /// Repeats the releases that it was not told.
+    fn release_owed(self: &Arc<Self>) {
+        let unreleased = std::mem::take(&mut *self.unreleased());
+        if unreleased.is_empty() {
             return;
         }
         let node = self.clone();
         tokio::spawn(async move {
-            for debt in debts {
-                let mut state = debt.seat.state.lock().await;
-                if state.clean || debt.until <= Instant::now() {
+            for owed in unreleased {
+                let mut state = owed.claim.state.lock().await;
+                if state.clean || owed.until <= Instant::now() {
                     continue;
                 }
                 match timeout(node.settings.node_timeout, state.part.release()).await {
                     Ok(Ok(_)) => drop(state.cleared()),
                     _ => {
                         drop(state);
-                        node.debts().push(debt);
+                        node.unreleased().push(owed);
                     }
                 }
             }
         });
     }
 
-    fn resting(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.resting.lock().expect("nothing panics under this lock")
+    fn paused(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.paused.lock().expect("nothing panics under this lock")
     }
 
-    fn debts(&self) -> MutexGuard<'_, Vec<Debt>> {
-        self.debts.lock().expect("nothing panics under this lock")
-    }
-}
-
-impl Seat {
-    /// Whether the server has this counter, which stays while we hold there.
-    pub(super) fn agrees(&self, fence: u64) -> bool {
-        self.counter.load(Ordering::SeqCst) == fence
-    }
-}
-
-impl Part {
-    /// One of which it is not known what it left.
-    fn unsure(store: Arc<Store>, request: Request) -> Self {
-        match request.mode {
-            Mode::Read | Mode::Write => Part::Shared(RwClaim::unsure(store, request)),
-            _ => Part::Alone(RedisClaim::unsure(store, request)),
-        }
-    }
-
-    async fn attempt(&mut self, fence: Option<u64>) -> Result<Option<Counter>> {
-        match self {
-            Part::Alone(ticket) => {
-                // Nobody counts from this moment: the quorum grants.
-                let granted = ticket.attempt(Clock::System.now()).await?;
-                Ok(granted.map(|grant| Counter { fence: grant.fence.get(), clock: 0 }))
-            }
-            Part::Shared(stake) => stake.attempt(fence).await,
-        }
-    }
-
-    async fn release(&mut self) -> Result<Released> {
-        match self {
-            Part::Alone(ticket) => ticket.release().await,
-            Part::Shared(stake) => stake.release().await,
-        }
-    }
-}
-
-impl State {
-    /// Notes that all was given back; true if the lock was ours.
-    fn cleared(&mut self) -> bool {
-        self.clean = true;
-        std::mem::take(&mut self.held)
+    fn unreleased(&self) -> MutexGuard<'_, Vec<Unreleased>> {
+        self.unreleased.lock().expect("nothing panics under this lock")
     }
 }

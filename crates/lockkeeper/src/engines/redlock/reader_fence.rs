@@ -18,33 +18,33 @@ use super::votes::Votes;
 
 impl RedlockClaim {
     /// The fence that a majority has in its counters; `None` when the counters stay apart.
-    pub(super) async fn share(&mut self, tally: &mut Votes) -> Option<u64> {
+    pub(super) async fn share(&mut self, votes: &mut Votes) -> Option<u64> {
         let lease = Arc::new(Lease::of(&self.request));
         let mut tried = 0;
         loop {
-            if let Some(fence) = tally.agreed().filter(|fence| *fence >= self.floor) {
+            if let Some(fence) = votes.agreed().filter(|fence| *fence >= self.floor) {
                 return Some(fence);
             }
-            let fence = tally.highest().max(self.floor);
+            let fence = votes.highest().max(self.floor);
             if fence == tried {
                 return None;
             }
             tried = fence;
-            let known = tally.fences.clone();
+            let known = votes.fences.clone();
             // Not those whose vote came too late to be counted: they might have lost a counter, and
             // their clocks are not in this fence.
-            let mut round = self.ask(|at, node, seat| {
+            let mut calls = self.ask(|at, node, claim| {
                 let is_apart = known[at].is_some_and(|there| there != fence);
-                is_apart.then(|| question(node.confirm(seat, lease.clone(), fence)))
+                is_apart.then(|| question(node.confirm(claim, lease.clone(), fence)))
             });
             let mut is_silent = false;
-            while tally.count(fence) < tally.majority {
-                let Some((server, answer)) = round.next().await else { break };
+            while votes.count(fence) < votes.majority {
+                let Some((server, answer)) = calls.next().await else { break };
                 is_silent |= answer.is_err();
-                tally.fences[server] = answer.ok().flatten();
+                votes.fences[server] = answer.ok().flatten();
             }
-            round.leave();
-            if is_silent && tally.count(fence) < tally.majority {
+            calls.leave();
+            if is_silent && votes.count(fence) < votes.majority {
                 self.floor = fence;
             }
         }

@@ -33,7 +33,7 @@ pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<
         leases.iter().map(|lease| Lease { owner: None, ..lease.clone() }).collect();
     let questions = quorum.nodes.iter().enumerate();
     let questions = questions.map(|(at, node)| (at, question(node.clone().renew(asked.clone()))));
-    let mut round = FanOut::new(questions.collect());
+    let mut calls = FanOut::new(questions.collect());
 
     let mut survey = Survey {
         quorum: quorum.clone(),
@@ -44,20 +44,20 @@ pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<
     };
     let mut silent = Vec::new();
     while !(0..leases.len()).all(|at| survey.verdict(at) != Renewal::Unknown) {
-        match round.next().await {
+        match calls.next().await {
             Some((server, Ok(renewals))) => survey.add(server, &renewals),
             Some((server, Err(error))) => silent.push((server, error)),
             None => break,
         }
     }
     if silent.len() > quorum.minority() {
-        round.leave();
+        calls.leave();
         return Err(quorum.too_few(format!("renew {} locks", leases.len()), silent));
     }
     let renewals = (0..leases.len()).map(|at| survey.verdict(at)).collect();
     // Nobody has to wait for those who are slower than the majority.
     tokio::spawn(async move {
-        while let Some((server, answer)) = round.next().await {
+        while let Some((server, answer)) = calls.next().await {
             survey.add(server, &answer.unwrap_or_default());
         }
         survey.fill_in();
@@ -79,7 +79,7 @@ impl Survey {
     /// Whether a hold at this server is part of a majority.
     fn counts(&self, at: usize, server: usize) -> bool {
         let held = self.held[at].as_ref().filter(|_| self.shared[at]);
-        held.is_none_or(|held| held.seats[server].agrees(held.fence))
+        held.is_none_or(|held| held.claims[server].agrees(held.fence))
     }
 
     fn verdict(&self, at: usize) -> Renewal {
@@ -98,9 +98,9 @@ impl Survey {
             }
             let Some(held) = &self.held[at] else { continue };
             let questions = servers.iter().map(|server| {
-                let (node, seat) =
-                    (self.quorum.nodes[*server].clone(), held.seats[*server].clone());
-                (*server, question(node.fill(seat, held.fence)))
+                let (node, claim) =
+                    (self.quorum.nodes[*server].clone(), held.claims[*server].clone());
+                (*server, question(node.fill(claim, held.fence)))
             });
             FanOut::new(questions.collect()).leave();
         }

@@ -16,10 +16,11 @@ use crate::engine::{Mode, Released, Request};
 use crate::error::{Error, Result};
 
 use crate::engines::redis::Store;
-use crate::engines::redis::claim::{describe, entry, life, millis, record};
+use crate::engines::redis::answer::describe;
 use crate::engines::redis::connection::{Call, Reply};
 use crate::engines::redis::error::{garbage, sort};
 use crate::engines::redis::layout::KeyNames;
+use crate::engines::redis::layout::{entry, life, millis, record};
 use crate::engines::redis::script::{QUORUM_READ, QUORUM_RW_RELEASE, QUORUM_WRITE, Script};
 
 /// The counter of a server that gave us the lock.

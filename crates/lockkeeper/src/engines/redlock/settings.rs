@@ -33,7 +33,7 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Vec<Node>, Settings)> {
         strict: options.duration("strict")?,
     };
     if settings.node_timeout < Duration::from_millis(10) {
-        return Err(Error::Config("option node_timeout must be at least 10ms".to_owned()));
+        return Err(Error::Url("option node_timeout must be at least 10ms".to_owned()));
     }
     // The rest is each server's, and is read as if the server stood alone.
     let layout = options.choice("layout", &[("string", "string"), ("hash", "hash")])?;
@@ -48,7 +48,7 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Vec<Node>, Settings)> {
 
     let hosts = endpoint.hosts();
     if !COUNT.contains(&hosts.len()) {
-        return Err(Error::Config(format!(
+        return Err(Error::Url(format!(
             "{}: needs three servers or more (at most 64) that know nothing of each other, as in {0}://h1,h2,h3; for one server there is redis:",
             endpoint.scheme()
         )));
@@ -57,7 +57,7 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Vec<Node>, Settings)> {
     for url in endpoint.each() {
         let node = node(url, &passed, settings)?;
         if nodes.iter().any(|other| other.name() == node.name()) {
-            return Err(Error::Config(format!(
+            return Err(Error::Url(format!(
                 "{} is named twice: it would have two votes",
                 node.name()
             )));

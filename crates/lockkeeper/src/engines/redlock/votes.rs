@@ -1,4 +1,4 @@
-//! The votes of one round, and when enough have spoken.
+//! The votes of one calls, and when enough have spoken.
 //!
 //! Whoever wants to be alone needs a majority. A reader needs a majority that has one and the same
 //! counter, because it will carry that counter as its fence, and so will whoever reads beside it.
@@ -9,7 +9,7 @@ use crate::error::Error;
 
 use super::node::Vote;
 
-/// The votes of one round.
+/// The votes of one calls.
 #[derive(Debug)]
 pub(super) struct Votes {
     pub(super) majority: usize,
@@ -119,13 +119,13 @@ mod tests {
     use crate::engines::redlock::rw_claim::Counter;
 
     /// The votes of five servers so far; 0 is a server without a counter.
-    fn tally(counters: &[u64]) -> Votes {
-        let mut tally = Votes::new(5, 3);
+    fn votes(counters: &[u64]) -> Votes {
+        let mut votes = Votes::new(5, 3);
         for (server, fence) in counters.iter().enumerate() {
             let clock = if *fence == 0 { 100 + server as u64 } else { 0 };
-            tally.add(server, Vote::Granted(Counter { fence: *fence, clock }));
+            votes.add(server, Vote::Granted(Counter { fence: *fence, clock }));
         }
-        tally
+        votes
     }
 
     #[test]
@@ -144,38 +144,38 @@ mod tests {
             (&[0, 7, 7], None, false),
             (&[0, 7, 7, 7], Some(7), true),
         ] {
-            let tally = tally(counters);
-            let found = (tally.agreed(), tally.is_over(Mode::Read));
+            let votes = votes(counters);
+            let found = (votes.agreed(), votes.is_over(Mode::Read));
             assert_eq!(found, (agreed, is_over), "{counters:?}");
-            assert_eq!(tally.is_over(Mode::Mutex), counters.len() >= 3, "{counters:?}");
-            assert_eq!(tally.is_over(Mode::Write), agreed.is_some(), "{counters:?}");
+            assert_eq!(votes.is_over(Mode::Mutex), counters.len() >= 3, "{counters:?}");
+            assert_eq!(votes.is_over(Mode::Write), agreed.is_some(), "{counters:?}");
         }
     }
 
     #[test]
     fn a_writer_hears_everybody_when_the_counters_are_apart() {
-        let mut tally = tally(&[7, 9, 8, 7]);
-        assert!(!tally.is_over(Mode::Write));
-        tally.add(4, Vote::Silent(Error::Config("it is silent".to_owned())));
-        assert!(tally.is_over(Mode::Write));
+        let mut votes = votes(&[7, 9, 8, 7]);
+        assert!(!votes.is_over(Mode::Write));
+        votes.add(4, Vote::Silent(Error::Config("it is silent".to_owned())));
+        assert!(votes.is_over(Mode::Write));
     }
 
     #[test]
     fn what_a_few_found_instead_is_no_conflict() {
         let foreign = || Vote::Refused(Error::Config("something else is there".to_owned()));
         for (refusals, is_refused) in [(1, false), (2, false), (3, true)] {
-            let mut tally = Votes::new(5, 3);
+            let mut votes = Votes::new(5, 3);
             for server in 0..3 {
-                tally.add(server, if server < refusals { foreign() } else { Vote::Busy });
+                votes.add(server, if server < refusals { foreign() } else { Vote::Busy });
             }
-            assert!(tally.is_over(Mode::Read) && !tally.is_unknown());
-            assert_eq!(tally.refusal().is_some(), is_refused, "{refusals} of five");
+            assert!(votes.is_over(Mode::Read) && !votes.is_unknown());
+            assert_eq!(votes.refusal().is_some(), is_refused, "{refusals} of five");
         }
     }
 
     #[test]
     fn a_clock_counts_where_there_is_no_counter() {
-        assert_eq!(tally(&[7, 9, 7]).highest(), 9);
-        assert_eq!(tally(&[7, 0, 7]).highest(), 101);
+        assert_eq!(votes(&[7, 9, 7]).highest(), 9);
+        assert_eq!(votes(&[7, 0, 7]).highest(), 101);
     }
 }

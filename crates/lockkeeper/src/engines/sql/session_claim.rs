@@ -13,9 +13,10 @@ use async_trait::async_trait;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::sleep;
 
+use super::error::failed;
 use super::session_engine::{Answered, Dedicated, Kept, SessionHeld, Shared};
 use super::session_lock::{Ask, Marked, SessionLock, Taken};
-use super::sessions::{Session, failed, within};
+use super::sessions::{Session, within};
 use super::{GUARDED, STATEMENT, fence};
 use crate::core::clock::Moment;
 use crate::engine::{Claim, Grant, Released, Request};

@@ -13,9 +13,10 @@ use async_trait::async_trait;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 
+use super::error::{failed, is_refusal};
 use super::session_claim::SessionClaim;
 use super::session_lock::{Ask, Marked, Seen, SessionLock, Taken};
-use super::sessions::{Dialect, Session, Sessions, failed, is_refusal, within};
+use super::sessions::{Dialect, Session, Sessions, within};
 use super::{STATEMENT, fence};
 use crate::core::clock::Moment;
 use crate::engine::{

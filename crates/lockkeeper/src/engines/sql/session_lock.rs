@@ -106,6 +106,17 @@ pub(crate) enum Marked {
     Gone,
 }
 
+impl Marked {
+    /// As the databases say it: 0 if it has to wait for a guarded transaction, nothing if the lock is gone.
+    pub(crate) fn from_column(fence: Option<i64>) -> Self {
+        match fence {
+            None => Marked::Gone,
+            Some(0) => Marked::Guarded,
+            Some(fence) => Marked::Fenced(fence),
+        }
+    }
+}
+
 /// A connection that holds or waits.
 #[derive(Debug)]
 pub(crate) struct Seen {

@@ -4,19 +4,18 @@
 //! release that was begun before an attempt reaches the server before it. A connection whose request
 //! failed, was given up or took too long is closed, since nobody knows what it would answer next.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::Connection;
-use sqlx::error::DatabaseError;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, timeout};
 
+use super::error::{ServerErrors, failed, is_refusal};
 use super::{STATEMENT, stripe};
 use crate::engine::Finding;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::key::Key;
 
 /// One of so many releases also removes what nobody needs any more.
@@ -30,15 +29,18 @@ const PING: Duration = Duration::from_secs(2);
 
 /// A kind of connection, and what is said on it first.
 #[async_trait]
-pub(crate) trait Dialect: Connection + Sized {
-    /// The engine's name.
-    const ENGINE: &'static str;
+pub(crate) trait Dialect: Connection + ServerErrors + Sized {
+    /// The version of the tables that this code speaks.
+    const VERSION: i32;
+
+    /// The version of the tables that are there, if there are any.
+    async fn tables(&mut self) -> sqlx::Result<Option<i32>>;
+
+    /// Makes the tables. Clients that do so at the same time take turns.
+    async fn make_tables(&mut self) -> sqlx::Result<()>;
 
     /// Settings that this session needs.
     async fn greet(&mut self) -> sqlx::Result<()>;
-
-    /// Whether somebody else's transaction was in the way for too long. Nothing happened then.
-    fn was_in_the_way(error: &dyn DatabaseError) -> bool;
 
     /// As what the server knows this connection.
     async fn session(&mut self) -> sqlx::Result<Session>;
@@ -51,22 +53,6 @@ pub(crate) trait Dialect: Connection + Sized {
 
     /// What would hurt in this deployment.
     async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>>;
-
-    /// What the server said.
-    fn words(error: &dyn DatabaseError) -> String {
-        error.to_string()
-    }
-
-    /// What to do about an error that does not say it by itself.
-    fn advice(error: &dyn DatabaseError) -> Option<&'static str>;
-
-    /// What it means that the client crate cannot connect in the way it is set up.
-    fn misconfigured() -> Option<&'static str> {
-        None
-    }
-
-    /// Whether the same request may succeed later.
-    fn may_pass(error: &dyn DatabaseError) -> bool;
 }
 
 /// A connection, as the server knows it.
@@ -198,12 +184,6 @@ impl<C: Dialect> Borrowed<'_, C> {
     }
 }
 
-/// Whether the server understood and said no, for good.
-pub(super) fn is_refusal<C: Dialect>(answer: &sqlx::Result<impl Sized>) -> bool {
-    let error = answer.as_ref().err().and_then(sqlx::Error::as_database_error);
-    error.is_some_and(|error| !C::may_pass(error))
-}
-
 /// Waits for an answer for so long.
 pub(crate) async fn within<T>(
     limit: Duration,
@@ -213,26 +193,6 @@ pub(crate) async fn within<T>(
         let silence = format!("no answer within {}", humantime::format_duration(limit));
         Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, silence)))
     })
-}
-
-/// Sorts an error of the client crate.
-pub(crate) fn failed<C: Dialect>(error: sqlx::Error, doing: &str) -> Error {
-    let retryable = match &error {
-        sqlx::Error::Database(error) => C::may_pass(error.as_ref()),
-        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
-        _ => false,
-    };
-    let source: Box<dyn StdError + Send + Sync> = match error.as_database_error() {
-        Some(refusal) => match C::advice(refusal) {
-            Some(advice) => format!("{}; {advice}", C::words(refusal)).into(),
-            None => C::words(refusal).into(),
-        },
-        None => match (&error, C::misconfigured()) {
-            (sqlx::Error::Configuration(_), Some(meaning)) => meaning.into(),
-            _ => Box::new(error),
-        },
-    };
-    Error::Engine { engine: C::ENGINE, doing: doing.to_owned(), retryable, source }
 }
 
 impl<C: Dialect> fmt::Debug for Sessions<C> {

@@ -40,7 +40,7 @@ impl<S: Copy, O: ConnectOptions> Settings<S, O> {
         }
         options.finish()?;
         let options = O::from_url(&url)
-            .map_err(|error| Error::Config(format!("{}: {error}", endpoint.scheme())))?
+            .map_err(|error| Error::Url(format!("{}: {error}", endpoint.scheme())))?
             .disable_statement_logging();
         Ok(Self { strategy, options, connections, create, password_file })
     }
@@ -49,7 +49,7 @@ impl<S: Copy, O: ConnectOptions> Settings<S, O> {
     pub(crate) fn with_password(mut self, set: impl FnOnce(O, &str) -> O) -> Result<Self> {
         if let Some(path) = &self.password_file {
             let text = std::fs::read_to_string(path).map_err(|e| {
-                Error::Config(format!("option password_file: cannot read {path:?}: {e}"))
+                Error::Url(format!("option password_file: cannot read {path:?}: {e}"))
             })?;
             self.options = set(self.options, text.trim_end_matches(['\r', '\n']));
         }
@@ -62,7 +62,7 @@ fn connections(option: Option<String>) -> Result<usize> {
     let Some(text) = option else { return Ok(4) };
     match text.parse() {
         Ok(n @ 1..=64) => Ok(n),
-        _ => Err(Error::Config(format!(
+        _ => Err(Error::Url(format!(
             "option connections cannot be {text:?}; it is a number from 1 to 64"
         ))),
     }

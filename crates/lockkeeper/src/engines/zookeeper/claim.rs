@@ -1,4 +1,4 @@
-//! A claim on a mutex or a read-write lock: a node in the lock's own line.
+//! A claim on a mutex or a read-write lock: a node in the lock's own directory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,124 +7,221 @@ use async_trait::async_trait;
 use zookeeper_client as zk;
 
 use super::error::{NAME, failed};
-use super::layout::{Kind, Node, kazoo_permit, line};
-use super::queue_node::{ANY_VERSION, QueueNode, Standing, TRIES};
+use super::held::ZooKeeperHeld;
+use super::layout::{self, Kind, LEASES, LOCKS, Node, kazoo_permit, queue};
+use super::nodes::ANY_VERSION;
+use super::queue_node::{OwnNode, QueueNode};
 use super::session::Session;
-use super::watch::{Alarm, end_of};
-use super::{Entered, LEASES, LOCKS, Shared, record};
-use crate::core::admission::{self, Turn};
+use super::watch::Ahead;
+use super::{Shared, turn};
+use crate::core::admission;
 use crate::core::clock::Moment;
-use crate::engine::{Claim, Fence, Grant, Mode, Released, Request};
+use crate::engine::{Fence, Grant, Mode, Released, Request};
+use crate::engines::queued::{Entered, Queue, QueuedClaim, Turn, conflict};
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::{Error, Result};
 
+pub(super) type LockClaim = QueuedClaim<LockQueue>;
+
+/// The queue of a mutex or a read-write lock.
 #[derive(Debug)]
-pub(super) struct QueueClaim {
+pub(super) struct LockQueue {
     shared: Arc<Shared>,
     request: Request,
-    place: QueueNode,
-    waiting: Option<Waiting>,
+    node: QueueNode,
     /// Whether it was not let in at once.
     waited: bool,
-    /// Whether the holder was asked to give way.
-    bell: YieldSignal,
+    yielding: YieldSignal,
     /// Set while it holds.
     in_use: Option<Arc<()>>,
 }
 
-/// Someone who takes the lock for something else.
-enum Stranger {
+pub(super) struct View {
+    own: OwnNode,
+    queue: Vec<Node>,
+}
+
+/// A node that makes the lock something else than was asked for.
+enum OtherKind {
     /// The lock is this.
     Is(String),
-    /// It has a place before a semaphore of which nobody has a permit: in a moment it has one, or found out
-    /// that it is the wrong one, and left.
-    Before(String),
+    /// This node waits for permits of a semaphore of which none is taken: in a moment it has one, or found
+    /// out that it is the wrong one, and left.
+    Undecided(String),
 }
 
 /// How long such a moment may last.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// Whom we wait for.
-struct Waiting {
-    path: String,
-    /// Set once we listen. It outlives a wait that is dropped, so that asking again costs little.
-    alarm: Option<Alarm>,
-}
+/// How often something is tried again that others interfere with.
+const TRIES: usize = 4;
 
-impl std::fmt::Debug for Waiting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiting").field("path", &self.path).finish_non_exhaustive()
+impl LockClaim {
+    pub(super) fn new(shared: &Arc<Shared>, request: Request) -> Self {
+        let dir = shared.dir(&request.key);
+        let node = QueueNode::new(dir, Kind::of(request.mode), shared.settings.acls());
+        let queue = LockQueue {
+            shared: shared.clone(),
+            request: request.clone(),
+            node,
+            waited: false,
+            yielding: YieldSignal::default(),
+            in_use: None,
+        };
+        Self::over(queue, &request)
     }
 }
 
-impl QueueClaim {
-    pub(super) fn new(shared: &Arc<Shared>, request: Request) -> Self {
-        let dir = shared.dir(&request.key);
-        let place = QueueNode::new(dir, Kind::of(request.mode), shared.settings.acls());
-        let (shared, bell) = (shared.clone(), YieldSignal::default());
-        Self { shared, request, place, waiting: None, waited: false, bell, in_use: None }
+#[async_trait]
+impl Queue for LockQueue {
+    const ENGINE: &'static str = NAME;
+    type View = View;
+    type Ahead = Ahead;
+
+    async fn is_unchanged(&self, ahead: &Ahead) -> bool {
+        ahead.is_unchanged(self.node.own()).await
+    }
+
+    async fn enter(&mut self, _asked: Moment) -> Result<Entered<View>> {
+        let session = self.shared.sessions.get().await?;
+        let is_new = self.node.own().is_none();
+        if is_new && !self.request.queue && self.is_busy(&session).await? {
+            return Ok(Entered::Busy);
+        }
+        let record = layout::write_record(&self.request, None);
+        let (own, children) = self.node.enter(&session, &record).await?;
+        if self.other_kind(&session, &children).await?.is_some() {
+            // We are the wrong one, unless the other is about to leave. So we leave first, then look.
+            self.node.leave().await?;
+            return match self.settled_kind(&session).await? {
+                Some(found) => Err(conflict(&self.request, found)),
+                None => Ok(Entered::Gone),
+            };
+        }
+        let queue = queue(&children);
+        if is_new {
+            session.refuse_data_behind(&self.request.key, &own, &queue).await?;
+        }
+        Ok(Entered::Queued(View { own, queue }))
+    }
+
+    async fn turn(&mut self, view: &View) -> Result<Turn<Ahead>> {
+        let admission::Turn::Behind(ahead) = turn(&view.queue, &view.own) else {
+            return Ok(Turn::In);
+        };
+        let path = self.node.path_of(&view.queue[ahead].name);
+        // Data would never go.
+        view.own.session.refuse_data(&self.request.key, &path).await?;
+        self.waited = true;
+        Ok(Turn::Behind(Ahead::node(path)))
+    }
+
+    async fn confirm(&mut self, view: View, asked: Moment) -> Result<Option<Grant>> {
+        let Some(fence) = self.fence(&view.own).await? else {
+            self.node.start_over();
+            return Ok(None);
+        };
+        let held = ZooKeeperHeld {
+            paths: vec![view.own.path.clone()],
+            node: view.own,
+            yielding: self.yielding.clone(),
+            record: self.waited.then(|| layout::write_later(&self.request)),
+        };
+        let grant = held.grant(&self.request, fence, Vec::new(), asked)?;
+        self.in_use = Some(self.shared.in_use.clone());
+        Ok(Some(grant))
+    }
+
+    async fn wait(&mut self, ahead: &mut Ahead) -> Result<()> {
+        ahead.wait(self.node.own()).await
+    }
+
+    async fn leave(&mut self) -> Result<Released> {
+        self.in_use = None;
+        self.node.leave().await
+    }
+}
+
+impl LockQueue {
+    /// For a single try: whether it would have to wait.
+    async fn is_busy(&self, session: &Session) -> Result<bool> {
+        let children = session.list_current(self.node.dir()).await?;
+        // Twice, because a client that asked for the wrong kind is gone in a moment.
+        if self.other_kind(session, &children).await?.is_some()
+            && let Some(found) = self.settled_kind(session).await?
+        {
+            return Err(conflict(&self.request, found));
+        }
+        let blocks = |node: &&Node| admission::conflict(self.request.mode, node.kind.mode());
+        let Some(name) = queue(&children).iter().find(blocks).map(|node| node.name.clone()) else {
+            return Ok(false);
+        };
+        session.refuse_data(&self.request.key, &self.node.path_of(&name)).await?;
+        Ok(true)
     }
 
     /// What the lock is used as, if that is not what we ask for. The oldest node decides.
     ///
-    /// Whoever finds out that it asked for the wrong kind leaves again. So nobody minds a stranger that is
-    /// not the oldest: it is on its way out.
-    async fn stranger(&self, session: &Session, children: &[String]) -> Result<Option<Stranger>> {
-        let (key, dir) = (&self.request.key, self.place.dir());
+    /// A client that asked for the wrong kind leaves again. So a node of another kind that is not the
+    /// oldest does not matter: it is about to leave.
+    async fn other_kind(
+        &self,
+        session: &Session,
+        children: &[String],
+    ) -> Result<Option<OtherKind>> {
+        let key = &self.request.key;
         if let Some(permit) = kazoo_permit(children) {
-            session.refuse_data(key, &format!("{dir}/{permit}")).await?;
-            return Ok(Some(Stranger::Is("a semaphore of kazoo's".to_owned())));
+            session.refuse_data(key, &self.node.path_of(permit)).await?;
+            return Ok(Some(OtherKind::Is("a semaphore of kazoo's".to_owned())));
         }
-        let line = line(children);
-        let oldest = line.first();
+        let queue = queue(children);
+        let oldest = queue.first();
         if let Some(oldest) = oldest.filter(|node| !node.kind.mixes(Kind::of(self.request.mode))) {
-            session.refuse_data(key, &format!("{dir}/{}", oldest.name)).await?;
-            return Ok(Some(Stranger::Is(oldest.kind.name().to_owned())));
+            session.refuse_data(key, &self.node.path_of(&oldest.name)).await?;
+            return Ok(Some(OtherKind::Is(oldest.kind.name().to_owned())));
         }
         // A semaphore leaves its directories behind for a while.
-        let semaphore = |name: &str| children.iter().any(|child| child == name);
-        if !semaphore(LOCKS) && !semaphore(LEASES) {
+        if !children.iter().any(|name| name == LOCKS || name == LEASES) {
             return Ok(None);
         }
-        let gates = session.line(&format!("{dir}/{LOCKS}")).await?;
-        let ages = match gates.first() {
-            Some(gate) => {
-                let gate = session.created(&format!("{dir}/{LOCKS}/{}", gate.name));
-                let oldest = oldest.map(|node| session.created(&format!("{dir}/{}", node.name)));
-                match oldest {
-                    Some(oldest) => (gate.await?, oldest.await?),
-                    None => (gate.await?, None),
-                }
+        let (locks, leases) = (self.node.path_of(LOCKS), self.node.path_of(LEASES));
+        let waiter = session.queue(&locks).await?.into_iter().next();
+        let waiter = waiter.map(|node| format!("{locks}/{}", node.name));
+        let older = match &waiter {
+            Some(waiter) => {
+                let waiter = session.created(waiter);
+                let oldest = oldest.map(|node| session.created(&self.node.path_of(&node.name)));
+                let waiter = waiter.await?;
+                let oldest = match oldest {
+                    Some(oldest) => oldest.await?,
+                    None => None,
+                };
+                waiter.is_some_and(|waiter| oldest.is_none_or(|oldest| waiter < oldest))
             }
-            None => (None, None),
+            None => false,
         };
-        // Its places move from the first directory to the second at once: in this order none is
+        // A waiter's node moves from the first directory to the second at once: in this order none is
         // overlooked.
-        if let Some(lease) = session.line(&format!("{dir}/{LEASES}")).await?.first() {
-            session.refuse_data(key, &format!("{dir}/{LEASES}/{}", lease.name)).await?;
-            return Ok(Some(Stranger::Is(match lease.permit() {
+        if let Some(lease) = session.queue(&leases).await?.first() {
+            session.refuse_data(key, &format!("{leases}/{}", lease.name)).await?;
+            return Ok(Some(OtherKind::Is(match lease.permit() {
                 Some((_, limit)) => format!("a semaphore of {limit}"),
                 None => "a semaphore".to_owned(),
             })));
         }
-        let older = match ages {
-            (Some(gate), Some(oldest)) => gate < oldest,
-            (gate, _) => gate.is_some(),
-        };
-        let Some(gate) = gates.first().filter(|_| older) else { return Ok(None) };
-        let path = format!("{dir}/{LOCKS}/{}", gate.name);
-        session.refuse_data(key, &path).await?;
-        Ok(Some(Stranger::Before(path)))
+        let Some(waiter) = waiter.filter(|_| older) else { return Ok(None) };
+        session.refuse_data(key, &waiter).await?;
+        Ok(Some(OtherKind::Undecided(waiter)))
     }
 
-    /// As [`stranger`](QueueClaim::stranger), without a place in line.
-    async fn used_otherwise(&self, session: &Session) -> Result<Option<String>> {
+    /// As [`other_kind`](LockQueue::other_kind), once that is decided, for a claim without a node.
+    async fn settled_kind(&self, session: &Session) -> Result<Option<String>> {
         let mut waits = 0..TRIES;
         loop {
-            match self.stranger(session, &self.place.others(session).await?).await? {
+            match self.other_kind(session, &session.list_current(self.node.dir()).await?).await? {
                 None => return Ok(None),
-                Some(Stranger::Is(found)) => return Ok(Some(found)),
-                Some(Stranger::Before(path)) => {
+                Some(OtherKind::Is(found)) => return Ok(Some(found)),
+                Some(OtherKind::Undecided(path)) => {
                     if waits.next().is_none() || !session.ends_within(&path, MOMENT).await? {
                         return Ok(Some("a semaphore".to_owned()));
                     }
@@ -133,26 +230,19 @@ impl QueueClaim {
         }
     }
 
-    fn conflict(&self, found: &str) -> Error {
-        Error::Conflict {
-            key: self.request.key.clone(),
-            found: format!("it is used as {found}, and was asked for as {}", self.request.mode),
-        }
-    }
-
     /// Readers carry the fence of the last writer, which each writer notes before it begins.
     ///
     /// `None` when our node is gone: then somebody else may have noted a later one.
-    async fn fence(&self, standing: &Standing) -> Result<Option<Fence>> {
-        let own = Fence::new(standing.created.try_into().unwrap_or(0));
+    async fn fence(&self, own: &OwnNode) -> Result<Option<Fence>> {
+        let fence = own.fence();
         if self.request.mode == Mode::Mutex {
-            return Ok(Some(own));
+            return Ok(Some(fence));
         }
-        let (zk, dir) = (&standing.session.zk, self.place.dir());
+        let (zk, dir) = (&own.session.zk, self.node.dir());
         let doing = || format!("note the fence of {dir:?}");
         for _ in 0..TRIES {
             let (data, stat) = zk.get_data(dir).await.map_err(failed(doing()))?;
-            let Some(noted) = record::read_fence(&data) else {
+            let Some(noted) = layout::read_fence(&data) else {
                 return Err(Error::Conflict {
                     key: self.request.key.clone(),
                     found: format!("the node {dir:?} holds data of something else"),
@@ -163,144 +253,22 @@ impl QueueClaim {
                 let born = Fence::new(stat.czxid.try_into().unwrap_or(0));
                 return Ok(Some(noted.max(born)));
             }
-            if noted == own {
-                return Ok(Some(own));
+            if noted == fence {
+                return Ok(Some(fence));
             }
             let mut all = zk.new_multi_writer();
-            all.add_check_version(&standing.path, ANY_VERSION).map_err(failed(doing()))?;
-            all.add_set_data(dir, &record::write_fence(own), Some(stat.version))
+            all.add_check_version(&own.path, ANY_VERSION).map_err(failed(doing()))?;
+            all.add_set_data(dir, &layout::write_fence(fence), Some(stat.version))
                 .map_err(failed(doing()))?;
             match all.commit().await.map_err(zk::Error::from) {
-                Ok(_) => return Ok(Some(own)),
+                Ok(_) => return Ok(Some(fence)),
                 Err(zk::Error::NoNode) => return Ok(None),
-                // By one who was there before us, and whose node is gone.
+                // By a writer that was there before us, and whose node is gone.
                 Err(zk::Error::BadVersion) => {}
                 Err(error) => return Err(failed(doing())(error)),
             }
         }
         Err(Error::unreachable(NAME, doing(), "somebody else writes there all the time"))
-    }
-
-    /// One go: `None` to try again, because the place was taken away.
-    async fn go(&mut self, session: &Arc<Session>) -> Result<Option<Option<Entered>>> {
-        // One who does not queue looks first, so that it does not stand in anyone's way.
-        if !self.request.queue && self.place.standing().is_none() {
-            let children = self.place.others(session).await?;
-            // Twice, because whoever asked for the wrong kind is gone in a moment.
-            if self.stranger(session, &children).await?.is_some()
-                && let Some(found) = self.used_otherwise(session).await?
-            {
-                return Err(self.conflict(&found));
-            }
-            let busy = |node: &&Node| admission::conflict(self.request.mode, node.kind.mode());
-            if let Some(node) = line(&children).iter().find(busy) {
-                let path = format!("{}/{}", self.place.dir(), node.name);
-                session.refuse_data(&self.request.key, &path).await?;
-                return Ok(Some(None));
-            }
-        }
-        let came_just_now = self.place.standing().is_none();
-        let record = record::write(&self.request, None);
-        let (standing, children) = self.place.stand(session, &record).await?;
-        if self.stranger(session, &children).await?.is_some() {
-            // We are the wrong one, unless it is on its way out. So we go first, and look then.
-            self.place.leave().await?;
-            return match self.used_otherwise(session).await? {
-                Some(found) => Err(self.conflict(&found)),
-                None => Ok(None),
-            };
-        }
-        let line = line(&children);
-        if came_just_now {
-            session.refuse_data_behind(&self.request.key, &standing, &line).await?;
-        }
-        match turn(&line, &standing.name) {
-            Turn::In => {}
-            Turn::Behind(_) | Turn::Full if !self.request.queue => {
-                self.place.leave().await?;
-                return Ok(Some(None));
-            }
-            Turn::Behind(ahead) => {
-                let path = format!("{}/{}", self.place.dir(), line[ahead].name);
-                // It would never go.
-                session.refuse_data(&self.request.key, &path).await?;
-                self.waiting = Some(Waiting { path, alarm: None });
-                self.waited = true;
-                return Ok(Some(None));
-            }
-            Turn::Full => unreachable!("only a semaphore is full"),
-        }
-        let Some(fence) = self.fence(&standing).await? else {
-            self.place.start_again();
-            return Ok(None);
-        };
-        let paths = vec![standing.path.clone()];
-        let news = self.waited.then(|| record::write_later(&self.request));
-        Ok(Some(Some(Entered { standing, paths, fence, slots: Vec::new(), news })))
-    }
-}
-
-#[async_trait]
-impl Claim for QueueClaim {
-    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
-        if let Some(Waiting { path, alarm: Some(_) }) = &self.waiting
-            && self.place.still_behind(path).await
-        {
-            return Ok(None);
-        }
-        self.waiting = None;
-        let session = self.shared.sessions.get().await?;
-        for _ in 0..TRIES {
-            match self.go(&session).await {
-                Ok(None) => {}
-                Ok(Some(None)) => return Ok(None),
-                Err(error @ Error::Conflict { .. }) => {
-                    // Whoever is refused stands in nobody's way, not even for a moment.
-                    self.place.leave().await?;
-                    return Err(error);
-                }
-                Err(error) => return Err(error),
-                Ok(Some(Some(entered))) => {
-                    let grant = self.shared.grant(&self.request, entered, &self.bell, &asked)?;
-                    self.in_use = Some(self.shared.in_use.clone());
-                    return Ok(Some(grant));
-                }
-            }
-        }
-        let doing = format!("take a place in {:?}", self.place.dir());
-        Err(Error::unreachable(NAME, doing, "it is taken away as soon as it is there"))
-    }
-
-    async fn wait(&mut self) -> Result<()> {
-        let (Some(waiting), Some(standing)) = (&mut self.waiting, self.place.standing()) else {
-            return Ok(());
-        };
-        if waiting.alarm.is_none() {
-            waiting.alarm = end_of(&waiting.path, standing).await?;
-        }
-        if let Some(alarm) = &mut waiting.alarm {
-            alarm.await;
-        }
-        self.waiting = None;
-        Ok(())
-    }
-
-    async fn release(&mut self) -> Result<Released> {
-        self.in_use = None;
-        self.waiting = None;
-        self.place.leave().await
-    }
-}
-
-/// Whether the one of this name is in. Being first in line *is* holding.
-pub(super) fn turn(line: &[Node], name: &str) -> Turn {
-    let places: Vec<_> = line
-        .iter()
-        .map(|node| admission::Queued { owner: &node.name, mode: node.kind.mode(), granted: false })
-        .collect();
-    match line.iter().position(|node| node.name == name) {
-        Some(at) => admission::turn(&places, at),
-        None => unreachable!("a place is taken before the turn is asked for"),
     }
 }
 
@@ -312,10 +280,11 @@ mod tests {
     use super::super::open;
     use super::*;
     use crate::core::clock::Clock;
+    use crate::engine::Claim;
     use crate::key::Key;
     use crate::owner::Token;
 
-    fn writer(shared: &Arc<Shared>) -> QueueClaim {
+    fn writer(shared: &Arc<Shared>) -> LockClaim {
         let request = Request {
             key: Key::new("key").unwrap(),
             token: Token::fresh(),
@@ -327,7 +296,7 @@ mod tests {
             queue: true,
             note: None,
         };
-        QueueClaim::new(shared, request)
+        LockClaim::new(shared, request)
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -336,16 +305,16 @@ mod tests {
         let url = servers.url("broken", Duration::from_secs(20));
         let shared = open(url.parse().unwrap()).await.unwrap().shared;
         let session = shared.sessions.get().await.unwrap();
-        // It is first in line, and has not noted its fence yet.
+        // It is first in the queue, and has not noted its fence yet.
         let mut broken = writer(&shared);
-        let (standing, _) = broken.place.stand(&session, b"").await.unwrap();
-        session.zk.delete(&standing.path, None).await.unwrap();
+        let (own, _) = broken.queue.node.enter(&session, b"").await.unwrap();
+        session.zk.delete(&own.path, None).await.unwrap();
         let later =
             writer(&shared).attempt(Clock::System.now()).await.unwrap().expect("it is free").fence;
-        let noted = broken.fence(&standing).await;
-        let (data, _) = session.zk.get_data(broken.place.dir()).await.unwrap();
-        assert_eq!(record::read_fence(&data), Some(later), "{noted:?} was noted over it");
-        // It stands behind the later one when it asks again.
+        let noted = broken.queue.fence(&own).await;
+        let (data, _) = session.zk.get_data(broken.queue.node.dir()).await.unwrap();
+        assert_eq!(layout::read_fence(&data), Some(later), "{noted:?} was noted over it");
+        // It is behind the later one when it asks again.
         assert!(broken.attempt(Clock::System.now()).await.unwrap().is_none());
     }
 }

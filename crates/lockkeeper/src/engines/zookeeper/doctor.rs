@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use zookeeper_client as zk;
 
 use super::Shared;
-use crate::engine::{Finding, Severity};
+use crate::engine::Finding;
 use crate::error::Result;
 use crate::lock::DEFAULT_TTL;
 
@@ -21,17 +21,12 @@ pub(super) async fn doctor(shared: &Shared) -> Result<Vec<Finding>> {
     findings.push(rights(shared, &session.zk).await);
     findings.push(containers(shared, &session).await);
     if shared.settings.open {
-        findings.push(finding(
-            Severity::Warning,
+        findings.push(Finding::warning(
             "everyone who reaches the servers may delete locks (nodes are open to the world)",
             "name a user and a password in the URL; the nodes then belong to them",
         ));
     }
     Ok(findings)
-}
-
-fn finding(severity: Severity, what: impl Into<String>, advice: impl Into<String>) -> Finding {
-    Finding { severity, what: what.into(), advice: advice.into() }
 }
 
 /// Asks every server what it is, and counts.
@@ -41,14 +36,10 @@ async fn servers(shared: &Shared) -> Vec<Finding> {
     let mut voters = 0;
     if shared.settings.secure {
         // Our session is at one of them; their status is only told in plain text.
-        return vec![finding(
-            Severity::Fine,
-            format!(
-                "one of {} servers answers; over TLS they do not say what they are",
-                hosts.len()
-            ),
-            "",
-        )];
+        return vec![Finding::fine(format!(
+            "one of {} servers answers; over TLS they do not say what they are",
+            hosts.len()
+        ))];
     }
     for (host, port) in hosts {
         let answer = timeout(PATIENCE, ask(host, *port)).await;
@@ -57,29 +48,28 @@ async fn servers(shared: &Shared) -> Vec<Finding> {
             answer.lines().find_map(|line| line.strip_prefix("Mode: ")).map(str::to_owned)
         };
         findings.push(match answer {
-            Ok(Ok(answer)) if answer.contains("not currently serving requests") => finding(
-                Severity::Problem,
-                format!("{place} has no majority to serve with"),
-                "start the other servers, or look at the network between them",
-            ),
+            Ok(Ok(answer)) if answer.contains("not currently serving requests") => {
+                Finding::problem(
+                    format!("{place} has no majority to serve with"),
+                    "start the other servers, or look at the network between them",
+                )
+            }
             Ok(Ok(answer)) => match mode(&answer) {
                 Some(mode) => {
                     voters += usize::from(matches!(&*mode, "leader" | "follower"));
-                    finding(Severity::Fine, format!("{place} answers; it is a {mode}"), "")
+                    Finding::fine(format!("{place} answers; it is a {mode}"))
                 }
-                None => finding(
-                    Severity::Fine,
-                    format!("{place} answers, but does not say what it is"),
-                    "allow the command srvr (4lw.commands.whitelist) to see leader and followers",
-                ),
+                None => Finding::fine(format!(
+                    "{place} answers, but does not say what it is; allow the command srvr \
+                     (4lw.commands.whitelist) to see leader and followers"
+                )),
             },
             Ok(Err(error)) => unreachable_server(&place, &error.to_string()),
             Err(_) => unreachable_server(&place, "no answer"),
         });
     }
     if voters < 3 {
-        findings.push(finding(
-            Severity::Warning,
+        findings.push(Finding::warning(
             format!("{voters} servers of an ensemble were seen: not one of them can fail"),
             "name all servers in the URL, and run three or five of them",
         ));
@@ -88,8 +78,7 @@ async fn servers(shared: &Shared) -> Vec<Finding> {
 }
 
 fn unreachable_server(place: &str, why: &str) -> Finding {
-    finding(
-        Severity::Warning,
+    Finding::warning(
         format!("{place} cannot be reached: {why}"),
         "start it, or take it out of the URL",
     )
@@ -112,10 +101,9 @@ fn session_length(asked: Duration, granted: Duration) -> Finding {
         let what = format!(
             "a dead holder's locks are free after {shown}, its session; a lock has a lease of {lease} at most"
         );
-        return finding(Severity::Fine, what, "");
+        return Finding::fine(what);
     }
-    finding(
-        Severity::Warning,
+    Finding::warning(
         format!(
             "the session lasts {shown}, though {} was asked for: the servers allow no other; \
              a lock has a lease of {lease} at most",
@@ -145,9 +133,8 @@ async fn rights(shared: &Shared, zk: &zk::Client) -> Finding {
     }
     .await;
     match tried {
-        Ok(()) => finding(Severity::Fine, format!("nodes can be made and deleted in {root}"), ""),
-        Err(error) => finding(
-            Severity::Problem,
+        Ok(()) => Finding::fine(format!("nodes can be made and deleted in {root}")),
+        Err(error) => Finding::problem(
             format!("a lock needs to make, list and delete nodes in {root}: {error}"),
             "grant create, read, write and delete there",
         ),
@@ -162,15 +149,13 @@ async fn containers(shared: &Shared, session: &super::Session) -> Finding {
     match made {
         Ok(_) | Err(zk::Error::NodeExists) => {
             let _ = session.zk.delete(&probe, None).await;
-            finding(Severity::Fine, "directories of locks that nobody uses are removed", "")
+            Finding::fine("directories of locks that nobody uses are removed")
         }
-        Err(zk::Error::Unimplemented) => finding(
-            Severity::Warning,
+        Err(zk::Error::Unimplemented) => Finding::warning(
             "the servers know no containers: every key leaves a directory behind for ever",
             "run ZooKeeper 3.5 or newer",
         ),
-        Err(error) => finding(
-            Severity::Problem,
+        Err(error) => Finding::problem(
             format!("a directory cannot be made in {}: {error}", shared.root()),
             "grant create there",
         ),

@@ -1,15 +1,14 @@
-//! Who holds and who waits, and what an operator can do about it.
+//! Holders and waiters, and what an operator can do about them.
 
 use zookeeper_client as zk;
 
-use super::data::owned_by_a_session;
+use super::Shared;
 use super::error::failed;
-use super::layout::{Node, decode, line};
-use super::record::{self, REVOKE};
+use super::layout::{LEASES, LOCKS, Node, REVOKE, decode, owned_by_a_session, queue, read_record};
 use super::session::Session;
-use super::{LEASES, LOCKS, Shared};
-use crate::core::admission::{self, Turn};
+use crate::core::admission::Turn;
 use crate::engine::{Entry, Fence, Mode, Query, Snapshot};
+use crate::engines::queued;
 use crate::error::Result;
 use crate::key::Key;
 
@@ -36,7 +35,7 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
     Ok(snapshots)
 }
 
-/// Deletes the nodes of everyone who holds a key.
+/// Deletes the nodes of all holders of a key.
 pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
     let session = shared.sessions.get().await?;
     let seen = look(shared, &session, std::slice::from_ref(key)).await?;
@@ -57,31 +56,31 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>>
     Ok(broken)
 }
 
-/// Marks the nodes of everyone who holds a key, for them to see.
+/// Marks the nodes of all holders of a key, which they watch.
 pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
     let session = shared.sessions.get().await?;
     let seen = look(shared, &session, std::slice::from_ref(key)).await?;
-    let mut told = Vec::new();
+    let mut asked = Vec::new();
     for entry in seen.into_iter().flat_map(|seen| seen.holders) {
         // The first node of a grant is the one that its holder watches.
         match session.zk.set_data(&entry.paths[0], REVOKE, None).await {
-            Ok(_) => told.push(entry.entry),
+            Ok(_) => asked.push(entry.entry),
             Err(zk::Error::NoNode) => {}
             Err(error) => return Err(failed(format!("ask for {key:?}"))(error)),
         }
     }
-    Ok(told)
+    Ok(asked)
 }
 
 /// A lock as it was seen.
 struct Seen {
     key: Key,
-    holders: Vec<Standing>,
-    waiters: Vec<Standing>,
+    holders: Vec<Claimant>,
+    waiters: Vec<Claimant>,
 }
 
-/// Someone in line, and the nodes that make that so.
-struct Standing {
+/// A holder or a waiter, and its nodes.
+struct Claimant {
     entry: Entry,
     paths: Vec<String>,
 }
@@ -91,8 +90,9 @@ impl Seen {
         if self.holders.is_empty() && self.waiters.is_empty() {
             return None;
         }
-        let entries =
-            |standing: Vec<Standing>| standing.into_iter().map(|one| one.entry).collect::<Vec<_>>();
+        let entries = |claimants: Vec<Claimant>| {
+            claimants.into_iter().map(|claimant| claimant.entry).collect::<Vec<_>>()
+        };
         let holders = entries(self.holders);
         let fence: Option<Fence> = holders.iter().filter_map(|entry| entry.fence).max();
         // A waiter has a number already, but it is no fence before it is let in.
@@ -111,45 +111,33 @@ async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Result<Vec<Se
     let bases = session.list_all(&dirs);
     sync.await.map_err(failed("look at locks"))?;
     let bases = bases.await?;
-    let semaphore = bases.iter().flatten().any(|name| name == LOCKS || name == LEASES);
+    let is_semaphore = bases.iter().flatten().any(|name| name == LOCKS || name == LEASES);
     let none = || vec![Vec::new(); keys.len()];
-    let (gates, leases) = match semaphore {
-        // In this order: someone who is let in meanwhile is seen twice rather than not at all.
+    let (locks, leases) = match is_semaphore {
+        // In this order: a waiter that is let in meanwhile is seen twice rather than not at all.
         true => {
-            let (gates, leases) =
+            let (locks, leases) =
                 (session.list_all(&within(LOCKS)), session.list_all(&within(LEASES)));
-            (gates.await?, leases.await?)
+            (locks.await?, leases.await?)
         }
         false => (none(), none()),
     };
     let mut all = Vec::new();
-    for (n, key) in keys.iter().enumerate() {
-        let base = line(&bases[n]);
-        let (leases, mut gates) = (line(&leases[n]), line(&gates[n]));
-        gates.retain(|gate| leases.iter().all(|lease| lease.id() != gate.id()));
-        let nodes = [(dirs[n].clone(), base), (format!("{}/{LEASES}", dirs[n]), leases)];
-        let mut holders = Vec::new();
-        let mut waiters = Vec::new();
-        let [(dir, base), (leases_dir, leases)] = nodes;
-        let places: Vec<_> = base
-            .iter()
-            .map(|node| admission::Queued {
-                owner: &node.name,
-                mode: node.kind.mode(),
-                granted: false,
-            })
-            .collect();
-        for (at, node) in base.iter().enumerate() {
-            match admission::turn(&places, at) {
-                Turn::In => holders.push((format!("{dir}/{}", node.name), node.clone())),
-                _ => waiters.push((format!("{dir}/{}", node.name), node.clone())),
-            }
-        }
-        let path = |node: Node| (format!("{leases_dir}/{}", node.name), node);
-        holders.extend(leases.into_iter().map(path));
-        let gate =
+    for (n, (key, dir)) in keys.iter().zip(&dirs).enumerate() {
+        let (base, leases) = (queue(&bases[n]), queue(&leases[n]));
+        let mut waiting = queue(&locks[n]);
+        waiting.retain(|node| leases.iter().all(|lease| lease.id() != node.id()));
+        let turn = |at| queued::turn(base.iter().map(|node| node.kind.mode()), at);
+        let (holders, waiters): (Vec<_>, Vec<_>) =
+            (0..base.len()).partition(|at| turn(*at) == Turn::In);
+        let nodes = |ats: Vec<usize>| {
+            ats.into_iter().map(|at| (format!("{dir}/{}", base[at].name), base[at].clone()))
+        };
+        let permit = |node: Node| (format!("{dir}/{LEASES}/{}", node.name), node);
+        let waiter =
             |node: Node| (format!("{dir}/{LOCKS}/{}", node.name), node.waiting_for_permits());
-        waiters.extend(gates.into_iter().map(gate));
+        let holders = nodes(holders).chain(leases.into_iter().map(permit)).collect();
+        let waiters = nodes(waiters).chain(waiting.into_iter().map(waiter)).collect();
         all.push((key.clone(), session.read_all(holders), session.read_all(waiters)));
     }
     let mut seen = Vec::new();
@@ -160,25 +148,16 @@ async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Result<Vec<Se
 }
 
 impl Session {
-    /// The children of a node, which may not be there.
-    async fn list(&self, dir: &str) -> Result<Vec<String>> {
-        Ok(self.list_all(&[dir.to_owned()]).await?.remove(0))
-    }
-
-    /// The children of many nodes. The requests leave now, not when the answer is awaited.
+    /// What is in many directories. The requests leave now.
     fn list_all(
         &self,
         dirs: &[String],
     ) -> impl Future<Output = Result<Vec<Vec<String>>>> + Send + use<> {
-        let lists: Vec<_> = dirs.iter().map(|dir| self.zk.get_children(dir)).collect();
+        let lists: Vec<_> = dirs.iter().map(|dir| self.list(dir)).collect();
         async move {
             let mut all = Vec::new();
             for list in lists {
-                match list.await {
-                    Ok((children, _)) => all.push(children),
-                    Err(zk::Error::NoNode) => all.push(Vec::new()),
-                    Err(error) => return Err(failed("list locks")(error)),
-                }
+                all.push(list.await?);
             }
             Ok(all)
         }
@@ -188,10 +167,10 @@ impl Session {
     fn read_all(
         &self,
         nodes: Vec<(String, Node)>,
-    ) -> impl Future<Output = Result<Vec<Standing>>> + Send + use<> {
+    ) -> impl Future<Output = Result<Vec<Claimant>>> + Send + use<> {
         let reads: Vec<_> = nodes.iter().map(|(path, _)| self.zk.get_data(path)).collect();
         async move {
-            let mut all: Vec<(Node, Standing)> = Vec::new();
+            let mut all: Vec<(Node, Claimant)> = Vec::new();
             for ((path, node), read) in nodes.into_iter().zip(reads) {
                 let (data, stat) = match read.await {
                     Ok(read) => read,
@@ -209,16 +188,16 @@ impl Session {
                     same.paths.push(path);
                     continue;
                 }
-                let mut entry = record::read(&node.name, node.kind.mode(), &data, &stat);
+                let mut entry = read_record(&node.name, node.kind.mode(), &data, &stat);
                 if let (Some((_, limit)), Mode::Permits { limit: 0, .. }) =
                     (node.permit(), entry.mode)
                 {
                     entry.mode = Mode::Permits { take: 1, limit };
                 }
                 entry.slots.extend(slot);
-                all.push((node, Standing { entry, paths: vec![path] }));
+                all.push((node, Claimant { entry, paths: vec![path] }));
             }
-            Ok(all.into_iter().map(|(_, standing)| standing).collect())
+            Ok(all.into_iter().map(|(_, claimant)| claimant).collect())
         }
     }
 }

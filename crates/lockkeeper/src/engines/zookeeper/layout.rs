@@ -1,15 +1,37 @@
-//! Names on the server: what a key's node is called, and how the nodes in a line are read and ordered.
+//! What is stored: names of nodes and their order in a queue, and the data that they hold.
 //!
 //! Node names are Curator's: `_c_<uuid>-lock-<sequence>`, and `__READ__` and `__WRIT__` for a read-write
 //! lock. The sequence is a signed 32-bit counter that wraps around and restarts with a new parent, so it
-//! orders those who are in line together, and is never a fence.
+//! orders the nodes that are in a queue together, and is never a fence.
+//!
+//! The data says who holds or waits, why, and for a semaphore how many permits. Other clients that share
+//! the lock write their address or nothing, which is shown as it is.
 
 use std::fmt::Write;
+use std::time::{Duration, SystemTime};
 
-use crate::engine::Mode;
+use zookeeper_client as zk;
+
+use crate::engine::{Entry, Fence, Mode, Request};
 use crate::key::Key;
+use crate::owner::whoami;
 
-/// What a node in a line is there for.
+/// The directory of the queue before a semaphore.
+pub(super) const LOCKS: &str = "locks";
+
+/// The directory of its permits that are taken.
+pub(super) const LEASES: &str = "leases";
+
+/// The data of a node whose holder is asked to give way, as Curator writes it.
+pub(super) const REVOKE: &[u8] = b"__REVOKE__";
+
+/// What data of ours starts with.
+const MARK: &str = "lockkeeper";
+
+/// The mark of a claim that was let in later than its node was made.
+const LATER: &str = "later";
+
+/// What a node in a queue is there for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Kind {
     Mutex,
@@ -27,7 +49,7 @@ const WORDS: [(&str, Kind); 6] = [
     ("__WRIT__", Kind::Write),
     ("lock-", Kind::Mutex),
     ("lease-", Kind::Lease),
-    // kazoo's: its nodes are in one line with ours, though we never make such.
+    // kazoo's: its nodes are in one queue with ours, though we never make such.
     ("__lock__", Kind::Mutex),
     ("__rlock__", Kind::KazooRead),
 ];
@@ -52,13 +74,13 @@ impl Kind {
         }
     }
 
-    /// Whether those who made such nodes see each other.
+    /// Whether clients that make such nodes see each other.
     pub(super) fn mixes(self, other: Kind) -> bool {
         let kazoo = [self, other].contains(&Kind::KazooRead);
         (self == Kind::Mutex) == (other == Kind::Mutex) && !kazoo
     }
 
-    /// What a lock is used as that has such a node at the head of its line.
+    /// What a lock is used as that has such a node at the head of its queue.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::KazooRead => "a read-write lock of kazoo's",
@@ -72,7 +94,7 @@ impl Kind {
     }
 }
 
-/// A node in a line.
+/// A node in a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Node {
     pub(super) name: String,
@@ -89,7 +111,7 @@ impl Node {
             if !(head.is_empty() || head.ends_with('-') || kazoo) {
                 return None;
             }
-            // Ten places, of which one is the sign once the counter has wrapped around.
+            // Ten digits, of which one is the sign once the counter has wrapped around.
             let sequence = tail.parse().ok().filter(|n: &i32| format!("{n:010}") == tail)?;
             Some(Self { name: name.to_owned(), kind: *kind, sequence })
         };
@@ -102,7 +124,7 @@ impl Node {
         id.filter(|id| id.starts_with("_c_")).unwrap_or(&self.name)
     }
 
-    /// A place in the line before a semaphore looks like that of a mutex.
+    /// The node of a waiter for permits is named like that of a mutex.
     pub(super) fn waiting_for_permits(self) -> Self {
         Self { kind: Kind::Lease, ..self }
     }
@@ -115,8 +137,8 @@ impl Node {
     }
 }
 
-/// The nodes among the children of a lock that are in its line, in order. Strangers are left out.
-pub(super) fn line(children: &[String]) -> Vec<Node> {
+/// The nodes among the children of a lock that are in its queue, in order. Other nodes are left out.
+pub(super) fn queue(children: &[String]) -> Vec<Node> {
     let mut nodes: Vec<_> = children.iter().filter_map(|name| Node::parse(name)).collect();
     if let Some(base) = nodes.first().map(|node| node.sequence) {
         // The counter wraps around: what counts is the distance, and nobody waits for 2^31 others.
@@ -133,7 +155,7 @@ pub(super) fn kazoo_permit(children: &[String]) -> Option<&str> {
 }
 
 /// The length of `_c_<uuid>-`.
-const ID_LENGTH: usize = 40;
+pub(super) const ID_LENGTH: usize = 40;
 
 /// A new `_c_<uuid>-`, by which a node is found again when the reply to its creation was lost.
 pub(super) fn new_id() -> String {
@@ -152,7 +174,7 @@ pub(super) fn new_id() -> String {
 
 /// A key as one path segment, so that lock `a` is no parent of lock `a/b`.
 ///
-/// `top` says that it stands at the top of the tree, where one name is taken.
+/// `top` says that it is at the top of the tree, where one name is taken.
 pub(super) fn encode(key: &Key, top: bool) -> String {
     let key = key.as_str();
     let taken = matches!(key, "." | "..") || (top && key == "zookeeper");
@@ -191,23 +213,105 @@ pub(super) fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// The data of a node whose claim had to wait, once it is let in: it holds since now, not since its creation.
+pub(super) fn write_later(request: &Request) -> Vec<u8> {
+    let text = String::from_utf8(write_record(request, None)).expect("a record is text");
+    text.replacen('\n', &format!(" {LATER}\n"), 1).into_bytes()
+}
+
+/// The data of a node. A permit of a semaphore carries the fence of the queue node that it came from.
+pub(super) fn write_record(request: &Request, fence: Option<Fence>) -> Vec<u8> {
+    let (take, limit) = match request.mode {
+        Mode::Permits { take, limit } => (take, limit),
+        _ => (0, 0),
+    };
+    let fence = fence.map_or(0, Fence::get);
+    let (identity, who) = (request.identity(), whoami());
+    let note = request.note.as_deref().unwrap_or_default();
+    format!("{MARK} {take} {limit} {fence}\n{identity}\n{who}\n{note}").into_bytes()
+}
+
+/// What is known of a node, by its data and its creation, or the moment when it was let in.
+pub(super) fn read_record(name: &str, mode: Mode, data: &[u8], stat: &zk::Stat) -> Entry {
+    let at = |ms: i64| SystemTime::UNIX_EPOCH + Duration::from_millis(ms.try_into().unwrap_or(0));
+    let mut entry = Entry {
+        identity: name.to_owned(),
+        mode,
+        who: None,
+        note: None,
+        since: Some(at(stat.ctime)),
+        left: None,
+        fence: Some(Fence::new(stat.czxid.try_into().unwrap_or(0))),
+        slots: Vec::new(),
+    };
+    let text = std::str::from_utf8(data).unwrap_or_default();
+    let mut lines = text.splitn(4, '\n');
+    let mut head = lines.next().unwrap_or_default().split(' ');
+    if head.next() != Some(MARK) {
+        let shown = !text.is_empty() && data != REVOKE && text.len() <= 256;
+        entry.who = shown.then(|| text.escape_debug().to_string());
+        return entry;
+    }
+    let mut number = || head.next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
+    let (take, limit, fence) = (number(), number(), number());
+    if head.next() == Some(LATER) {
+        entry.since = Some(at(stat.mtime));
+    }
+    if matches!(mode, Mode::Permits { .. }) && limit > 0 {
+        let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+        entry.mode = Mode::Permits { take: small(take), limit: small(limit) };
+    }
+    if fence > 0 {
+        entry.fence = Some(Fence::new(fence));
+    }
+    let mut text = || lines.next().filter(|line| !line.is_empty()).map(str::to_owned);
+    entry.identity = text().unwrap_or(entry.identity);
+    entry.who = text();
+    entry.note = text();
+    entry
+}
+
+/// The data of a read-write lock's directory: the fence of its last writer, for readers to carry.
+pub(super) fn write_fence(fence: Fence) -> Vec<u8> {
+    format!("{MARK} fence {fence}").into_bytes()
+}
+
+/// The fence of the last writer; `None` if the directory holds something else.
+pub(super) fn read_fence(data: &[u8]) -> Option<Fence> {
+    if data.is_empty() {
+        return Some(Fence::new(0));
+    }
+    let number = std::str::from_utf8(data).ok()?.strip_prefix("lockkeeper fence ")?;
+    number.parse().ok().map(Fence::new)
+}
+
+/// Whether a node ends with a session, as all nodes of locks do.
+///
+/// Containers and nodes with a lifetime of their own have a mark where others have the session's id.
+pub(super) fn owned_by_a_session(stat: &zk::Stat) -> bool {
+    const CONTAINER: u64 = 1 << 63;
+    const LIFETIME: u64 = 0xff_0000;
+    let owner = stat.ephemeral_owner.cast_unsigned();
+    owner != 0 && owner != CONTAINER && owner >> 40 != LIFETIME
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn names(line: &[Node]) -> Vec<&str> {
-        line.iter().map(|node| node.name.as_str()).collect()
+    fn names(queue: &[Node]) -> Vec<&str> {
+        queue.iter().map(|node| node.name.as_str()).collect()
     }
 
     #[test]
-    fn nodes_of_all_who_follow_the_recipe_are_read_and_strangers_are_not() {
+    fn nodes_of_the_recipe_are_read_and_others_are_not() {
         let curator = "_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-0000000012";
         let children =
             ["leases", "locks", "0abc", "lock-12", "block-0000000010", "lock-0000000011", curator]
                 .map(str::to_owned);
-        assert_eq!(names(&line(&children)), ["lock-0000000011", curator]);
+        assert_eq!(names(&queue(&children)), ["lock-0000000011", curator]);
         assert_eq!(Node::parse("lock--000000177").map(|node| node.sequence), Some(-177));
         let node = Node::parse(curator).unwrap();
         assert_eq!(node.id(), "_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-");
@@ -224,7 +328,7 @@ mod tests {
         let kazoo = "1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b__lock__0000000003".to_owned();
         let before = "_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-0000000002".to_owned();
         let after = "_c_63345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-0000000004".to_owned();
-        let ordered = line(&[after.clone(), kazoo.clone(), before.clone()]);
+        let ordered = queue(&[after.clone(), kazoo.clone(), before.clone()]);
         assert_eq!(names(&ordered), [&before, &kazoo, &after]);
         let reader = Node::parse("1f0e5b5e0a1c4e0f8d2b3c4d5e6f7a8b__rlock__0000000003").unwrap();
         assert_eq!(reader.kind, Kind::KazooRead);
@@ -241,13 +345,13 @@ mod tests {
         for turn in 0..ordered.len() {
             let mut children = ordered.map(str::to_owned);
             children.rotate_left(turn);
-            assert_eq!(names(&line(&children)), ordered);
+            assert_eq!(names(&queue(&children)), ordered);
         }
     }
 
     proptest! {
         #[test]
-        fn any_line_is_put_in_order(start: i32, steps in prop::collection::vec(0..1_000i32, 1..40), seed: u64) {
+        fn any_queue_is_put_in_order(start: i32, steps in prop::collection::vec(0..1_000i32, 1..40), seed: u64) {
             let mut sequence = start;
             let mut ordered = Vec::new();
             for step in steps {
@@ -256,8 +360,8 @@ mod tests {
             }
             let mut children = ordered.clone();
             fastrand::Rng::with_seed(seed).shuffle(&mut children);
-            let line = line(&children);
-            prop_assert_eq!(names(&line), ordered);
+            let queue = queue(&children);
+            prop_assert_eq!(names(&queue), ordered);
         }
 
         #[test]
@@ -277,7 +381,7 @@ mod tests {
         assert_eq!((encoded("..", false), encoded(".a", false)), ("%2E.".into(), ".a".into()));
         assert_eq!(encoded("zookeeper", true), "%7Aookeeper");
         assert_eq!(encoded("zookeeper", false), "zookeeper");
-        // What nobody of us wrote is nobody's key.
+        // What `encode` did not write is no key.
         assert_eq!(decode("%61", false), None);
         assert_eq!(decode("%zz", false), None);
     }

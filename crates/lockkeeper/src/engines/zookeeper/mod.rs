@@ -1,22 +1,23 @@
 //! `zookeeper:` keeps locks as ephemeral sequential nodes, in the layout of Curator's recipes.
 //!
-//! Everyone who wants a lock makes a node in its directory; the lowest sequence holds, and everyone
-//! else listens to the one node that is in their way. Nodes belong to a session, which a client has one
+//! Every claim makes a node in the directory of its lock; the lowest sequence holds, and every other
+//! claim watches the one node that is in its way. Nodes belong to a session, which a client has one
 //! of, so a dead holder's lock is free when the servers give its session up.
 //!
 //! Easy to get wrong: a follower may show a past in which our session was alive. What is granted or
 //! renewed is therefore always confirmed by a write, which a majority has to agree to.
 
 mod claim;
-mod data;
 mod doctor;
 mod error;
+mod held;
 mod inspect;
 mod layout;
+mod nodes;
+mod permits;
 mod queue_node;
-mod record;
 mod renew;
-mod semaphore_claim;
+mod semaphore;
 mod session;
 mod settings;
 #[cfg(feature = "zookeeper-tls")]
@@ -28,26 +29,23 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use self::claim::LockClaim;
 use self::error::NAME;
-use self::queue_node::Standing;
+use self::layout::Node;
+use self::queue_node::OwnNode;
+use self::semaphore::SemaphoreClaim;
 use self::session::{Session, Sessions};
 use self::settings::Settings;
-use super::Registration;
-use super::yield_signal::YieldSignal;
+use super::{Registration, queued};
+use crate::core::admission::Turn;
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, Fence, FenceSource, Finding, Grant, Guarantees, Held, Lease, Mode,
-    Order, Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Mode, Order, Query,
+    Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::endpoint::Endpoint;
-use crate::error::{Error, Loss, Result};
+use crate::error::{Error, Result};
 use crate::key::Key;
-
-/// Where those stand who want permits of a semaphore.
-const LOCKS: &str = "locks";
-
-/// Where its permits are.
-const LEASES: &str = "leases";
 
 pub(crate) const ENGINE: Registration = Registration {
     open: |endpoint| Box::pin(async { Ok(Arc::new(open(endpoint).await?) as Arc<dyn Engine>) }),
@@ -118,9 +116,9 @@ impl Engine for ZooKeeper {
     fn claim(&self, request: Request) -> Box<dyn Claim> {
         match request.mode {
             Mode::Permits { take, limit } => {
-                Box::new(semaphore_claim::SemaphoreClaim::new(&self.shared, request, take, limit))
+                Box::new(SemaphoreClaim::new(&self.shared, request, take, limit))
             }
-            _ => Box::new(claim::QueueClaim::new(&self.shared, request)),
+            _ => Box::new(LockClaim::new(&self.shared, request)),
         }
     }
 
@@ -171,42 +169,6 @@ struct Shared {
     in_use: Arc<()>,
 }
 
-/// The nodes of a grant.
-#[derive(Debug, Clone)]
-struct ZooKeeperHeld {
-    session: Arc<Session>,
-    /// The node that is watched over.
-    standing: Standing,
-    /// All its nodes.
-    paths: Vec<String>,
-    yielding: YieldSignal,
-    /// What its node has to say since then.
-    news: Option<Vec<u8>>,
-}
-
-impl Held for ZooKeeperHeld {
-    fn gone(&self) -> Option<Signal<Loss>> {
-        let (standing, yielding) = (self.standing.clone(), self.yielding.clone());
-        Some(Box::pin(watch::watch_over(standing, yielding, self.news.clone())))
-    }
-
-    fn yield_requested(&self) -> Option<Signal> {
-        Some(self.yielding.rung())
-    }
-}
-
-/// One who was let in.
-struct Entered {
-    /// The node that is watched over.
-    standing: Standing,
-    /// All its nodes.
-    paths: Vec<String>,
-    fence: Fence,
-    slots: Vec<u32>,
-    /// What its node has to say since then.
-    news: Option<Vec<u8>>,
-}
-
 impl Shared {
     /// The directory of a lock.
     fn dir(&self, key: &Key) -> String {
@@ -218,19 +180,11 @@ impl Shared {
     fn root(&self) -> &str {
         if self.settings.root.is_empty() { "/" } else { &self.settings.root }
     }
+}
 
-    /// A grant for as long as the session is vouched for by a write that left later than `asked`.
-    fn grant(
-        &self,
-        request: &Request,
-        entry: Entered,
-        bell: &YieldSignal,
-        asked: &Moment,
-    ) -> Result<Grant> {
-        let Entered { standing, paths, fence, slots, news } = entry;
-        let ttl = request.ttl.min(standing.session.vouched(asked)?);
-        let (session, yielding) = (standing.session.clone(), bell.clone());
-        let held = ZooKeeperHeld { session, standing, paths, yielding, news };
-        Ok(Grant { fence, slots, ttl, since: *asked, held: Arc::new(held) })
-    }
+/// Whether our node is let in.
+fn turn(queue: &[Node], own: &OwnNode) -> Turn {
+    let at = queue.iter().position(|node| node.name == own.name);
+    let at = at.expect("a node is in the queue when the turn is asked for");
+    queued::turn(queue.iter().map(|node| node.kind.mode()), at)
 }

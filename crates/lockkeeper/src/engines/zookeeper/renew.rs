@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use zookeeper_client as zk;
 
-use super::ZooKeeperHeld;
 use super::error::{ends_session, failed};
-use super::queue_node::ANY_VERSION;
+use super::held::ZooKeeperHeld;
+use super::nodes::ANY_VERSION;
 use super::session::{PACKET, Session};
 use crate::core::clock::Moment;
 use crate::engine::{Lease, Renewal};
@@ -23,9 +23,9 @@ pub(super) async fn renew(leases: &[Lease], asked: Moment) -> Result<Vec<Renewal
         holds.filter_map(|(n, held)| Some((n, held?))).collect();
     // Nearly always one session; two shortly after one expired.
     while let Some((_, first)) = open.first() {
-        let session = first.session.clone();
+        let session = first.node.session.clone();
         let (ours, others) =
-            open.into_iter().partition(|(_, held)| Arc::ptr_eq(&held.session, &session));
+            open.into_iter().partition(|(_, held)| Arc::ptr_eq(&held.node.session, &session));
         open = others;
         if session.is_over() {
             continue;
@@ -33,7 +33,7 @@ pub(super) async fn renew(leases: &[Lease], asked: Moment) -> Result<Vec<Renewal
         let there = vouch(&session, ours).await?;
         let vouched = session.vouched(&asked).unwrap_or_default();
         for n in there {
-            // A process that was stopped asks again in a moment, when the leader was told of it.
+            // A process that was stopped asks again in a moment, when the leader has its heartbeat.
             let enough = vouched >= leases[n].ttl;
             answers[n] = if enough { Renewal::Renewed } else { Renewal::Unknown };
         }
@@ -41,7 +41,7 @@ pub(super) async fn renew(leases: &[Lease], asked: Moment) -> Result<Vec<Renewal
     Ok(answers)
 }
 
-/// Says whose nodes are all there.
+/// Which holds have all their nodes.
 async fn vouch(session: &Session, holds: Vec<(usize, &ZooKeeperHeld)>) -> Result<Vec<usize>> {
     let doing = || format!("renew {} locks", holds.len());
     let mut moved = false;
@@ -62,7 +62,7 @@ async fn vouch(session: &Session, holds: Vec<(usize, &ZooKeeperHeld)>) -> Result
         }
         match all.commit().await {
             Ok(_) => drop(open.drain(..many)),
-            // Those who are not there are taken out one by one.
+            // Nodes that are gone are taken out one by one.
             Err(zk::MultiWriteError::OperationFailed { index, source: zk::Error::NoNode }) => {
                 let owner = open[index].0;
                 gone.insert(owner);

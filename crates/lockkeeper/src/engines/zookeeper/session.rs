@@ -11,7 +11,6 @@ use tokio::time::{sleep, timeout};
 use zookeeper_client as zk;
 
 use super::error::{NAME, failed};
-use super::layout::{Node, line};
 use super::settings::Settings;
 use crate::core::acquire::CALL_LIMIT;
 use crate::core::clock::{Clock, Moment};
@@ -20,28 +19,28 @@ use crate::error::{Error, Result};
 /// How often all servers are tried before there is said to be none.
 const PASSES: usize = 4;
 
-/// How much of a request a renewal uses: servers cut whoever sends more than `jute.maxbuffer`, 1 MB unless
-/// it is set.
+/// How much of a request a renewal uses: servers disconnect a client that sends more than `jute.maxbuffer`,
+/// 1 MB by default.
 pub(super) const PACKET: usize = 256 * 1024;
 
 /// A session, alive or not.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) zk: zk::Client,
-    /// When its servers heard of us, the latest last.
-    heard: Mutex<VecDeque<Event>>,
+    /// The latest contacts with its servers, the newest last.
+    contacts: Mutex<VecDeque<Contact>>,
 }
 
-/// A question that a server of the session answered: it heard of us between these two moments.
+/// A request that a server of the session answered: it was received between these two moments.
 #[derive(Debug, Clone, Copy)]
-struct Event {
+struct Contact {
     asked: Moment,
     answered: Moment,
-    /// Whether the leader itself heard of it.
+    /// Whether the leader itself received it.
     by_leader: bool,
 }
 
-/// How many of them are remembered: more than fit into the length of a session.
+/// How many of them are kept: more than fit into the length of a session.
 const MEMORY: usize = 24;
 
 impl Session {
@@ -54,30 +53,30 @@ impl Session {
             asked = Clock::System.now();
             zk = connect(settings, granted).await?;
         }
-        let opened = Event { asked, answered: Clock::System.now(), by_leader: true };
-        let session = Arc::new(Self { zk, heard: Mutex::new(VecDeque::from([opened])) });
+        let opened = Contact { asked, answered: Clock::System.now(), by_leader: true };
+        let session = Arc::new(Self { zk, contacts: Mutex::new(VecDeque::from([opened])) });
         tokio::spawn(listen(Arc::downgrade(&session), session.length() / 16));
         Ok(session)
     }
 
-    /// How long the servers keep it without hearing of us.
+    /// How long the servers keep it without a request or a heartbeat.
     pub(super) fn length(&self) -> Duration {
         self.zk.session_timeout()
     }
 
     /// How long a confirmed write that left later than `asked` vouches for the session from then on.
     ///
-    /// Only the leader ends sessions, and it does so when it has not heard of one for its length. A
-    /// write alone does not count as being heard of: a server of the session tells the leader whom it
-    /// heard of every half a tick, which is a quarter of the shortest session, and it may be cut off
-    /// before it does. So the write vouches for half of the length, and for no more than what is left
-    /// since the last answer of which the leader was certainly told. That matters to a process that
-    /// was stopped for a while; everyone else has had one in time.
+    /// Only the leader ends sessions, when it has had no sign of life of one for its length. A write
+    /// alone is none: a server of the session reports its contacts to the leader every half a tick,
+    /// which is a quarter of the shortest session, and it may be cut off before it does. So the write
+    /// vouches for half of the length, and for no more than what is left since the last contact that
+    /// was certainly reported. That matters to a process that was stopped for a while; every other one
+    /// has had a contact in time.
     ///
     /// # Errors
-    /// When that is too little to be of use. It passes: soon the leader is told of us.
+    /// When that is too little to be of use. It passes with the next report to the leader.
     pub(super) fn vouched(&self, asked: &Moment) -> Result<Duration> {
-        let vouched = vouched(self.length(), self.heard().iter(), asked);
+        let vouched = vouched(self.length(), self.contacts().iter(), asked);
         if vouched < self.length() / 4 {
             let why = "this process was stopped for so long that its session may be about to end";
             return Err(Error::unreachable(NAME, "vouch for a lock".to_owned(), why));
@@ -85,26 +84,8 @@ impl Session {
         Ok(vouched)
     }
 
-    fn heard(&self) -> MutexGuard<'_, VecDeque<Event>> {
-        self.heard.lock().expect("nothing panics under this lock")
-    }
-
-    /// Who is in line in a directory, which may not be there.
-    pub(super) async fn line(&self, dir: &str) -> Result<Vec<Node>> {
-        match self.zk.list_children(dir).await {
-            Ok(children) => Ok(line(&children)),
-            Err(zk::Error::NoNode) => Ok(Vec::new()),
-            Err(error) => Err(failed(format!("look at {dir:?}"))(error)),
-        }
-    }
-
-    /// The transaction that made a node, which may be gone. The request leaves now.
-    pub(super) fn created(
-        &self,
-        path: &str,
-    ) -> impl Future<Output = Result<Option<i64>>> + Send + use<> {
-        let (stat, doing) = (self.zk.check_stat(path), format!("look at {path:?}"));
-        async move { Ok(stat.await.map_err(failed(doing))?.map(|stat| stat.czxid)) }
+    fn contacts(&self) -> MutexGuard<'_, VecDeque<Contact>> {
+        self.contacts.lock().expect("nothing panics under this lock")
     }
 
     /// Whether it expired or was closed.
@@ -156,20 +137,29 @@ async fn listen(session: Weak<Session>, pace: Duration) {
             if answer.await.is_ok()
                 && let Some(session) = session.upgrade()
             {
-                let mut heard = session.heard();
-                if heard.len() == MEMORY {
-                    heard.pop_front();
+                let mut contacts = session.contacts();
+                if contacts.len() == MEMORY {
+                    contacts.pop_front();
                 }
-                heard.push_back(Event { asked, answered: Clock::System.now(), by_leader: false });
+                contacts.push_back(Contact {
+                    asked,
+                    answered: Clock::System.now(),
+                    by_leader: false,
+                });
             }
         });
     }
 }
 
 /// What is left of a session at a moment, and at most half of it; see [`Session::vouched`].
-fn vouched<'a>(length: Duration, heard: impl Iterator<Item = &'a Event>, now: &Moment) -> Duration {
-    let told = heard.filter(|heard| heard.by_leader || now.since(&heard.answered) >= length / 4);
-    let last = told.map(|heard| now.since(&heard.asked)).min();
+fn vouched<'a>(
+    length: Duration,
+    contacts: impl Iterator<Item = &'a Contact>,
+    now: &Moment,
+) -> Duration {
+    let is_reported = |contact: &&Contact| now.since(&contact.answered) >= length / 4;
+    let reported = contacts.filter(|contact| contact.by_leader || is_reported(contact));
+    let last = reported.map(|contact| now.since(&contact.asked)).min();
     last.map_or(Duration::ZERO, |age| length.saturating_sub(age).min(length / 2))
 }
 
@@ -178,7 +168,7 @@ fn vouched<'a>(length: Duration, heard: impl Iterator<Item = &'a Event>, now: &M
 pub(super) struct Sessions {
     settings: Settings,
     current: Mutex<Option<Arc<Session>>>,
-    /// Held by whoever makes a new one, so that a crowd makes only one.
+    /// Held while a new one is made, so that many callers make only one.
     making: tokio::sync::Mutex<()>,
 }
 
@@ -212,7 +202,7 @@ impl Sessions {
     pub(super) async fn close(&self) {
         let Some(session) = self.current().take() else { return };
         let mut states = session.zk.state_watcher();
-        // It is closed when the last one who uses it lets go.
+        // It is closed when its last user drops it.
         drop(session);
         let closed = async {
             while !states.state().is_terminated() {
@@ -264,27 +254,27 @@ mod tests {
                 sleep(Duration::from_millis(20)).await;
             }
         };
-        timeout(length * 4, again).await.expect("the servers hear of it again");
+        timeout(length * 4, again).await.expect("the leader has a report again");
     }
 
     #[test]
-    fn a_follower_that_is_cut_off_takes_along_what_it_heard_last() {
+    fn a_follower_that_is_cut_off_takes_along_what_it_did_not_report() {
         let length = Duration::from_secs(8);
         let now = Clock::System.now();
-        let heard = |asked, answered, by_leader| Event {
+        let contact = |asked, answered, by_leader| Contact {
             asked: now.before(Duration::from_secs(asked)),
             answered: now.before(Duration::from_secs(answered)),
             by_leader,
         };
-        let left = |all: &[Event]| vouched(length, all.iter(), &now).as_secs();
-        // The leader was told of what is older than a quarter.
-        assert_eq!(left(&[heard(3, 3, false), heard(1, 1, false)]), 4);
-        assert_eq!(left(&[heard(6, 6, false), heard(1, 1, false)]), 2);
-        // The answer counts for when it was told, the question for how old it is.
-        assert_eq!(left(&[heard(7, 7, false), heard(5, 1, false)]), 1);
-        assert_eq!(left(&[heard(7, 7, false), heard(5, 2, false)]), 3);
-        assert_eq!(left(&[heard(9, 9, false), heard(1, 1, false)]), 0);
-        assert_eq!(left(&[heard(1, 0, true)]), 4);
+        let left = |all: &[Contact]| vouched(length, all.iter(), &now).as_secs();
+        // What is older than a quarter was reported to the leader.
+        assert_eq!(left(&[contact(3, 3, false), contact(1, 1, false)]), 4);
+        assert_eq!(left(&[contact(6, 6, false), contact(1, 1, false)]), 2);
+        // The answer counts for the report, the request for the age.
+        assert_eq!(left(&[contact(7, 7, false), contact(5, 1, false)]), 1);
+        assert_eq!(left(&[contact(7, 7, false), contact(5, 2, false)]), 3);
+        assert_eq!(left(&[contact(9, 9, false), contact(1, 1, false)]), 0);
+        assert_eq!(left(&[contact(1, 0, true)]), 4);
         assert_eq!(left(&[]), 0);
     }
 

@@ -66,7 +66,7 @@ impl Settings {
         let tls = if secure { Some(super::tls::read(&mut options)?) } else { None };
         options.finish()?;
         if !(Duration::from_millis(100)..=Duration::from_secs(24 * 3600)).contains(&session) {
-            return Err(Error::Config(format!(
+            return Err(Error::Url(format!(
                 "a session of {session:?} is not possible; it is between 100ms and a day"
             )));
         }
@@ -78,28 +78,28 @@ impl Settings {
             })
             .collect();
         if hosts.is_empty() {
-            return Err(Error::Config(
+            return Err(Error::Url(
                 "a ZooKeeper URL names its servers: zookeeper://h1,h2,h3/root".to_owned(),
             ));
         }
         let url = endpoint.expose();
         let text = |encoded: &str| {
             percent_decode(encoded)
-                .ok_or_else(|| Error::Config("a part of the URL is not text".to_owned()))
+                .ok_or_else(|| Error::Url("a part of the URL is not text".to_owned()))
         };
         let root = match url.path() {
             "" => DEFAULT_ROOT.to_owned(),
             path => text(path.strip_suffix('/').unwrap_or(path))?,
         };
         if root.split('/').skip(1).any(|part| matches!(part, "" | "." | "..")) {
-            return Err(Error::Config(format!(
+            return Err(Error::Url(format!(
                 "{root:?} is not a path in ZooKeeper; it has no empty part, no . and no .."
             )));
         }
         let login = match (url.username(), url.password()) {
             ("", None) => None,
             (_, None) | ("", _) => {
-                return Err(Error::Config(
+                return Err(Error::Url(
                     "credentials are a user and a password: zookeeper://user:password@host"
                         .to_owned(),
                 ));
@@ -111,12 +111,12 @@ impl Settings {
             }),
         };
         if way.is_some() && login.is_none() {
-            return Err(Error::Config(
+            return Err(Error::Url(
                 "auth says how a user is proved: name a user and a password".to_owned(),
             ));
         }
         if open == Some(false) && login.is_none() {
-            return Err(Error::Config(
+            return Err(Error::Url(
                 "acl=creator needs a creator: name a user and a password".to_owned(),
             ));
         }

@@ -1,104 +1,108 @@
-//! Listening: for the one ahead of us in line, and for what happens to our own node.
+//! Waiting for another node to go, or for permits to come free.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
 
-use tokio::time::timeout;
 use zookeeper_client as zk;
 
-use super::error::{ends_session, failed, refused};
-use super::queue_node::Standing;
-use super::record::REVOKE;
-use super::session::Session;
-use crate::engines::yield_signal::YieldSignal;
-use crate::error::{Loss, Result};
+use super::error::failed;
+use super::layout::queue;
+use super::queue_node::OwnNode;
+use crate::error::Result;
+
+/// What a claim waits for.
+pub(super) struct Ahead {
+    target: Target,
+    /// Set once there is a watch. It outlives a wait that is dropped, so that asking again costs little.
+    event: Option<Event>,
+}
+
+#[derive(Debug)]
+enum Target {
+    /// A node that is in our way.
+    Node(String),
+    /// A directory of permits in which there are more than these.
+    Permits(String, usize),
+}
 
 /// Resolves when it is worth asking again.
-pub(super) type Alarm = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+type Event = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
-/// Listens for the end of another node, and of our own: nothing else can change our turn.
-///
-/// `None` when the other one is gone already.
-pub(super) async fn end_of(other: &str, own: &Standing) -> Result<Option<Alarm>> {
+impl Ahead {
+    pub(super) fn node(path: String) -> Self {
+        Self { target: Target::Node(path), event: None }
+    }
+
+    /// Waits until a directory holds at most so many nodes.
+    pub(super) fn permits(dir: String, most: usize) -> Self {
+        Self { target: Target::Permits(dir, most), event: None }
+    }
+
+    /// Whether the node that is watched and our own are both still there.
+    pub(super) async fn is_unchanged(&self, own: Option<&OwnNode>) -> bool {
+        let (Target::Node(other), Some(_), Some(own)) = (&self.target, &self.event, own) else {
+            return false;
+        };
+        let other = own.session.zk.check_stat(other);
+        let own = own.session.zk.check_stat(&own.path);
+        matches!(other.await, Ok(Some(_))) && matches!(own.await, Ok(Some(_)))
+    }
+
+    pub(super) async fn wait(&mut self, own: Option<&OwnNode>) -> Result<()> {
+        let Some(own) = own else { return Ok(()) };
+        if self.event.is_none() {
+            self.event = match &self.target {
+                Target::Node(path) => end_of(path, own).await?,
+                Target::Permits(dir, most) => change_in(dir, *most, own).await?,
+            };
+        }
+        if let Some(event) = &mut self.event {
+            event.await;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.target.fmt(f)
+    }
+}
+
+/// The end of another node, or of our own; `None` when one of them is gone already.
+async fn end_of(other: &str, own: &OwnNode) -> Result<Option<Event>> {
     let zk = &own.session.zk;
     // Asked for with its data, because a question after a node that is gone leaves no watch behind.
     let theirs = zk.get_and_watch_data(other);
     let ours = zk.get_and_watch_data(&own.path);
-    let (theirs, ours) = match (theirs.await, ours.await) {
-        (Err(zk::Error::NoNode), _) | (_, Err(zk::Error::NoNode)) => return Ok(None),
+    match (theirs.await, ours.await) {
+        (Err(zk::Error::NoNode), _) | (_, Err(zk::Error::NoNode)) => Ok(None),
         (theirs, ours) => {
             let doing = || format!("wait for {other:?}");
-            (theirs.map_err(failed(doing()))?.2, ours.map_err(failed(doing()))?.2)
+            let (_, _, theirs) = theirs.map_err(failed(doing()))?;
+            let (_, _, ours) = ours.map_err(failed(doing()))?;
+            Ok(Some(either(theirs, ours)))
         }
-    };
-    Ok(Some(Box::pin(async move {
-        tokio::select! {
-            _ = theirs.changed() => {}
-            _ = ours.changed() => {}
-        }
-    })))
-}
-
-impl Session {
-    /// Whether a node is gone, or goes within this time.
-    pub(super) async fn ends_within(&self, path: &str, limit: Duration) -> Result<bool> {
-        let looked = self.zk.check_and_watch_stat(path).await;
-        let (stat, watcher) = looked.map_err(failed(format!("wait for {path:?}")))?;
-        Ok(stat.is_none() || timeout(limit, watcher.changed()).await.is_ok())
     }
 }
 
-/// Listens for any change among the children of a directory, and for the end of our own node.
-///
-/// Answers with the children as they are now, too.
-pub(super) async fn change_in(dir: &str, own: &Standing) -> Result<(Alarm, Vec<String>)> {
+/// Any change in a directory, or the end of our own node; `None` if there are few enough already.
+async fn change_in(dir: &str, most: usize, own: &OwnNode) -> Result<Option<Event>> {
     let zk = &own.session.zk;
     let theirs = zk.list_and_watch_children(dir);
     let ours = zk.get_and_watch_data(&own.path);
     let doing = || format!("wait for a change in {dir:?}");
     let (children, theirs) = theirs.await.map_err(failed(doing()))?;
-    let ours = ours.await.map_err(failed(doing()))?.2;
-    let alarm = async move {
+    let (_, _, ours) = ours.await.map_err(failed(doing()))?;
+    Ok((queue(&children).len() > most).then(|| either(theirs, ours)))
+}
+
+fn either(theirs: zk::OneshotWatcher, ours: zk::OneshotWatcher) -> Event {
+    Box::pin(async move {
         tokio::select! {
             _ = theirs.changed() => {}
             _ = ours.changed() => {}
         }
-    };
-    Ok((Box::pin(alarm), children))
-}
-
-/// Watches over a node that is held: resolves when it is gone, and tells when its holder is asked to go.
-///
-/// First it writes what there is to say of a node that had to wait, unless somebody else wrote there.
-pub(super) async fn watch_over(held: Standing, bell: YieldSignal, news: Option<Vec<u8>>) -> Loss {
-    let expired = || Loss::Disconnected("its session expired".to_owned());
-    if let Some(news) = news
-        && let Err(error) = held.session.zk.set_data(&held.path, &news, Some(0)).await
-    {
-        tracing::debug!(%error, "it is not noted since when a lock is held");
-    }
-    loop {
-        // While there is no connection, this waits for one: no need for a pause of our own.
-        let looked = tokio::select! {
-            () = held.session.over() => return expired(),
-            looked = held.session.zk.get_and_watch_data(&held.path) => looked,
-        };
-        match looked {
-            Ok((data, _, watcher)) => {
-                if data == REVOKE {
-                    bell.ring();
-                }
-                watcher.changed().await;
-            }
-            Err(zk::Error::NoNode) => return Loss::Gone,
-            Err(error) if ends_session(&error) => return expired(),
-            Err(error) if refused(&error) => {
-                tracing::warn!(%error, "cannot watch a held lock; renewals watch over it alone");
-                held.session.over().await;
-                return expired();
-            }
-            Err(error) => tracing::debug!(%error, "cannot watch a held lock; trying again"),
-        }
-    }
+    })
 }

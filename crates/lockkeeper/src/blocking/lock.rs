@@ -1,0 +1,260 @@
+//! A lock and its guard for code without async.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Room;
+use crate::core::Backoff;
+use crate::engine::{Fence, Mode};
+use crate::error::{Error, Loss, Result};
+use crate::guard::{Release, Trouble};
+use crate::key::Key;
+use crate::owner::Owner;
+
+/// A lock that can be acquired; see [`crate::Lock`].
+#[derive(Debug, Clone)]
+#[must_use = "a lock does nothing before it is acquired"]
+pub struct Lock {
+    lock: crate::Lock,
+    room: Arc<Room>,
+}
+
+impl Lock {
+    pub(super) fn new(lock: crate::Lock, room: &Arc<Room>) -> Self {
+        Self { lock, room: room.clone() }
+    }
+
+    pub(super) fn into_parts(self) -> (crate::Lock, Arc<Room>) {
+        (self.lock, self.room)
+    }
+
+    /// See [`crate::Lock::ttl`].
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.lock = self.lock.ttl(ttl);
+        self
+    }
+
+    /// See [`crate::Lock::lease`].
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lock = self.lock.lease(lease);
+        self
+    }
+
+    /// See [`crate::Lock::margin`].
+    pub fn margin(mut self, margin: Duration) -> Self {
+        self.lock = self.lock.margin(margin);
+        self
+    }
+
+    /// See [`crate::Lock::keep_when_lost`].
+    pub fn keep_when_lost(mut self) -> Self {
+        self.lock = self.lock.keep_when_lost();
+        self
+    }
+
+    /// See [`crate::Lock::fair`].
+    pub fn fair(mut self) -> Self {
+        self.lock = self.lock.fair();
+        self
+    }
+
+    /// See [`crate::Lock::spin`].
+    pub fn spin(mut self, backoff: Backoff) -> Self {
+        self.lock = self.lock.spin(backoff);
+        self
+    }
+
+    /// See [`crate::Lock::owner`].
+    pub fn owner(mut self, owner: &Owner) -> Self {
+        self.lock = self.lock.owner(owner);
+        self
+    }
+
+    /// See [`crate::Lock::note`].
+    pub fn note(mut self, note: impl AsRef<str>) -> Self {
+        self.lock = self.lock.note(note);
+        self
+    }
+
+    /// See [`crate::Lock::permits`].
+    pub fn permits(mut self, take: u32) -> Self {
+        self.lock = self.lock.permits(take);
+        self
+    }
+
+    /// See [`crate::Lock::acquire`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn acquire(self) -> Result<Guard> {
+        let guard = self.room.wait(self.lock.acquire())?;
+        Ok(Guard::new(guard, &self.room))
+    }
+
+    /// See [`crate::Lock::try_acquire`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_acquire(self) -> Result<Option<Guard>> {
+        let guard = self.room.wait(self.lock.try_acquire())?;
+        Ok(guard.map(|guard| Guard::new(guard, &self.room)))
+    }
+
+    /// See [`crate::Lock::acquire_within`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn acquire_within(self, limit: Duration) -> Result<Guard> {
+        let guard = self.room.wait(self.lock.acquire_within(limit))?;
+        Ok(Guard::new(guard, &self.room))
+    }
+
+    /// Does work while holding the lock. A thread cannot be cancelled: the work has to look at
+    /// [`Guard::check`] before everything that must not happen twice.
+    ///
+    /// # Errors
+    /// [`Error::Late`] when the lock was lost before the work was done; otherwise as
+    /// [`crate::Lock::acquire`].
+    pub fn run<T>(self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+        run_with(self.acquire()?, work)
+    }
+
+    /// As [`run`](Lock::run) if the lock is free now. `None` means that it was busy and nothing was done.
+    ///
+    /// # Errors
+    /// As [`run`](Lock::run).
+    pub fn try_run<T>(self, work: impl FnOnce(&Guard) -> T) -> Result<Option<T>> {
+        self.try_acquire()?.map(|guard| run_with(guard, work)).transpose()
+    }
+
+    /// As [`run`](Lock::run), but waits at most so long for the lock. The limit is not one of the work.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when it was busy all the time; otherwise as [`run`](Lock::run).
+    pub fn run_within<T>(self, limit: Duration, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+        run_with(self.acquire_within(limit)?, work)
+    }
+}
+
+fn run_with<T>(guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+    let done = work(&guard);
+    if let Some(reason) = guard.guard().loss() {
+        return Err(Error::Late { key: guard.key().clone(), reason });
+    }
+    let _ = guard.release();
+    Ok(done)
+}
+
+/// A lock that is held; see [`crate::Guard`].
+///
+/// Dropping it gives the lock back, and waits up to two seconds until the engine has confirmed that.
+#[derive(Debug)]
+#[must_use = "the lock is given back as soon as the guard is dropped"]
+pub struct Guard {
+    /// Taken out by `release` and by dropping.
+    guard: Option<crate::Guard>,
+    room: Arc<Room>,
+}
+
+impl Guard {
+    pub(super) fn new(guard: crate::Guard, room: &Arc<Room>) -> Self {
+        Self { guard: Some(guard), room: room.clone() }
+    }
+
+    /// See [`crate::Guard::fence`].
+    pub fn fence(&self) -> Fence {
+        self.guard().fence()
+    }
+
+    /// The lock.
+    pub fn key(&self) -> &Key {
+        self.guard().key()
+    }
+
+    /// See [`crate::Guard::mode`].
+    pub fn mode(&self) -> Mode {
+        self.guard().mode()
+    }
+
+    /// See [`crate::Guard::slots`].
+    pub fn slots(&self) -> &[u32] {
+        self.guard().slots()
+    }
+
+    /// See [`crate::Guard::replicas`].
+    pub fn replicas(&self) -> Option<u32> {
+        self.guard().replicas()
+    }
+
+    /// See [`crate::Guard::check`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self) -> Result<()> {
+        self.guard().check()
+    }
+
+    /// See [`crate::Guard::remaining`].
+    pub fn remaining(&self) -> Duration {
+        self.guard().remaining()
+    }
+
+    /// See [`crate::Guard::lease`].
+    pub fn lease(&self) -> Option<Duration> {
+        self.guard().lease()
+    }
+
+    /// See [`crate::Guard::trouble`].
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.guard().trouble()
+    }
+
+    /// Blocks until the lock is lost, at most so long; `None` when it was not. See [`crate::Guard::lost`].
+    pub fn lost_within(&self, limit: Duration) -> Option<Loss> {
+        let lost = self.guard().lost();
+        self.room.wait(async { tokio::time::timeout(limit, lost).await.ok() })
+    }
+
+    /// Blocks until somebody asks the holder to give way, at most so long; whether somebody did.
+    /// See [`crate::Guard::yield_requested`].
+    pub fn yield_requested_within(&self, limit: Duration) -> bool {
+        let asked = self.guard().yield_requested();
+        self.room.wait(async { tokio::time::timeout(limit, asked).await.is_ok() })
+    }
+
+    /// See [`crate::Guard::renew`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn renew(&self) -> Result<()> {
+        self.room.wait(self.guard().renew())
+    }
+
+    /// See [`crate::Guard::release`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn release(mut self) -> Result<Release> {
+        let guard = self.guard.take().expect("only release and dropping take it");
+        self.room.wait(guard.release())
+    }
+
+    /// See [`crate::Guard::bequeath`].
+    #[cfg(unix)]
+    pub fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
+        self.guard().bequeath()
+    }
+
+    fn guard(&self) -> &crate::Guard {
+        self.guard.as_ref().expect("only release and dropping take it")
+    }
+}
+
+impl Drop for Guard {
+    /// Like `release`, in a way that async code may use too: it blocks, but it does not panic.
+    fn drop(&mut self) {
+        if let Some(guard) = self.guard.take() {
+            self.room.let_go(async { drop(guard.release().await) });
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The same words for code without async.
+//!
+//! A client has a small runtime of its own, which keeps leases alive while your threads work.
+//! Do not use it inside async code: it would block the executor. There, taking a lock panics;
+//! dropping a guard or a client does not.
+//!
+//! A thread cannot be cancelled. Long work looks at [`Guard::check`] before everything that must not
+//! happen twice, and asks [`Guard::lost_within`] whether it is to stop.
+//!
+//! ```
+//! # fn main() -> lockkeeper::Result<()> {
+//! let client = lockkeeper::blocking::Client::connect("memory:")?;
+//! let guard = client.mutex("orders/42").acquire()?;
+//! println!("fence {}", guard.fence());
+//! guard.release()?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod election;
+mod lock;
+mod multi;
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+
+use crate::client::LINGER;
+use crate::engine::{Entry, Finding, Guarantees, Snapshot};
+use crate::error::{Error, Result};
+use crate::key::Key;
+
+pub use election::{Election, Observer, Term};
+pub use lock::{Guard, Lock};
+pub use multi::{Multi, MultiGuard};
+
+/// A connection to one engine; see [`crate::Client`].
+#[derive(Debug, Clone)]
+pub struct Client {
+    room: Arc<Room>,
+}
+
+/// A client with the runtime that works for it.
+#[derive(Debug)]
+struct Room {
+    // Dropped before the runtime: it waits for releases that were begun by dropping guards.
+    client: crate::Client,
+    runtime: Own,
+}
+
+/// A runtime that ends without waiting, wherever it is dropped.
+#[derive(Debug)]
+struct Own {
+    runtime: Option<Runtime>,
+    /// Who started it.
+    process: u32,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let Some(runtime) = self.runtime.take() else { return };
+        match self.process == std::process::id() {
+            true => runtime.shutdown_background(),
+            // A forked process has its memory, but not its threads.
+            false => std::mem::forget(runtime),
+        }
+    }
+}
+
+impl Room {
+    /// Waits for something that the client does.
+    fn wait<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime().block_on(work)
+    }
+
+    /// Waits until a release is confirmed, not for long, and in a way that async code may use too.
+    fn let_go(&self, release: impl Future<Output = ()> + Send + 'static) {
+        if self.client.inner().is_inherited() {
+            return;
+        }
+        let (done, told) = mpsc::channel();
+        self.runtime().spawn(async move {
+            release.await;
+            let _ = done.send(());
+        });
+        let _ = told.recv_timeout(LINGER);
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.runtime.as_ref().expect("only dropping takes it")
+    }
+}
+
+impl Client {
+    /// Opens the engine that a URL names.
+    ///
+    /// # Errors
+    /// As [`crate::Client::connect`].
+    ///
+    /// # Panics
+    /// Inside async code.
+    pub fn connect(url: impl AsRef<str>) -> Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("lockkeeper")
+            .enable_all()
+            .build()
+            .map_err(|e| Error::broken("lockkeeper", "start its background thread", e))?;
+        let client = runtime.block_on(crate::Client::connect(url))?;
+        let runtime = Own { runtime: Some(runtime), process: std::process::id() };
+        Ok(Self { room: Arc::new(Room { client, runtime }) })
+    }
+
+    /// See [`crate::Client::mutex`].
+    pub fn mutex(&self, key: impl AsRef<str>) -> Lock {
+        self.lock(self.room.client.mutex(key))
+    }
+
+    /// See [`crate::Client::read`].
+    pub fn read(&self, key: impl AsRef<str>) -> Lock {
+        self.lock(self.room.client.read(key))
+    }
+
+    /// See [`crate::Client::write`].
+    pub fn write(&self, key: impl AsRef<str>) -> Lock {
+        self.lock(self.room.client.write(key))
+    }
+
+    /// See [`crate::Client::semaphore`].
+    pub fn semaphore(&self, key: impl AsRef<str>, limit: u32) -> Lock {
+        self.lock(self.room.client.semaphore(key, limit))
+    }
+
+    /// See [`crate::Client::election`].
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(self.room.client.election(name), &self.room)
+    }
+
+    /// See [`crate::Client::inspect`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn inspect(&self, key: impl AsRef<str>) -> Result<Option<Snapshot>> {
+        self.room.wait(self.room.client.inspect(key))
+    }
+
+    /// See [`crate::Client::list`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn list(&self, prefix: impl Into<String>) -> Result<Vec<Snapshot>> {
+        self.room.wait(self.room.client.list(prefix))
+    }
+
+    /// See [`crate::Client::break_lock`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn break_lock(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
+        self.room.wait(self.room.client.break_lock(key))
+    }
+
+    /// See [`crate::Client::request_yield`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn request_yield(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
+        self.room.wait(self.room.client.request_yield(key))
+    }
+
+    /// See [`crate::Client::doctor`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn doctor(&self) -> Result<Vec<Finding>> {
+        self.room.wait(self.room.client.doctor())
+    }
+
+    /// See [`crate::Client::lease_of`].
+    pub fn lease_of(&self, ttl: Duration) -> Duration {
+        self.room.client.lease_of(ttl)
+    }
+
+    /// The URL without secrets.
+    pub fn place(&self) -> &str {
+        self.room.client.place()
+    }
+
+    /// What this engine promises.
+    pub fn guarantees(&self) -> Guarantees {
+        self.room.client.guarantees()
+    }
+
+    /// See [`crate::Client::close`].
+    pub fn close(self) {
+        self.room.wait(self.room.client.clone().close());
+    }
+
+    /// See [`crate::Client::shutdown`]. A holder learns of it by [`Guard::lost_within`].
+    pub fn shutdown(self, grace: Duration) -> Vec<Key> {
+        self.room.wait(self.room.client.clone().shutdown(grace))
+    }
+
+    fn lock(&self, lock: crate::Lock) -> Lock {
+        Lock::new(lock, &self.room)
+    }
+}

@@ -1,0 +1,68 @@
+//! What the server's errors mean.
+
+use sqlx::error::DatabaseError;
+use sqlx::mysql::{MySqlConnection, MySqlDatabaseError};
+
+use super::connect::NAME;
+use crate::engines::sql::ServerErrors;
+
+impl ServerErrors for MySqlConnection {
+    const ENGINE: &'static str = NAME;
+
+    fn advice(error: &dyn DatabaseError) -> Option<&'static str> {
+        match number(error)? {
+            1044 | 1142 | 1370 => {
+                Some("lockkeeper explain --schema mysql: shows what the rights are needed for")
+            }
+            1045 | 1698 => Some(
+                "the user is named by the URL; the password by the URL, MYSQL_PWD or the option \
+                 password_file",
+            ),
+            1665 => Some("set binlog_format to MIXED or ROW"),
+            _ => None,
+        }
+    }
+
+    /// The one thing that the client crate finds out only when it connects.
+    fn misconfigured() -> Option<&'static str> {
+        Some(
+            "the server wants the password of this user over an encrypted connection only \
+             (caching_sha2_password); let it offer TLS and add ssl-mode=REQUIRED to the URL, or name a user \
+             that is IDENTIFIED WITH mysql_native_password",
+        )
+    }
+
+    fn was_in_the_way(error: &dyn DatabaseError) -> bool {
+        number(error) == Some(1205)
+    }
+
+    /// Deadlocks, rows not had in time, connections killed, servers that start, stop or are full.
+    fn may_pass(error: &dyn DatabaseError) -> bool {
+        let passing =
+            [1040, 1053, 1077, 1079, 1159, 1161, 1203, 1205, 1213, 1317, 1927, 3168, 4031];
+        number(error).is_some_and(|number| passing.contains(&number))
+            || error.code().is_some_and(|code| code == "40001" || code.starts_with("08"))
+    }
+}
+
+/// By which number the server knows an error.
+pub(super) fn number(error: &dyn DatabaseError) -> Option<u16> {
+    error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engines::sql::failed;
+
+    /// What the client crate says of a password that it may not send in the clear.
+    #[test]
+    fn a_password_that_needs_encryption_is_said_to_need_it() {
+        let said = "RSA auth backend disabled; enable feature `mysql-rsa` or use TLS.";
+        let error = sqlx::Error::Configuration(said.into());
+        let error = failed::<MySqlConnection>(error, "connect");
+        let told = error.to_string();
+        assert!(told.contains("caching_sha2_password") && told.contains("ssl-mode"), "{told}");
+        assert!(!told.contains("feature") && !error.is_retryable(), "{told}");
+    }
+}

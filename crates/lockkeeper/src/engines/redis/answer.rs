@@ -1,0 +1,83 @@
+//! What the scripts answer to an attempt, and how a conflict is worded.
+
+use std::time::Duration;
+
+use redis::{FromRedisValue, Value};
+
+use crate::engine::Mode;
+
+/// What an attempt learned about when to ask again.
+#[derive(Debug, Default)]
+pub(super) struct Remaining {
+    /// How long the holder may stay; `None` when that is not known.
+    pub(super) left: Option<Duration>,
+    /// Whether we are next.
+    pub(super) first: bool,
+}
+
+/// The answer to an attempt.
+pub(super) enum Answer {
+    Granted { fence: u64, slots: Vec<u32>, minted: bool },
+    Busy(Remaining),
+    Conflict(Vec<String>),
+}
+
+/// Reads an answer; `None` if it is not one.
+pub(super) fn read_answer(value: &Value) -> Option<Answer> {
+    let parts = match value {
+        Value::Int(fence) => {
+            let fence = u64::try_from(*fence).ok()?;
+            return Some(Answer::Granted { fence, slots: Vec::new(), minted: true });
+        }
+        Value::Array(parts) => parts,
+        _ => return None,
+    };
+    let (Value::Int(kind), rest) = parts.split_first()? else { return None };
+    match kind {
+        1 => {
+            let (fence, slots) = rest.split_first()?;
+            Some(Answer::Granted {
+                fence: u64::from_redis_value_ref(fence).ok()?,
+                slots: slots
+                    .iter()
+                    .map(u32::from_redis_value_ref)
+                    .collect::<Result<_, _>>()
+                    .ok()?,
+                minted: false,
+            })
+        }
+        0 => {
+            let left = i64::from_redis_value_ref(rest.first()?).ok()?;
+            let first = matches!(rest.get(1), Some(Value::Int(1)));
+            let left = u64::try_from(left).ok().map(Duration::from_millis);
+            Some(Answer::Busy(Remaining { left, first }))
+        }
+        _ => rest
+            .iter()
+            .map(String::from_redis_value_ref)
+            .collect::<Result<_, _>>()
+            .ok()
+            .map(Answer::Conflict),
+    }
+}
+
+/// What is there instead, in words.
+pub(in crate::engines) fn describe(found: &[String], wanted: Mode) -> String {
+    format!("{}, and was asked for as {wanted}", what_is_there(found))
+}
+
+/// What a script says is there, in words.
+pub(in crate::engines) fn what_is_there(found: &[String]) -> String {
+    match found {
+        [kind, limit] => format!("it is used as a {kind} of {limit}"),
+        [kind] => match kind.as_str() {
+            "mutex" | "semaphore" => format!("it is used as a {kind}"),
+            "read" | "write" => "it is used as a read-write lock".to_owned(),
+            "hash" => "a hash is there, and layout=string needs a string".to_owned(),
+            "data" => "a hash is there that is no lock: a lock expires, and its fields are <uuid>:<n>, as Redisson and layout=hash write them".to_owned(),
+            "string" => "a string is there, as layout=string and SET NX write it".to_owned(),
+            other => format!("a {other} is there, which is no lock"),
+        },
+        _ => "something else is there".to_owned(),
+    }
+}

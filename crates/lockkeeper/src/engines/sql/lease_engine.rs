@@ -1,0 +1,195 @@
+//! Leases in a table, by the server's clock: what such strategies share.
+//!
+//! Everything about a key is decided in the database, in one transaction per request; [`LeaseTable`] is
+//! how a kind of database is asked. A token that it has seen before is recognised, so a request whose
+//! reply was lost is made again.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::STATEMENT;
+use super::lease_claim::LeaseClaim;
+use super::rows::{Row, snapshots};
+use super::sessions::{Dialect, Sessions, within};
+use crate::core::clock::Moment;
+use crate::engine::{
+    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
+    Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+};
+use crate::error::Result;
+use crate::key::Key;
+
+/// How a kind of database keeps leases.
+#[async_trait]
+pub(crate) trait LeaseTable: fmt::Debug + Send + Sync + 'static {
+    /// The connection.
+    type Wire: Dialect + fmt::Debug + 'static;
+
+    /// What a claim remembers between its requests.
+    type Memory: fmt::Debug + Send + Sync;
+
+    /// What it promises.
+    const GUARANTEES: Guarantees;
+
+    /// The memory of a claim that has not asked yet.
+    fn remember(&self, ask: &LeaseAsk) -> Self::Memory;
+
+    /// Takes a place if it has none, and asks whether it is its turn.
+    async fn attempt(
+        &self,
+        wire: &mut Self::Wire,
+        ask: &LeaseAsk,
+        memory: &mut Self::Memory,
+        asked: Moment,
+    ) -> sqlx::Result<Answer>;
+
+    /// Until asking again may be answered differently.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any await.
+    async fn wait(&self, memory: &Self::Memory, busy: &Busy) -> Result<()>;
+
+    /// Removes a claim, whatever became of it. False if it did not hold any more.
+    async fn release(
+        &self,
+        wire: &mut Self::Wire,
+        ask: &LeaseAsk,
+        memory: &Self::Memory,
+    ) -> sqlx::Result<bool>;
+
+    /// Extends leases that are alive, and answers with their tokens.
+    async fn renew(
+        &self,
+        wire: &mut Self::Wire,
+        leases: &[Lease],
+        tokens: &[String],
+    ) -> sqlx::Result<HashSet<String>>;
+
+    /// All claims, in the order of the keys, and of the queue within each.
+    async fn rows(wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Vec<Row>>;
+
+    /// Takes a lock away from all who hold it, and answers with them.
+    async fn break_lock(wire: &mut Self::Wire, key: &Key) -> sqlx::Result<Vec<Row>>;
+}
+
+/// What is asked for.
+pub(crate) struct LeaseAsk {
+    pub(crate) request: Request,
+    pub(crate) token: String,
+    /// The owner, or the token of a claim that has none.
+    pub(crate) identity: String,
+}
+
+/// What the server says to a claim.
+pub(crate) enum Answer {
+    Granted { fence: i64, slots: Vec<u32>, held: Arc<dyn Held> },
+    Busy { pause: Option<i64>, ahead: i64 },
+    Clash(String),
+}
+
+/// What keeps a claim out.
+#[derive(Debug)]
+pub(crate) struct Busy {
+    /// How long until a lease in our way could run out, of which nobody would tell us; zero if only a
+    /// guarded transaction is in our way.
+    pub(crate) pause: Duration,
+    /// How many are in our way, where the server counts them.
+    pub(crate) ahead: i64,
+    /// How often we looked since that number last fell.
+    pub(crate) looks: u32,
+}
+
+/// The engine of one kind of table.
+#[derive(Debug)]
+pub(crate) struct LeaseEngine<T: LeaseTable> {
+    shared: Arc<Shared<T>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared<T: LeaseTable> {
+    pub(super) sessions: Sessions<T::Wire>,
+    pub(super) table: T,
+}
+
+impl<T: LeaseTable> LeaseEngine<T> {
+    pub(crate) fn new(sessions: Sessions<T::Wire>, table: T) -> Self {
+        Self { shared: Arc::new(Shared { sessions, table }) }
+    }
+}
+
+#[async_trait]
+impl<T: LeaseTable> Engine for LeaseEngine<T> {
+    fn guarantees(&self) -> Guarantees {
+        T::GUARANTEES
+    }
+
+    fn claim(&self, request: Request) -> Box<dyn Claim> {
+        Box::new(LeaseClaim::new(self.shared.clone(), request))
+    }
+
+    async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
+        let tokens: Vec<_> = leases.iter().map(|lease| lease.token.to_string()).collect();
+        // A connection that went silent is replaced before the lease runs out. Very short leases must do
+        // with one try.
+        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
+        let limit = (shortest / 6).clamp(Duration::from_secs(1), STATEMENT);
+        let mut session = self.shared.sessions.for_renewals().await?;
+        let renewing = self.shared.table.renew(session.wire(), leases, &tokens);
+        let answer = within(limit, renewing).await;
+        let renewed = session.settle(answer, "renew leases")?;
+        let renewal = |token| match renewed.contains(token) {
+            true => Renewal::Renewed,
+            false => Renewal::Gone,
+        };
+        Ok(tokens.iter().map(renewal).collect())
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        let mut session = self.shared.sessions.any().await?;
+        let answer = within(STATEMENT, T::rows(session.wire(), query)).await;
+        session.settle(answer, "look at locks").map(snapshots)
+    }
+
+    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+        let mut session = self.shared.sessions.of(key).await?;
+        let answer = within(STATEMENT, T::break_lock(session.wire(), key)).await;
+        let broken = session.settle(answer, "break a lock")?;
+        Ok(broken.into_iter().map(Row::entry).collect())
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>> {
+        T::Wire::doctor(&self.shared.sessions).await
+    }
+
+    async fn close(&self) {
+        self.shared.sessions.close().await;
+    }
+}
+
+impl fmt::Debug for LeaseAsk {
+    /// Without what identifies it in the store.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.request.fmt(f)
+    }
+}
+
+/// What a table of leases promises.
+pub(crate) const fn leases(engine: &'static str, wakeup: Wakeup) -> Guarantees {
+    Guarantees {
+        engine,
+        read_write: Support::Yes,
+        semaphore: Support::Yes,
+        most_permits: 100_000,
+        order: Order::Fifo,
+        fence: FenceSource::Hybrid,
+        death: Death::Lease,
+        wakeup,
+        scope: Scope::Network,
+        survives: Survives::Restart,
+        reentrance: Reentrance::Store,
+    }
+}
