@@ -3,6 +3,7 @@
 //! A key that is not known is an error that lists those that are. Passwords are put into the URL on the
 //! way to the engine, and the URL is never printed but through [`Endpoint`], which leaves them out.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,6 +31,9 @@ struct File {
     grace: Option<Text>,
     on_lost: Option<String>,
     password_file: Option<PathBuf>,
+    /// What `ui` shows, by name.
+    #[serde(default)]
+    engines: BTreeMap<String, String>,
 }
 
 /// A duration in a file: `"30s"`, or a bare number of seconds.
@@ -39,6 +43,14 @@ enum Text {
     Written(String),
     Whole(u32),
     Seconds(f64),
+}
+
+/// Where a URL is written, which decides who can see the password in it.
+#[derive(Debug, Clone, Copy)]
+enum Written {
+    Typed,
+    Environment,
+    File,
 }
 
 /// The environment and the configuration file.
@@ -94,23 +106,68 @@ impl Config {
             (None, None, Some(url)) => (url.clone(), format!("{} url: ", self.path.display())),
             (None, None, None) => (DEFAULT_URL.to_owned(), String::new()),
         };
+        let written = match &place.url {
+            Some(_) => Written::Typed,
+            None if self.file.url.as_ref() == Some(&url) => Written::File,
+            None => Written::Environment,
+        };
+        self.resolve(&url, &from, written, &place.secret)
+    }
+
+    /// The engines of `ui` with their names: those that are named, else all of the file, else the usual
+    /// one.
+    pub(crate) fn engines(
+        &self,
+        named: &[String],
+        secret: &Secret,
+    ) -> Result<Vec<(String, Endpoint)>, Failure> {
+        let of_file = |name: &String, url: &String| {
+            let from = format!("{} engines.{name}: ", self.path.display());
+            Ok((name.clone(), self.resolve(url, &from, Written::File, secret)?))
+        };
+        let plain = |url: Option<&String>| {
+            let place = Where { url: url.cloned(), secret: secret.clone() };
+            let endpoint = self.endpoint(&place)?;
+            Ok((endpoint.to_string(), endpoint))
+        };
+        match named {
+            [] if self.file.engines.is_empty() => plain(None).map(|engine| vec![engine]),
+            [] => self.file.engines.iter().map(|(name, url)| of_file(name, url)).collect(),
+            named => named
+                .iter()
+                .map(|name| match self.file.engines.get(name) {
+                    Some(url) => of_file(name, url),
+                    None => plain(Some(name)),
+                })
+                .collect(),
+        }
+    }
+
+    /// An engine with its password.
+    fn resolve(
+        &self,
+        url: &str,
+        from: &str,
+        written: Written,
+        secret: &Secret,
+    ) -> Result<Endpoint, Failure> {
         let endpoint =
-            Endpoint::parse(&url).map_err(|error| Failure::usage(format!("{from}{error}")))?;
-        let named = self.password(&place.secret)?;
+            Endpoint::parse(url).map_err(|error| Failure::usage(format!("{from}{error}")))?;
+        let named = self.password(secret)?;
         // What the URL says itself comes first.
         if endpoint.expose().password().is_some_and(|password| !password.is_empty()) {
-            if place.url.is_some() {
-                self.warn(
+            match written {
+                Written::Typed => self.warn(
                     "the password in the URL is visible in the list of processes; \
                      use --password-file or LOCKKEEPER_PASSWORD instead",
-                );
-            } else if self.file.url.as_ref() == Some(&url) {
-                self.warn_if_readable(&self.path);
+                ),
+                Written::File => self.warn_if_readable(&self.path),
+                Written::Environment => {}
             }
             return Ok(endpoint);
         }
         let takes_one = endpoint.clone().with_password("").is_some();
-        let password = match (place.secret.flag(), named) {
+        let password = match (secret.flag(), named) {
             // A variable may be meant for other engines, a flag is not.
             (Some(flag), _) if !takes_one => {
                 let scheme = endpoint.scheme();
@@ -118,9 +175,7 @@ impl Config {
                     "{scheme}: takes no password; leave {flag} out"
                 )));
             }
-            (_, None) if place.secret.ask_password => {
-                Some(prompt::password(&endpoint.to_string())?)
-            }
+            (_, None) if secret.ask_password => Some(prompt::password(&endpoint.to_string())?),
             (_, named) => named,
         };
         let with_it = password.and_then(|password| endpoint.clone().with_password(&password));

@@ -1,7 +1,7 @@
 //! The command `lockkeeper`: mutual exclusion for scripts, cron jobs and people.
 //!
 //! [`run`] is the heart. [`detached`] has the locks that outlive the command that took them,
-//! [`inspect`] shows who holds and who waits, [`bench`] measures.
+//! [`inspect`] shows who holds and who waits, [`ui`] does so in a browser, [`bench`] measures.
 
 mod args;
 mod bench;
@@ -18,6 +18,7 @@ mod output;
 mod prompt;
 mod run;
 mod table;
+mod ui;
 
 use std::ffi::OsStr;
 use std::process::ExitCode;
@@ -74,6 +75,7 @@ fn dispatch(cli: Cli) -> exit::Outcome {
         Verb::Ls(args) => block_on(inspect::ls(args)),
         Verb::Show(args) => block_on(inspect::show(args)),
         Verb::Watch(args) => block_on(inspect::watch(args)),
+        Verb::Ui(args) => block_on(ui::ui(*args)),
         Verb::Break(args) => block_on(inspect::break_lock(args)),
         Verb::Yield(args) => block_on(inspect::ask_to_yield(args)),
         Verb::Elect(args) => block_on(elect::elect(*args)),

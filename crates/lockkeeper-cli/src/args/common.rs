@@ -134,6 +134,15 @@ pub(super) fn words(text: &str) -> Result<String, String> {
     }
 }
 
+/// A name in the Host header, without a port.
+pub(super) fn host_name(text: &str) -> Result<String, String> {
+    let right = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    match !text.is_empty() && text.chars().all(right) {
+        true => Ok(text.to_ascii_lowercase()),
+        false => Err("it is a name such as locks.example, without a port".to_owned()),
+    }
+}
+
 /// A process, as `ps` shows it.
 pub(super) fn pid(text: &str) -> Result<i32, String> {
     let advice = "it is the number of a process, from 1 on, for instance $$";

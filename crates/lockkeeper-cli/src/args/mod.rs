@@ -14,7 +14,7 @@ use clap::{Error, Parser, Subcommand};
 pub(crate) use self::common::{OnLost, OnYield, Secret, Supervision, Terms, Where};
 pub(crate) use self::verbs::{
     Acquire, Bench, Break, Completions, Doctor, Elect, Explain, Ls, Man, Release, Renew, Run, Show,
-    Watch, Yield,
+    Ui, Watch, Yield,
 };
 
 use crate::output::human;
@@ -166,6 +166,16 @@ Example:
 Example:
   lockkeeper watch deploy/ --interval 500ms")]
     Watch(Watch),
+
+    /// Show the locks of several engines in a browser, live
+    ///
+    /// Serves a page on this machine: who holds and who waits, since when, who did before, who blocks
+    /// whom. It changes nothing unless --allow-changes is given. Prints the address to open.
+    #[command(after_help = "\
+Example:
+  lockkeeper ui redis://cache.example postgres://db.example/locks
+  lockkeeper ui --allow-changes --record history.jsonl")]
+    Ui(Box<Ui>),
 
     /// Free a lock that somebody else holds
     ///

@@ -1,6 +1,7 @@
 //! The options of each verb.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use clap::{Args, ValueHint};
 use clap_complete::Shell;
 
 use super::common::{
-    Secret, Supervision, Terms, Where, duration, pid, processes, some_time, words,
+    Secret, Supervision, Terms, Where, duration, host_name, pid, processes, some_time, words,
 };
 
 #[derive(Debug, Args)]
@@ -133,6 +134,43 @@ pub(crate) struct Watch {
     /// Only locks whose key starts with this
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ui {
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+    /// The address to serve the page on
+    ///
+    /// An address that other machines can reach needs a token. Port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7717")]
+    pub(crate) listen: SocketAddr,
+    /// A file with the token that browsers must give [env: LOCKKEEPER_UI_TOKEN]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// A name under which browsers reach this server, beside its addresses; may be repeated
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
+    pub(crate) host: Vec<String>,
+    /// How often to look at each engine; less often where a look takes long
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "2s")]
+    pub(crate) interval: Duration,
+    /// Call it contention when more than so many wait
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) contention: usize,
+    /// Let operators ask holders to yield, and break locks, from the page
+    ///
+    /// Without a token of yours one is made up, and is part of the address that is printed.
+    #[arg(long)]
+    pub(crate) allow_changes: bool,
+    /// Where to write down what was changed [default: ~/.local/state/lockkeeper/audit.jsonl]
+    #[arg(long, value_name = "FILE", requires = "allow_changes")]
+    pub(crate) audit: Option<PathBuf>,
+    /// Keep the history in this file over restarts
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record: Option<PathBuf>,
+    /// The engines: URLs, or names in the configuration [default: all of those, or as for `run`]
+    #[arg(value_name = "URL")]
+    pub(crate) urls: Vec<String>,
 }
 
 #[derive(Debug, Args)]

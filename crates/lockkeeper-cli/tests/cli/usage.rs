@@ -4,7 +4,7 @@ use std::fs::File;
 
 use crate::place::Place;
 
-const VERBS: [&str; 15] = [
+const VERBS: [&str; 16] = [
     "run",
     "acquire",
     "renew",
@@ -12,6 +12,7 @@ const VERBS: [&str; 15] = [
     "ls",
     "show",
     "watch",
+    "ui",
     "break",
     "yield",
     "elect",
@@ -113,6 +114,12 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("ls a b", "unexpected argument 'b'"),
         ("show", "<KEY>"),
         ("watch --interval 0", "longer than 0"),
+        ("ui --listen nowhere", "invalid socket address"),
+        ("ui --listen 0.0.0.0:7717", "a token is required"),
+        ("ui --interval 0", "longer than 0"),
+        ("ui --audit x", "--allow-changes"),
+        ("ui --host a:1", "a name such as locks.example, without a port"),
+        ("ui gopher:", "the schemes are: file, memory"),
         ("break k", "--why <WHY>"),
         ("break k --why x", "say --yes"),
         ("break k --yes --why=", "say in some words why"),

@@ -1,0 +1,385 @@
+//! Who waits for whom, over keys and engines, and whether they wait in a circle.
+//!
+//! The nodes are processes. One waits for another because it wants a lock that the other one holds, or
+//! because it holds a lock for a process below it (`lockkeeper run a -- lockkeeper run b -- …`). A look
+//! is not atomic over many keys, so only what two looks in a row saw counts as a deadlock.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use lockkeeper::engine::Mode;
+use serde::Serialize;
+
+use super::model::{EngineName, Lock, Party};
+
+/// What depends on what, and what can never go on.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Blocking {
+    /// One tree per process that others wait for and that itself waits for nobody.
+    pub(crate) trees: Vec<Node>,
+    pub(crate) deadlocks: Vec<Deadlock>,
+    /// Whether there is more than is shown.
+    pub(crate) truncated: bool,
+}
+
+/// A process, and those who wait for it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Node {
+    pub(crate) process: String,
+    /// Why it waits for the node above; `null` at the top.
+    pub(crate) waits: Option<Reason>,
+    pub(crate) blocks: Vec<Node>,
+}
+
+/// Why one process waits for another.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(tag = "for", rename_all = "snake_case")]
+pub(crate) enum Reason {
+    /// The other one holds a lock.
+    Lock { engine: EngineName, key: String },
+    /// The other one runs below it.
+    Child,
+}
+
+/// Processes that wait for each other in a circle.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Deadlock {
+    /// Each waits for the next one, and the last one for the first.
+    pub(crate) ring: Vec<Link>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Link {
+    pub(crate) process: String,
+    pub(crate) waits: Reason,
+}
+
+/// How many nodes are shown, and how deep.
+const MOST_NODES: usize = 2_000;
+const DEEPEST: usize = 32;
+/// How many processes may be part of what is searched for circles.
+const MOST_STUCK: usize = 500;
+
+type Name = String;
+
+/// The processes that hold something, by host and process id.
+pub(crate) type Holders = HashMap<(String, u32), Name>;
+
+#[derive(Debug, Default)]
+struct Graph {
+    /// What each process waits for: all of these.
+    waits: BTreeMap<Name, Vec<Wait>>,
+}
+
+#[derive(Debug)]
+struct Wait {
+    reason: Reason,
+    /// Who is in the way.
+    on: BTreeSet<Name>,
+    /// Whether it is enough that one of them goes away.
+    any: bool,
+    /// Whether a look before this one saw the same.
+    lasting: bool,
+}
+
+impl Blocking {
+    /// `parents` says which of some processes on this machine a process runs below.
+    pub(crate) fn of<'a>(
+        locks: impl Iterator<Item = &'a Lock> + Clone,
+        parents: impl Fn(&Party, &Holders) -> Vec<Name>,
+    ) -> Self {
+        let graph = Graph::new(locks, parents);
+        let mut blocking = Self { deadlocks: graph.deadlocks(), ..Self::default() };
+        let mut left = MOST_NODES;
+        let blocked_by = graph.reversed();
+        for process in blocked_by.keys().filter(|process| !graph.waits.contains_key(**process)) {
+            let tree = grow(process, None, &blocked_by, &mut Vec::new(), &mut left);
+            blocking.trees.extend(tree);
+        }
+        blocking.truncated = left == 0;
+        blocking
+    }
+
+    /// The locks that are part of a deadlock.
+    pub(crate) fn deadlocked(&self) -> HashSet<(&str, &str)> {
+        let links = self.deadlocks.iter().flat_map(|deadlock| &deadlock.ring);
+        links
+            .filter_map(|link| match &link.waits {
+                Reason::Lock { engine, key } => Some((&**engine, key.as_str())),
+                Reason::Child => None,
+            })
+            .collect()
+    }
+}
+
+/// The tree of those who wait for a process. One that is above itself already is left out there.
+fn grow(
+    process: &str,
+    waits: Option<Reason>,
+    blocked_by: &BTreeMap<&str, Vec<(&str, &Reason)>>,
+    above: &mut Vec<Name>,
+    left: &mut usize,
+) -> Option<Node> {
+    if *left == 0 || above.len() >= DEEPEST || above.iter().any(|name| name == process) {
+        return None;
+    }
+    *left -= 1;
+    above.push(process.to_owned());
+    let below = blocked_by.get(process).into_iter().flatten();
+    let blocks = below
+        .filter_map(|(name, reason)| grow(name, Some((*reason).clone()), blocked_by, above, left))
+        .collect();
+    above.pop();
+    Some(Node { process: process.to_owned(), waits, blocks })
+}
+
+impl Graph {
+    fn new<'a>(
+        locks: impl Iterator<Item = &'a Lock> + Clone,
+        parents: impl Fn(&Party, &Holders) -> Vec<Name>,
+    ) -> Self {
+        let mut graph = Self::default();
+        let place = |holder: &Party| Some(((holder.host.clone()?, holder.pid?), holder.name()));
+        let holders: Holders =
+            locks.clone().flat_map(|lock| &lock.holders).filter_map(place).collect();
+        for lock in locks {
+            let waiters = lock.waiting();
+            for (n, waiter) in waiters.iter().enumerate() {
+                graph.add_wait(lock, waiter, &waiters[..n]);
+                for parent in parents(waiter, &holders) {
+                    graph.waits.entry(parent).or_default().push(Wait {
+                        reason: Reason::Child,
+                        on: BTreeSet::from([waiter.name()]),
+                        any: false,
+                        lasting: true,
+                    });
+                }
+            }
+        }
+        graph
+    }
+
+    fn add_wait(&mut self, lock: &Lock, waiter: &Party, ahead: &[Party]) {
+        let in_the_way = |others: &[Party]| -> BTreeSet<Name> {
+            let others = others.iter().filter(|other| !goes_with(waiter.mode, other.mode));
+            // Another task of the same process will release it.
+            others.map(Party::name).filter(|name| *name != waiter.name()).collect()
+        };
+        let mut on = in_the_way(&lock.holders);
+        // A reader behind a writer that waits itself.
+        if on.is_empty() {
+            on = in_the_way(ahead);
+        }
+        if on.is_empty() {
+            return;
+        }
+        let looks_before = |party: &Party| party.seen < lock.looked;
+        let lasting = looks_before(waiter)
+            && lock.holders.iter().filter(|holder| on.contains(&holder.name())).all(looks_before);
+        let reason = Reason::Lock { engine: lock.engine.clone(), key: lock.key.clone() };
+        let any = matches!(waiter.mode, Mode::Permits { .. });
+        self.waits.entry(waiter.name()).or_default().push(Wait { reason, on, any, lasting });
+    }
+
+    fn reversed(&self) -> BTreeMap<&str, Vec<(&str, &Reason)>> {
+        let mut reversed: BTreeMap<&str, Vec<(&str, &Reason)>> = BTreeMap::new();
+        for (process, waits) in &self.waits {
+            for wait in waits {
+                for on in &wait.on {
+                    reversed.entry(on).or_default().push((process, &wait.reason));
+                }
+            }
+        }
+        reversed
+    }
+
+    fn deadlocks(&self) -> Vec<Deadlock> {
+        let stuck = self.stuck();
+        if stuck.len() > MOST_STUCK {
+            return Vec::new();
+        }
+        let mut found: Vec<Deadlock> = Vec::new();
+        let mut done: HashSet<&str> = HashSet::new();
+        for start in &stuck {
+            if done.contains(start) {
+                continue;
+            }
+            if let Some(ring) = self.shortest_ring(start, &stuck) {
+                done.extend(ring.iter().map(|(process, _)| *process));
+                let link = |(process, waits): (&str, &Reason)| Link {
+                    process: process.to_owned(),
+                    waits: waits.clone(),
+                };
+                found.push(Deadlock { ring: ring.into_iter().map(link).collect() });
+            }
+        }
+        found
+    }
+
+    /// The processes that go on in no order of events: everyone else is let go on, in turn.
+    fn stuck(&self) -> BTreeSet<&str> {
+        let mut stuck: BTreeSet<&str> = self.waits.keys().map(String::as_str).collect();
+        loop {
+            let goes_on = |wait: &Wait| {
+                let mut free = wait.on.iter().map(|on| !stuck.contains(on.as_str()));
+                !wait.lasting
+                    || if wait.any { free.any(|free| free) } else { free.all(|free| free) }
+            };
+            let freed: Vec<_> = stuck
+                .iter()
+                .copied()
+                .filter(|process| self.waits[*process].iter().all(goes_on))
+                .collect();
+            if freed.is_empty() {
+                return stuck;
+            }
+            freed.iter().for_each(|process| {
+                stuck.remove(process);
+            });
+        }
+    }
+
+    /// The shortest way from a process back to itself, among those that are stuck.
+    fn shortest_ring<'a>(
+        &'a self,
+        start: &'a str,
+        stuck: &BTreeSet<&'a str>,
+    ) -> Option<Vec<(&'a str, &'a Reason)>> {
+        // How each process was reached.
+        let mut from: BTreeMap<&str, (&str, &Reason)> = BTreeMap::new();
+        let mut edge = vec![start];
+        while !edge.is_empty() && !from.contains_key(start) {
+            let mut next = Vec::new();
+            for process in edge {
+                let lasting = self.waits[process].iter().filter(|wait| wait.lasting);
+                for (on, reason) in lasting.flat_map(|w| w.on.iter().map(move |on| (on, &w.reason)))
+                {
+                    if stuck.contains(on.as_str()) && !from.contains_key(on.as_str()) {
+                        from.insert(on, (process, reason));
+                        next.push(on.as_str());
+                    }
+                }
+            }
+            edge = next;
+        }
+        let mut ring = vec![*from.get(start)?];
+        while let Some((process, _)) = ring.last()
+            && *process != start
+        {
+            ring.push(from[process]);
+        }
+        ring.reverse();
+        Some(ring)
+    }
+}
+
+/// Whether two can be in at once.
+fn goes_with(one: Mode, other: Mode) -> bool {
+    one == Mode::Read && other == Mode::Read
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::tests::{at, entry, lock, snapshot};
+    use super::*;
+
+    /// As if the look before had seen the same.
+    fn seen_twice(mut lock: Lock) -> Lock {
+        lock.looked = at(2);
+        lock
+    }
+
+    fn look(locks: &[Lock]) -> Blocking {
+        Blocking::of(locks.iter(), |_, _| Vec::new())
+    }
+
+    fn rings(blocking: &Blocking) -> Vec<Vec<&str>> {
+        blocking
+            .deadlocks
+            .iter()
+            .map(|deadlock| deadlock.ring.iter().map(|link| link.process.as_str()).collect())
+            .collect()
+    }
+
+    #[test]
+    fn a_chain_over_keys_is_one_tree() {
+        let locks = [lock("x", &["a@h 1"], &["b@h 2"]), lock("y", &["b@h 2"], &["c@h 3"])];
+        let blocking = look(&locks);
+        assert!(blocking.deadlocks.is_empty());
+        let [tree] = &blocking.trees[..] else { panic!("{blocking:?}") };
+        assert_eq!((&*tree.process, &*tree.blocks[0].process), ("a@h 1", "b@h 2"));
+        assert_eq!(tree.blocks[0].blocks[0].process, "c@h 3");
+    }
+
+    #[test]
+    fn a_circle_is_a_deadlock_once_it_was_seen_twice() {
+        let locks = [lock("x", &["a@h 1"], &["b@h 2"]), lock("y", &["b@h 2"], &["a@h 1", "c@h 3"])];
+        assert!(look(&locks).deadlocks.is_empty());
+        let locks = locks.map(seen_twice);
+        let blocking = look(&locks);
+        assert_eq!(rings(&blocking), [["a@h 1", "b@h 2"]]);
+        assert_eq!(blocking.deadlocked(), HashSet::from([("e", "x"), ("e", "y")]));
+    }
+
+    #[test]
+    fn a_job_that_runs_below_another_one_is_part_of_its_circle() {
+        let locks =
+            [lock("x", &["a@h 1"], &["d@h 4"]), lock("y", &["b@h 2"], &["c@h 3"])].map(seen_twice);
+        let parents = |party: &Party, holders: &Holders| {
+            let parent = match party.pid {
+                Some(3) => 1,
+                Some(4) => 2,
+                _ => return Vec::new(),
+            };
+            vec![holders[&("h".to_owned(), parent)].clone()]
+        };
+        let blocking = Blocking::of(locks.iter(), parents);
+        assert_eq!(rings(&blocking), [["a@h 1", "c@h 3", "b@h 2", "d@h 4"]]);
+        assert!(look(&locks).deadlocks.is_empty());
+    }
+
+    #[test]
+    fn a_semaphore_with_a_holder_that_goes_on_is_no_deadlock() {
+        let permits = |who: &str| entry(who, Mode::Permits { take: 1, limit: 2 }, None);
+        let semaphore = |holders: &[&str], waiters: &[&str]| {
+            let mut snapshot = snapshot("s", &[], &[]);
+            snapshot.holders = holders.iter().map(|who| permits(who)).collect();
+            snapshot.waiters = Some(waiters.iter().map(|who| permits(who)).collect());
+            seen_twice(Lock::seen(&EngineName::from("e".to_owned()), snapshot, None, at(0)))
+        };
+        let x = || seen_twice(lock("x", &["c@h 3"], &["a@h 1"]));
+        assert!(look(&[semaphore(&["a@h 1", "b@h 2"], &["c@h 3"]), x()]).deadlocks.is_empty());
+        let y = seen_twice(lock("y", &["a@h 1"], &["b@h 2"]));
+        let all = [semaphore(&["a@h 1", "b@h 2"], &["c@h 3"]), x(), y];
+        let expected: [&[&str]; 2] = [&["a@h 1", "c@h 3"], &["b@h 2", "a@h 1", "c@h 3"]];
+        assert_eq!(rings(&look(&all)), expected);
+    }
+
+    #[test]
+    fn readers_do_not_block_each_other_but_a_waiting_writer_does() {
+        let mut snapshot = snapshot("k", &[], &[]);
+        snapshot.holders = vec![entry("a@h 1", Mode::Read, None)];
+        snapshot.waiters =
+            Some(vec![entry("w@h 2", Mode::Write, None), entry("r@h 3", Mode::Read, None)]);
+        let blocking =
+            look(&[Lock::seen(&EngineName::from("e".to_owned()), snapshot, None, at(0))]);
+        let [tree] = &blocking.trees[..] else { panic!("{blocking:?}") };
+        assert_eq!(tree.process, "a@h 1");
+        assert_eq!(tree.blocks.len(), 1, "{tree:?}");
+        assert_eq!(tree.blocks[0].blocks[0].process, "r@h 3");
+    }
+
+    #[test]
+    fn another_task_of_the_same_process_is_no_deadlock() {
+        let blocking = look(&[seen_twice(lock("k", &["a@h 1"], &["a@h 1"]))]);
+        assert!(blocking.deadlocks.is_empty() && blocking.trees.is_empty());
+    }
+
+    #[test]
+    fn what_is_shown_is_bounded() {
+        let names: Vec<_> = (0..MOST_NODES + 10).map(|n| format!("w@h {n}")).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let blocking = look(&[lock("k", &["a@h 0x"], &names)]);
+        assert!(blocking.truncated);
+        assert_eq!(blocking.trees[0].blocks.len(), MOST_NODES - 1);
+    }
+}

@@ -1,0 +1,276 @@
+//! One poller per engine, shared by all browsers.
+//!
+//! However many browsers look, an engine is asked once per interval, and less often if an answer takes
+//! long: a look may take at most a twentieth of the time. Every look is compared with the last one, and
+//! only what changed is sent on.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime};
+
+use lockkeeper::engine::Snapshot;
+use lockkeeper::{Client, Error};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::blocking::Blocking;
+use super::episode::Interval;
+use super::history::{History, Locks};
+use super::model::{EngineName, Lock};
+use super::processes::Processes;
+use super::record::Recorder;
+use super::rows::{Row, Strip};
+use super::time;
+use crate::output::tell;
+
+/// How long an engine may take to answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// After a look that took so long, wait this many times as long.
+const EASE: u32 = 19;
+
+/// How many messages a browser may fall behind before it is sent everything again.
+const BEHIND: usize = 16;
+
+/// What is known of all engines, and who wants to hear of it.
+#[derive(Debug)]
+pub(crate) struct Collector {
+    sources: Vec<Source>,
+    interval: Duration,
+    state: Mutex<State>,
+    events: broadcast::Sender<Arc<str>>,
+}
+
+/// Where locks are looked for.
+pub(crate) struct Source {
+    /// The name of the configuration, or the URL without secrets.
+    pub(crate) name: EngineName,
+    /// With its secrets.
+    pub(crate) url: String,
+    pub(crate) client: Mutex<Option<Client>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) engines: Vec<EngineState>,
+    pub(crate) history: History,
+    pub(crate) blocking: Blocking,
+    rows: HashMap<(EngineName, String), Row>,
+    recorder: Option<Recorder>,
+    /// Why nothing is recorded, if that fails.
+    pub(crate) record_error: Option<String>,
+}
+
+/// What the looks at one engine told.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct EngineState {
+    pub(crate) name: EngineName,
+    /// `null` while it answers.
+    pub(crate) error: Option<String>,
+    /// The last look that was answered.
+    #[serde(serialize_with = "time::optional")]
+    pub(crate) looked: Option<SystemTime>,
+    /// How long that took, in seconds.
+    pub(crate) took: f64,
+    #[serde(skip)]
+    pub(crate) looks: u64,
+    #[serde(skip)]
+    pub(crate) failures: u64,
+    #[serde(skip)]
+    pub(crate) locks: Locks,
+}
+
+impl Collector {
+    pub(crate) fn new(
+        sources: Vec<Source>,
+        interval: Duration,
+        history: History,
+        recorder: Option<Recorder>,
+    ) -> Self {
+        let engine =
+            |source: &Source| EngineState { name: source.name.clone(), ..EngineState::default() };
+        let state = State {
+            engines: sources.iter().map(engine).collect(),
+            history,
+            blocking: Blocking::default(),
+            rows: HashMap::new(),
+            recorder,
+            record_error: None,
+        };
+        let events = broadcast::Sender::new(BEHIND);
+        Self { sources, interval, state: Mutex::new(state), events }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn source(&self, name: &str) -> Option<&Source> {
+        self.sources.iter().find(|source| &*source.name == name)
+    }
+
+    /// The number of engines, each of which wants a [`poll`](Self::poll).
+    pub(crate) fn engines(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// Everything there is, and what happens after it.
+    pub(crate) fn subscribe(&self) -> (Arc<str>, broadcast::Receiver<Arc<str>>) {
+        let state = self.state();
+        (state.everything().to_string().into(), self.events.subscribe())
+    }
+
+    /// Looks at an engine for ever.
+    pub(crate) async fn poll(&self, n: usize) {
+        loop {
+            let started = Instant::now();
+            self.look(n).await;
+            sleep(self.interval.max(EASE * started.elapsed())).await;
+        }
+    }
+
+    /// Looks at an engine once.
+    pub(crate) async fn look(&self, n: usize) {
+        let started = Instant::now();
+        let seen = match timeout(PATIENCE, self.sources[n].list()).await {
+            Ok(Ok(snapshots)) => Ok(snapshots),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("no answer for {} s", PATIENCE.as_secs())),
+        };
+        let message = self.state().note(n, seen, SystemTime::now(), started.elapsed());
+        // Nobody may be there to hear it.
+        let _ = self.events.send(message.to_string().into());
+    }
+}
+
+impl Source {
+    /// The client, made when it is first needed: an engine that is down does not keep the page away.
+    pub(crate) async fn client(&self) -> Result<Client, Error> {
+        let known = || self.client.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(client) = known().clone() {
+            return Ok(client);
+        }
+        let client = Client::connect(&self.url).await?;
+        Ok(known().get_or_insert(client).clone())
+    }
+
+    async fn list(&self) -> Result<Vec<Snapshot>, Error> {
+        self.client().await?.list("").await
+    }
+}
+
+impl fmt::Debug for Source {
+    /// Without the URL, which may have a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl State {
+    pub(crate) fn locks(&self) -> impl Iterator<Item = &Lock> + Clone {
+        self.engines.iter().flat_map(|engine| engine.locks.values())
+    }
+
+    pub(crate) fn rows(&self) -> impl Iterator<Item = Row> {
+        let deadlocked = self.blocking.deadlocked();
+        self.locks().map(move |lock| Row::new(lock, &deadlocked))
+    }
+
+    pub(crate) fn strip(&self, now: SystemTime) -> Strip {
+        Strip::new(self.locks(), self.history.lost(now), self.blocking.deadlocks.len())
+    }
+
+    /// What a new browser is told.
+    fn everything(&self) -> Value {
+        let now = SystemTime::now();
+        let mut message = self.heading(now);
+        message["all"] = json!(true);
+        message["locks"] = json!(self.rows.values().collect::<Vec<_>>());
+        message["removed"] = json!([]);
+        message
+    }
+
+    fn heading(&self, now: SystemTime) -> Value {
+        json!({
+            "now": time::text(now),
+            "all": false,
+            "strip": self.strip(now),
+            "engines": self.engines,
+            "record_error": self.record_error,
+        })
+    }
+
+    /// Takes in a look, and says what changed.
+    fn note(
+        &mut self,
+        n: usize,
+        seen: Result<Vec<Snapshot>, String>,
+        now: SystemTime,
+        took: Duration,
+    ) -> Value {
+        let engine = &mut self.engines[n];
+        engine.looks += 1;
+        match seen {
+            Ok(snapshots) => {
+                let fresh = |snapshot: Snapshot| {
+                    let before = engine.locks.get(snapshot.key.as_str());
+                    Lock::seen(&engine.name, snapshot, before, now)
+                };
+                let locks: Locks =
+                    snapshots.into_iter().map(fresh).map(|lock| (lock.key.clone(), lock)).collect();
+                let before = std::mem::replace(&mut engine.locks, locks);
+                let blind = engine.error.take().is_some();
+                let interval = Interval { from: engine.looked, to: now, blind };
+                (engine.looked, engine.took) = (Some(now), took.as_secs_f64());
+                self.history.observe(&before, &engine.locks, interval);
+                let processes = Processes::now();
+                let blocking =
+                    Blocking::of(self.locks(), |party, holders| processes.above(party, holders));
+                self.blocking = blocking;
+                self.record();
+            }
+            Err(error) => {
+                engine.failures += 1;
+                engine.error = Some(error);
+            }
+        }
+        self.changes(now)
+    }
+
+    /// What changed since the last message.
+    fn changes(&mut self, now: SystemTime) -> Value {
+        let rows: BTreeMap<_, _> =
+            self.rows().map(|row| ((row.engine.clone(), row.key.clone()), row)).collect();
+        let changed: Vec<_> = rows
+            .iter()
+            .filter(|(name, row)| self.rows.get(name) != Some(row))
+            .map(|(_, r)| r)
+            .collect();
+        let removed: Vec<_> = self.rows.keys().filter(|name| !rows.contains_key(name)).collect();
+        let mut message = self.heading(now);
+        message["locks"] = json!(changed);
+        message["removed"] = json!(removed);
+        self.rows = rows.into_iter().collect();
+        message
+    }
+
+    fn record(&mut self) {
+        let unsaved = self.history.take_unsaved();
+        let Some(recorder) = self.recorder.as_mut().filter(|_| !unsaved.is_empty()) else { return };
+        let outcome = recorder.append(&unsaved, self.history.records().rev());
+        match (outcome, &self.record_error) {
+            (Err(error), None) => {
+                tell(format_args!("the history is not recorded: {error}"));
+                self.record_error = Some(error.to_string());
+            }
+            (Ok(()), Some(_)) => {
+                tell("the history is recorded again");
+                self.record_error = None;
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! What happened to the locks, from successive looks: holds, waits, and episodes of contention.
+//!
+//! A look is a moment. What begins and ends between two looks is not seen at all, and an end is known
+//! only to lie between two looks. So the store's own `since` is used where there is one, and an end that
+//! could be this or that is called `ended` or `unknown`, not guessed.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::episode::{Episode, Interval};
+use super::model::{EngineName, Lock, Party};
+use super::time;
+
+/// How many records are kept. The oldest go first.
+pub(crate) const MOST_RECORDS: usize = 100_000;
+
+/// How far back `lost` is counted.
+const RECENTLY: Duration = Duration::from_secs(3_600);
+
+/// Something that is over.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub(crate) enum Record {
+    Hold(Span),
+    Wait(Span),
+    Episode(Episode),
+}
+
+/// A hold or a wait.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Span {
+    pub(crate) engine: EngineName,
+    pub(crate) key: String,
+    pub(crate) id: String,
+    pub(crate) kind: String,
+    pub(crate) who: Option<String>,
+    pub(crate) note: Option<String>,
+    pub(crate) fence: Option<u64>,
+    #[serde(serialize_with = "time::plain", deserialize_with = "time::read")]
+    pub(crate) from: SystemTime,
+    /// `null` while it lasts.
+    #[serde(serialize_with = "time::optional", deserialize_with = "time::read_optional")]
+    pub(crate) to: Option<SystemTime>,
+    pub(crate) outcome: Outcome,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    /// It lasts.
+    Now,
+    /// The hold is over while its lease was not: released, or taken away by somebody else.
+    Ended,
+    /// The lease ran out.
+    Expired,
+    /// Broken from this page.
+    Broken,
+    /// The waiter holds the lock now.
+    Granted,
+    /// The waiter went away, or held the lock for less than the time between two looks.
+    Left,
+    /// The store could not be reached for too long to tell.
+    Unknown,
+}
+
+/// What is known of the past, and what is needed to continue it.
+#[derive(Debug)]
+pub(crate) struct History {
+    records: VecDeque<Arc<Record>>,
+    /// Records that the file does not have yet.
+    unsaved: Vec<Arc<Record>>,
+    /// Contention that lasts.
+    episodes: HashMap<(EngineName, String), Episode>,
+    /// Holds that were broken from here, and are still to be seen ending.
+    broken: HashSet<(EngineName, String, String)>,
+    /// Contention means that more than so many wait.
+    above: usize,
+}
+
+/// The locks of an engine by key.
+pub(crate) type Locks = BTreeMap<String, Lock>;
+
+impl History {
+    /// Starts from what a file had, oldest first.
+    pub(crate) fn new(past: Vec<Record>, above: usize) -> Self {
+        let mut history = Self {
+            records: VecDeque::new(),
+            unsaved: Vec::new(),
+            episodes: HashMap::new(),
+            broken: HashSet::new(),
+            above,
+        };
+        past.into_iter().for_each(|record| history.push(record));
+        history.unsaved.clear();
+        history
+    }
+
+    /// Compares two looks at one engine.
+    pub(crate) fn observe(&mut self, before: &Locks, after: &Locks, interval: Interval) {
+        let gone = before.values().filter(|lock| !after.contains_key(&lock.key));
+        let pairs = gone.map(|old| (Some(old), None));
+        let there = after.values().map(|new| (before.get(&new.key), Some(new)));
+        for (old, new) in pairs.chain(there) {
+            if let Some(old) = old {
+                self.end_holds(old, new, interval);
+                self.end_waits(old, new, interval);
+            }
+            self.follow_episode(old, new, interval);
+        }
+    }
+
+    /// Notes that these holds end because somebody at this page broke them.
+    pub(crate) fn broken(&mut self, engine: &EngineName, key: &str, holders: &[Party]) {
+        let of = |holder: &Party| (engine.clone(), key.to_owned(), holder.identity.clone());
+        self.broken.extend(holders.iter().map(of));
+    }
+
+    /// How many holds were lost in the last hour, as far as was seen.
+    pub(crate) fn lost(&self, now: SystemTime) -> usize {
+        let recent = |record: &&Arc<Record>| {
+            now.duration_since(record.end()).unwrap_or_default() <= RECENTLY
+        };
+        let lost = |record: &&Arc<Record>| {
+            matches!(
+                &***record,
+                Record::Hold(Span { outcome: Outcome::Expired | Outcome::Broken, .. })
+            )
+        };
+        self.records.iter().rev().take_while(recent).filter(lost).count()
+    }
+
+    /// Records, newest first.
+    pub(crate) fn records(&self) -> impl DoubleEndedIterator<Item = &Arc<Record>> {
+        self.records.iter().rev()
+    }
+
+    /// The contention at a lock that lasts.
+    pub(crate) fn episode(&self, lock: &Lock) -> Option<&Episode> {
+        self.episodes.get(&(lock.engine.clone(), lock.key.clone()))
+    }
+
+    /// What was added since the last call.
+    pub(crate) fn take_unsaved(&mut self) -> Vec<Arc<Record>> {
+        std::mem::take(&mut self.unsaved)
+    }
+
+    fn push(&mut self, record: Record) {
+        let record = Arc::new(record);
+        if self.records.len() == MOST_RECORDS {
+            self.records.pop_front();
+        }
+        self.unsaved.push(record.clone());
+        self.records.push_back(record);
+    }
+
+    fn end_holds(&mut self, old: &Lock, new: Option<&Lock>, interval: Interval) {
+        let there = new.map_or(&[][..], |lock| &lock.holders);
+        for holder in old.holders.iter().filter(|holder| !is_among(holder, there)) {
+            let name = (old.engine.clone(), old.key.clone(), holder.identity.clone());
+            let ran_out = holder.lease_ends.is_some_and(|end| end <= interval.to);
+            let outcome = match (self.broken.remove(&name), ran_out) {
+                (true, _) => Outcome::Broken,
+                (false, true) if interval.blind => Outcome::Unknown,
+                (false, true) => Outcome::Expired,
+                (false, false) => Outcome::Ended,
+            };
+            let end = match outcome {
+                Outcome::Expired => holder.lease_ends.unwrap_or(interval.to),
+                _ => interval.to,
+            };
+            self.push(Record::Hold(Span::new(old, holder, Some(interval.clamp(end)), outcome)));
+        }
+    }
+
+    fn end_waits(&mut self, old: &Lock, new: Option<&Lock>, interval: Interval) {
+        // An engine that does not know any more says nothing about their end.
+        let unknown = new.is_some_and(|lock| lock.waiters.is_none());
+        let there = new.map_or(&[][..], Lock::waiting);
+        let holders = new.map_or(&[][..], |lock| &lock.holders);
+        for waiter in old.waiting().iter().filter(|waiter| !is_among(waiter, there)) {
+            let same = |holder: &&Party| {
+                holder.identity == waiter.identity
+                    || (holder.who.is_some() && holder.who == waiter.who)
+            };
+            let (outcome, end) = match holders.iter().find(same) {
+                Some(holder) => (Outcome::Granted, interval.clamp(holder.began())),
+                None if unknown || interval.blind => (Outcome::Unknown, interval.to),
+                None => (Outcome::Left, interval.to),
+            };
+            self.push(Record::Wait(Span::new(old, waiter, Some(end), outcome)));
+        }
+    }
+
+    fn follow_episode(&mut self, old: Option<&Lock>, new: Option<&Lock>, interval: Interval) {
+        let Some(lock) = new.or(old) else { return };
+        let name = (lock.engine.clone(), lock.key.clone());
+        let waiting = new.map_or(0, |lock| lock.waiting().len());
+        let contended = waiting > self.above;
+        if contended && !self.episodes.contains_key(&name) {
+            self.episodes.insert(name.clone(), Episode::begin(lock, old, interval));
+        } else if let Some(episode) = self.episodes.get_mut(&name) {
+            episode.go_on(old, new, interval);
+        }
+        if !contended && let Some(mut episode) = self.episodes.remove(&name) {
+            episode.to = Some(interval.to);
+            self.push(Record::Episode(episode));
+        }
+    }
+}
+
+impl Record {
+    pub(crate) fn engine(&self) -> &str {
+        match self {
+            Record::Hold(span) | Record::Wait(span) => &span.engine,
+            Record::Episode(episode) => &episode.engine,
+        }
+    }
+
+    pub(crate) fn key(&self) -> &str {
+        match self {
+            Record::Hold(span) | Record::Wait(span) => &span.key,
+            Record::Episode(episode) => &episode.key,
+        }
+    }
+
+    pub(crate) fn end(&self) -> SystemTime {
+        let (from, to) = match self {
+            Record::Hold(span) | Record::Wait(span) => (span.from, span.to),
+            Record::Episode(episode) => (episode.from, episode.to),
+        };
+        to.unwrap_or(from)
+    }
+}
+
+impl Span {
+    pub(crate) fn new(
+        lock: &Lock,
+        party: &Party,
+        to: Option<SystemTime>,
+        outcome: Outcome,
+    ) -> Self {
+        let from = party.began();
+        Self {
+            engine: lock.engine.clone(),
+            key: lock.key.clone(),
+            id: party.id.clone(),
+            kind: party.kind.clone(),
+            who: party.who.clone(),
+            note: party.note.clone(),
+            fence: party.fence,
+            from,
+            to: to.map(|to| to.max(from)),
+            outcome,
+        }
+    }
+}
+
+fn is_among(party: &Party, others: &[Party]) -> bool {
+    others.iter().any(|other| {
+        // A re-entered lock is one hold; a new fence is a new one.
+        other.identity == party.identity && other.mode == party.mode && other.fence == party.fence
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::tests::{at, entry, lock, snapshot};
+    use super::*;
+    use lockkeeper::engine::Mode;
+
+    fn locks(locks: Vec<Lock>) -> Locks {
+        locks.into_iter().map(|lock| (lock.key.clone(), lock)).collect()
+    }
+
+    fn between(from: u64, to: u64) -> Interval {
+        Interval { from: Some(at(from)), to: at(to), blind: false }
+    }
+
+    fn ends(history: &History) -> Vec<(&str, Outcome)> {
+        let end = |record: &Arc<Record>| match &**record {
+            Record::Hold(_) => "hold",
+            Record::Wait(_) => "wait",
+            Record::Episode(_) => "episode",
+        };
+        let outcome = |record: &Arc<Record>| match &**record {
+            Record::Hold(span) | Record::Wait(span) => span.outcome,
+            Record::Episode(_) => Outcome::Now,
+        };
+        history.records.iter().map(|record| (end(record), outcome(record))).collect()
+    }
+
+    #[test]
+    fn a_waiter_that_holds_now_was_granted_and_one_that_is_gone_left() {
+        let mut history = History::new(Vec::new(), 0);
+        let before = locks(vec![lock("k", &["a@h 1"], &["b@h 2", "c@h 3"])]);
+        let after = locks(vec![lock("k", &["b@h 2"], &[])]);
+        history.observe(&before, &after, between(0, 2));
+        assert_eq!(
+            ends(&history),
+            [("hold", Outcome::Ended), ("wait", Outcome::Granted), ("wait", Outcome::Left)]
+        );
+    }
+
+    #[test]
+    fn a_hold_whose_lease_ran_out_expired_unless_nobody_could_look() {
+        let mut snapshot = snapshot("k", &[], &[]);
+        snapshot.holders = vec![entry("a@h 1", Mode::Mutex, Some(1))];
+        let before =
+            locks(vec![Lock::seen(&EngineName::from("e".to_owned()), snapshot, None, at(0))]);
+        let mut history = History::new(Vec::new(), 0);
+        history.observe(&before, &Locks::new(), between(0, 2));
+        assert_eq!(history.lost(at(10)), 1);
+        assert_eq!(history.records[0].end(), at(1));
+        assert_eq!(history.lost(at(4_000)), 0);
+        history.observe(&before, &Locks::new(), Interval { blind: true, ..between(0, 60) });
+        assert_eq!(ends(&history), [("hold", Outcome::Expired), ("hold", Outcome::Unknown)]);
+    }
+
+    #[test]
+    fn a_hold_that_was_broken_here_is_called_so() {
+        let mut history = History::new(Vec::new(), 0);
+        let before = locks(vec![lock("k", &["a@h 1"], &[])]);
+        history.broken(&EngineName::from("e".to_owned()), "k", &before["k"].holders);
+        history.observe(&before, &Locks::new(), between(0, 2));
+        assert_eq!(ends(&history), [("hold", Outcome::Broken)]);
+    }
+
+    #[test]
+    fn the_oldest_records_go_first_and_no_more_are_kept_than_the_bound() {
+        let mut history = History::new(Vec::new(), 0);
+        for n in 0..MOST_RECORDS + 10 {
+            let held = lock("k", &["a@h 1"], &[]);
+            let span = Span::new(&held, &held.holders[0], Some(at(n as u64)), Outcome::Ended);
+            history.push(Record::Hold(span));
+        }
+        assert_eq!(history.records.len(), MOST_RECORDS);
+        assert_eq!(history.records[0].end(), at(10));
+        assert_eq!(history.take_unsaved().len(), MOST_RECORDS + 10);
+        assert!(history.take_unsaved().is_empty());
+    }
+
+    #[test]
+    fn an_episode_is_recorded_once_nobody_waits_any_more() {
+        let mut history = History::new(Vec::new(), 0);
+        let contended = locks(vec![lock("k", &["a@h 1"], &["b@h 2"])]);
+        let calm = locks(vec![lock("k", &["a@h 1"], &[])]);
+        history.observe(&calm, &contended, between(0, 2));
+        assert!(history.episode(&contended["k"]).is_some());
+        history.observe(&contended, &calm, between(2, 4));
+        assert!(history.episode(&contended["k"]).is_none());
+        assert_eq!(ends(&history).last(), Some(&("episode", Outcome::Now)));
+    }
+
+    #[test]
+    fn records_survive_the_way_through_a_file() {
+        let held = lock("k", &["a@h 1"], &["b@h 2"]);
+        let span = Span::new(&held, &held.holders[0], Some(at(3)), Outcome::Expired);
+        let interval = Interval { from: None, to: at(2), blind: false };
+        for record in [Record::Hold(span), Record::Episode(Episode::begin(&held, None, interval))] {
+            let text = serde_json::to_string(&record).unwrap();
+            assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record, "{text}");
+        }
+    }
+}
