@@ -16,8 +16,8 @@ fn locks_of_several_engines_are_listed_and_filtered() {
     let (place, server) = (Place::new(), Server::start());
     let elsewhere = Place::at(&server.url());
     let page = Page::start(&place, &format!("{} {}", place.url(), server.url()));
-    let _holder = place.start("run --note nightly team/backup -- sleep 60");
-    let _other = elsewhere.start("run --fair team/deploy -- sleep 60");
+    let _holder = place.start("run --note nightly team/backup -- sleep 600");
+    let _other = elsewhere.start("run --fair team/deploy -- sleep 600");
     page.shows("team/backup", 1, 0);
     page.shows("team/deploy", 1, 0);
     let _waiter = place.start("run team/backup true");
@@ -51,9 +51,9 @@ fn locks_of_several_engines_are_listed_and_filtered() {
 fn a_lock_shows_its_waiters_its_last_holders_and_who_blocked_whom() {
     let place = Place::new();
     let page = Page::start(&place, "");
-    let first = place.start("run --note one a/k -- sleep 60");
+    let first = place.start("run --note one a/k -- sleep 600");
     page.shows("a/k", 1, 0);
-    let second = place.start("run --note two a/k -- sleep 60");
+    let second = place.start("run --note two a/k -- sleep 600");
     page.shows("a/k", 1, 1);
     let lock = page.get("/api/v1/locks/a%2Fk").json()["locks"][0].clone();
     assert_eq!(
@@ -98,7 +98,7 @@ fn a_lease_that_runs_out_is_a_loss() {
     let server = Server::start();
     let place = Place::at(&server.url());
     let page = Page::start(&place, "");
-    let holder = place.start("run --ttl 2s k -- sleep 60");
+    let holder = place.start("run --ttl 2s k -- sleep 600");
     page.shows("k", 1, 0);
     // Both the wrapper and its guardian are gone at once, and nobody renews.
     holder.signal(Signal::SIGKILL);
@@ -148,11 +148,11 @@ fn answers_are_as_the_schema_says() {
     let server = Server::start();
     let place = Place::at(&server.url());
     let page = Page::start(&place, "");
-    let holder = place.start("run --fair k -- sleep 60");
+    let holder = place.start("run --fair k -- sleep 600");
     page.shows("k", 1, 0);
-    let waiter = place.start("run --fair k -- sleep 60");
+    let waiter = place.start("run --fair k -- sleep 600");
     page.shows("k", 1, 1);
-    let _semaphore = place.start("run --limit 3 s -- sleep 60");
+    let _semaphore = place.start("run --limit 3 s -- sleep 600");
     page.shows("s", 1, 0);
     check(&page, "GET /api/v1/locks/{key}", "/api/v1/locks/k");
     holder.signal(Signal::SIGTERM);
@@ -181,7 +181,7 @@ fn check(page: &Page, definition: &str, path: &str) {
 fn metrics_have_keys_only_on_request() {
     let place = Place::new();
     let page = Page::start(&place, "");
-    let _holder = place.start("run secret-project -- sleep 60");
+    let _holder = place.start("run secret-project -- sleep 600");
     page.shows("secret-project", 1, 0);
     let plain = page.get("/metrics");
     let held = format!("lockkeeper_locks_held{{engine=\"{}\"}} 1\n", place.url());
@@ -206,7 +206,7 @@ fn the_history_survives_a_restart() {
         .end()
         .exits(64)
         .says("name another");
-    let holder = place.start("run --note before k -- sleep 60");
+    let holder = place.start("run --note before k -- sleep 600");
     page.shows("k", 1, 0);
     holder.signal(Signal::SIGTERM);
     page.until("/api/v1/history", |answer| answer["records"].get(0).map(|_| ()));
@@ -223,7 +223,7 @@ fn an_engine_that_is_down_does_not_hide_the_others() {
     let (place, server) = (Place::new(), Server::start());
     server.kill();
     let page = Page::start(&place, &format!("{} {}", place.url(), server.url()));
-    let _holder = place.start("run k -- sleep 60");
+    let _holder = place.start("run k -- sleep 600");
     page.shows("k", 1, 0);
     let error = |answer: &Value| answer["engines"][1]["error"].as_str().map(str::to_owned);
     page.until("/api/v1/locks", error);
@@ -259,7 +259,7 @@ fn engines_are_named_in_the_configuration() {
 fn events_tell_everything_first_and_then_what_changes() {
     let place = Place::new();
     let page = Page::start(&place, "");
-    let _holder = place.start("run k -- sleep 60");
+    let _holder = place.start("run k -- sleep 600");
     page.shows("k", 1, 0);
     let mut stream = TcpStream::connect(page.address).unwrap();
     write!(stream, "GET /api/v1/events HTTP/1.1\r\nHost: {}\r\n\r\n", page.address).unwrap();
@@ -269,7 +269,7 @@ fn events_tell_everything_first_and_then_what_changes() {
         .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
     let first = messages.next().unwrap();
     assert_eq!((&first["all"], &first["locks"][0]["key"]), (&true.into(), &"k".into()));
-    let _other = place.start("run other -- sleep 60");
+    let _other = place.start("run other -- sleep 600");
     let change = messages.find(|message| message["locks"].get(0).is_some()).unwrap();
     assert_eq!(change["all"], false);
     let keys: Vec<_> =

@@ -19,10 +19,10 @@ fn a_lock_appears_changes_and_goes_without_a_reload() {
     browser.open(&page.link);
     browser.reads("#empty", "No locks in use.");
     browser.run("window.loaded = 'once'");
-    let holder = place.start("run --note nightly backup -- sleep 60");
+    let holder = place.start("run --note nightly backup -- sleep 600");
     browser.reads("#rows", "backup");
     browser.reads("#held", "1");
-    let waiter = place.start("run backup -- sleep 60");
+    let waiter = place.start("run backup -- sleep 600");
     browser.reads("#rows td.waiting", "1");
     browser.reads("#waiting", "1");
     let (first, second) = (holder.pid().to_string(), waiter.pid().to_string());
@@ -40,9 +40,9 @@ fn locks_are_filtered_linked_and_reached_by_keyboard() {
     let (place, server) = (Place::new(), Server::start());
     let elsewhere = Place::at(&server.url());
     let page = Page::start(&place, &format!("{} {}", place.url(), server.url()));
-    let _a = place.start("run --note payroll team/a -- sleep 60");
-    let _b = place.start("run team/b -- sleep 60");
-    let _c = elsewhere.start("run other/c -- sleep 60");
+    let _a = place.start("run --note payroll team/a -- sleep 600");
+    let _b = place.start("run team/b -- sleep 600");
+    let _c = elsewhere.start("run other/c -- sleep 600");
     let browser = Browser::start();
     browser.open(&page.link);
     let shown = |keys: &[&str]| {
@@ -93,9 +93,9 @@ fn locks_are_filtered_linked_and_reached_by_keyboard() {
 fn the_details_of_a_lock_are_live() {
     let place = Place::new();
     let page = Page::start(&place, "");
-    let first = place.start("run --note one k -- sleep 60");
+    let first = place.start("run --note one k -- sleep 600");
     page.shows("k", 1, 0);
-    let second = place.start("run --note two k -- sleep 60");
+    let second = place.start("run --note two k -- sleep 600");
     page.shows("k", 1, 1);
     let browser = Browser::start();
     browser.open(&page.link);
@@ -117,7 +117,7 @@ fn the_details_of_a_lock_are_live() {
 fn a_lock_is_broken_only_with_its_key_and_a_reason() {
     let place = Place::new();
     let page = Page::start(&place, "--allow-changes --audit audit");
-    let holder = place.start("run deploy -- sleep 60");
+    let holder = place.start("run deploy -- sleep 600");
     page.shows("deploy", 1, 0);
     let browser = Browser::start();
     browser.open(&page.link);
@@ -149,7 +149,7 @@ fn a_holder_is_asked_to_yield() {
     let servers = Ensemble::single();
     let place = Place::at(&servers.url("yield", std::time::Duration::from_secs(20)));
     let page = Page::start(&place, "--allow-changes --audit audit");
-    let holder = place.start("run deploy -- sleep 60");
+    let holder = place.start("run deploy -- sleep 600");
     page.shows("deploy", 1, 0);
     let browser = Browser::start();
     browser.open(&page.link);
@@ -165,7 +165,7 @@ fn a_holder_is_asked_to_yield() {
 fn nothing_can_be_changed_unless_it_is_allowed() {
     let place = Place::new();
     let page = Page::start(&place, "");
-    let _holder = place.start("run deploy -- sleep 60");
+    let _holder = place.start("run deploy -- sleep 600");
     page.shows("deploy", 1, 0);
     let browser = Browser::start();
     browser.open(&page.link);
@@ -179,7 +179,7 @@ fn the_page_asks_for_the_token() {
     let place = Place::new();
     std::fs::write(place.path("token"), "a-token-of-the-operators").unwrap();
     let page = Page::start(&place, "--token-file token");
-    let _holder = place.start("run deploy -- sleep 60");
+    let _holder = place.start("run deploy -- sleep 600");
     let browser = Browser::start();
     browser.open(&page.link);
     browser.type_into("#token", "wrong-token-of-nobody");
@@ -220,9 +220,9 @@ fn whatever_a_store_says_is_only_text() {
         command.args([hostile, hostile, "--", "sleep", sleep]);
         command.spawn().unwrap()
     };
-    let mut jobs = [run("60")];
+    let mut jobs = [run("600")];
     page.shows(hostile, 1, 0);
-    let mut waiter = run("60");
+    let mut waiter = run("600");
     page.shows(hostile, 1, 1);
     let browser = Browser::start();
     browser.open(&page.link);

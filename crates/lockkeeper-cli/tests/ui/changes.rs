@@ -22,7 +22,7 @@ fn post(page: &Page, path: &str, body: Value) -> Reply {
 fn nothing_is_changed_unless_it_is_allowed() {
     let place = Place::new();
     let page = Page::start(&place, "");
-    let _holder = place.start("run k -- sleep 60");
+    let _holder = place.start("run k -- sleep 600");
     page.shows("k", 1, 0);
     let order = json!({"engine": place.url(), "key": "k", "confirm": "k", "why": "x"}).to_string();
     for path in ["/api/v1/break", "/api/v1/yield"] {
@@ -39,7 +39,7 @@ fn nothing_is_changed_unless_it_is_allowed() {
 fn a_break_needs_the_key_and_a_reason_and_is_written_down() {
     let place = Place::new();
     let page = Page::start(&place, "--allow-changes --audit audit");
-    let holder = place.start("run k -- sleep 60");
+    let holder = place.start("run k -- sleep 600");
     place.until("k", 1, 0);
     let engine = place.url();
     for (order, right) in [
@@ -92,7 +92,7 @@ fn a_break_needs_the_key_and_a_reason_and_is_written_down() {
 fn nothing_is_broken_that_cannot_be_written_down() {
     let place = Place::new();
     let page = Page::start(&place, "--allow-changes --audit /dev/full");
-    let _holder = place.start("run k -- sleep 60");
+    let _holder = place.start("run k -- sleep 600");
     place.until("k", 1, 0);
     let order = json!({"engine": place.url(), "key": "k", "confirm": "k", "why": "x"});
     let reply = post(&page, "/api/v1/break", order);
@@ -107,7 +107,7 @@ fn a_holder_is_asked_to_yield_where_the_engine_can() {
     let servers = Ensemble::single();
     let place = Place::at(&servers.url("page", std::time::Duration::from_secs(20)));
     let page = Page::start(&place, "--allow-changes --audit audit");
-    let holder = place.start("run k -- sleep 60");
+    let holder = place.start("run k -- sleep 600");
     place.until("k", 1, 0);
     let engine = engine_name(&page);
     let reply = post(&page, "/api/v1/yield", json!({"engine": engine, "key": "k", "who": "ann"}));
@@ -120,7 +120,7 @@ fn a_holder_is_asked_to_yield_where_the_engine_can() {
 fn an_engine_that_cannot_carry_the_question_says_so() {
     let place = Place::new();
     let page = Page::start(&place, "--allow-changes --audit audit");
-    let _holder = place.start("run k -- sleep 60");
+    let _holder = place.start("run k -- sleep 600");
     place.until("k", 1, 0);
     let reply = post(&page, "/api/v1/yield", json!({"engine": place.url(), "key": "k"}));
     assert_eq!(reply.status, 501);

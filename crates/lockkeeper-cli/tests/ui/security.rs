@@ -45,7 +45,7 @@ fn a_name_that_was_pointed_at_loopback_is_refused() {
 fn another_page_can_neither_read_nor_change() {
     let place = Place::new();
     let page = Page::start(&place, "--allow-changes --audit audit");
-    let _holder = place.start("run k -- sleep 60");
+    let _holder = place.start("run k -- sleep 600");
     let bearer = page.bearer();
     let token = ("Authorization", bearer.as_str());
     let json = ("Content-Type", "application/json");
