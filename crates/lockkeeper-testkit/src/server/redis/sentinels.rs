@@ -80,12 +80,18 @@ impl Sentinels {
     pub fn master(&self) -> &Server {
         let mut master = None;
         eventually_within(Duration::from_secs(60), "there is a master", || {
-            let answer = self.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"]);
-            let port = answer.lines().nth(1).and_then(|port| port.trim().parse::<u16>().ok());
-            master = self.servers.iter().find(|server| Some(server.port()) == port);
-            let is_master = master.is_some_and(|m| m.ask(&["ROLE"]).starts_with("master"));
-            is_master.then_some(()).ok_or(answer)
+            let named = self.named();
+            master = named.filter(|server| server.ask(&["ROLE"]).starts_with("master"));
+            let port = || named.map_or_else(String::new, |server| server.port().to_string());
+            master.map(drop).ok_or_else(|| format!("{} is named", port()))
         });
         master.expect("it was found")
+    }
+
+    /// The server that the first sentinel names, which may be a replica.
+    pub fn named(&self) -> Option<&Server> {
+        let answer = self.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"]);
+        let port = answer.lines().nth(1)?.trim().parse::<u16>().ok()?;
+        self.servers.iter().find(|server| server.port() == port)
     }
 }
