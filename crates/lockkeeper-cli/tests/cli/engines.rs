@@ -110,7 +110,6 @@ fn a_command_inside_reaches_the_engine_as_the_same_user() {
 }
 
 /// Time to live goes on while a mark waits for its slot to be over, and an operator wants to see it.
-#[cfg(feature = "etcd")]
 #[test]
 fn the_mark_of_a_slot_shows_what_is_left_of_it() {
     let servers = lockkeeper_testkit::server::etcd::Servers::start(1);

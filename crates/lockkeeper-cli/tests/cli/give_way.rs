@@ -25,7 +25,6 @@ fn holders_give_way_on_zookeeper() {
     holders_give_way(&servers.url("yield", std::time::Duration::from_secs(20)));
 }
 
-#[cfg(feature = "etcd")]
 #[test]
 fn holders_give_way_on_etcd() {
     let servers = lockkeeper_testkit::server::etcd::Servers::start(1);

@@ -236,7 +236,6 @@ fn a_dead_zookeeper_server_is_told() {
     a_dead_server_is_told_and_does_not_keep_us(&url, || servers[0].kill());
 }
 
-#[cfg(feature = "etcd")]
 #[test]
 fn a_dead_etcd_server_is_told() {
     let servers = lockkeeper_testkit::server::etcd::Servers::start(1);
