@@ -16,7 +16,7 @@ use crate::exit::{self, Failure};
 use crate::output::{human, print, stderr, tell};
 use crate::run::interruptible;
 use crate::run::signals::Signals;
-use crate::table::{Table, plain};
+use crate::table::{Table, plain, short};
 
 pub(crate) async fn ls(args: Ls) -> exit::Outcome {
     let client = Config::load()?.connect(&args.place).await?;
@@ -58,8 +58,22 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
     let redraw = io::stdout().is_terminal() && !args.json;
     let follow = async {
         let mut before: Vec<(String, Value)> = Vec::new();
+        let mut silent = false;
         loop {
-            let mut snapshots = client.list(&*args.prefix).await?;
+            // Whoever keeps this open wants to see the end of an outage too.
+            let mut snapshots = match client.list(&*args.prefix).await {
+                Err(error) if error.is_retryable() => {
+                    if !std::mem::replace(&mut silent, true) {
+                        tell(format_args!("{error}; trying again"));
+                    }
+                    tokio::time::sleep(args.interval).await;
+                    continue;
+                }
+                listed => listed?,
+            };
+            if std::mem::take(&mut silent) {
+                tell("the engine answers again");
+            }
             if redraw {
                 add_leases_of_handles(&mut snapshots);
             }
@@ -184,7 +198,7 @@ pub(crate) fn describe(entry: &Entry) -> String {
     let who = entry.who.clone().unwrap_or_else(|| format!("{}…", start_of(&entry.identity)));
     let since = age(entry).map(|age| format!(" for {}", human(age))).unwrap_or_default();
     let note = entry.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
-    plain(&format!("{who}{since}{note}"))
+    short(&plain(&format!("{who}{since}{note}")))
 }
 
 fn to_json(snapshot: &Snapshot) -> Value {

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// What is longer is cut: a table is for people, and everyone sees it.
+const LONGEST: usize = 200;
+
 /// Rows of cells under a heading. The last column is not padded; an empty one is left out.
 #[derive(Debug)]
 pub(crate) struct Table<const N: usize> {
@@ -14,7 +17,7 @@ impl<const N: usize> Table<N> {
     }
 
     pub(crate) fn row(&mut self, cells: [String; N]) {
-        self.rows.push(cells.map(|cell| plain(&cell)));
+        self.rows.push(cells.map(|cell| short(&plain(&cell))));
     }
 }
 
@@ -45,9 +48,25 @@ pub(crate) fn plain(text: &str) -> String {
         .collect()
 }
 
+/// Text that fits into a line.
+pub(crate) fn short(text: &str) -> String {
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_cell_is_cut() {
+        let mut table = Table::new(["KEY", "NOTE"]);
+        table.row(["k".into(), "ä".repeat(100_000)]);
+        let text = table.to_string();
+        assert_eq!(text.lines().nth(1).unwrap(), format!("k    {}…", "ä".repeat(LONGEST)));
+    }
 
     #[test]
     fn columns_line_up_and_empty_ones_are_left_out() {

@@ -22,7 +22,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use lockkeeper::endpoint::Endpoint;
-use lockkeeper::engine::Scope;
+use lockkeeper::engine::{Mode, Scope};
 use lockkeeper::{Client, Error, Guard, Lock, Owner, Release};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
@@ -136,6 +136,7 @@ async fn hold_and_run(
         && held_by_an_outer_run(&args.key, &owner, &place)
         && let Some(outer) = nested::enter()
     {
+        nested::check_kind(&args.key, &kind_asked(&args.terms))?;
         let timeline = Timeline::new(Limit::None, grace, on_lost)?;
         let max_hold = args.max_hold;
         say.note("entered again: an outer run holds the lock for this owner");
@@ -323,6 +324,7 @@ pub(crate) fn environment(
         ("LOCKKEEPER_OWNER", owner.id().to_owned()),
         ("LOCKKEEPER_URL", endpoint.without_passwords()),
         ("LOCKKEEPER_HELD", "1".to_owned()),
+        (nested::KIND, kind(guard.mode())),
     ]
 }
 
@@ -356,6 +358,25 @@ async fn holders(client: &Client, key: &str) -> Option<String> {
     let holders = client.inspect(key).await.ok()??.holders;
     let named: Vec<_> = holders.iter().map(inspect::describe).collect();
     (!named.is_empty()).then(|| named.join(", "))
+}
+
+/// What a lock is held as, so that a run inside can compare. Semaphores of different sizes differ.
+fn kind(mode: Mode) -> String {
+    match mode {
+        Mode::Permits { limit, .. } => format!("semaphore of {limit}"),
+        mode => mode.kind().to_owned(),
+    }
+}
+
+/// What a lock is asked for as.
+fn kind_asked(terms: &Terms) -> String {
+    let mode = match terms.limit {
+        Some(limit) => Mode::Permits { take: 1, limit },
+        None if terms.shared => Mode::Read,
+        None if terms.exclusive => Mode::Write,
+        None => Mode::Mutex,
+    };
+    kind(mode)
 }
 
 /// The lock that was asked for, without its duration.

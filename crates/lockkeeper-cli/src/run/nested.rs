@@ -15,11 +15,15 @@ use std::time::Duration;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 
+use crate::exit::Failure;
 use crate::run::descendants::is_below;
 use crate::run::guardian::boot_time;
 
 /// The variable that names the place where the guardian listens.
 pub(crate) const VARIABLE: &str = "LOCKKEEPER_RUN";
+
+/// The variable that says what the outer run holds the lock as.
+pub(crate) const KIND: &str = "LOCKKEEPER_KIND";
 
 /// How long a guardian may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -81,6 +85,19 @@ pub(crate) fn enter() -> Option<UnixStream> {
     let mut answer = [0];
     host.read_exact(&mut answer).ok()?;
     (answer == [WELCOME]).then_some(host)
+}
+
+/// Refuses to enter as more than the outer run holds: others may share what it holds.
+pub(crate) fn check_kind(key: &str, asked: &str) -> Result<(), Failure> {
+    let outer = env::var(KIND).unwrap_or_default();
+    match (outer.as_str(), asked) {
+        (outer, asked) if outer == asked => Ok(()),
+        ("write", "read") => Ok(()),
+        _ => Err(Failure::usage(format!(
+            "the run around this one holds lock {key:?} as {outer}, which cannot be entered as {asked}; \
+             ask for the same kind in both"
+        ))),
+    }
 }
 
 /// A name without a file: it is gone with the one who listens.

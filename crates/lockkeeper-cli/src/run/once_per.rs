@@ -52,6 +52,9 @@ impl Mark {
     }
 }
 
+/// What `ls` shows of a mark, whose holder is gone.
+const NOTE: &str = "mark of --once-per";
+
 /// Takes the mark of this slot. Busy means that the run of this slot has happened.
 pub(crate) async fn mark(
     client: &Client,
@@ -64,19 +67,14 @@ pub(crate) async fn mark(
     let taken = Failure::new(exit::BUSY, format!("lock {key:?}: this slot had its run already"));
     let (key, lease) = slot(key, now, slot_length)?;
     if client.guarantees().death == Death::Lease {
-        let Some(guard) = client.mutex(&key).lease(lease).try_acquire().await? else {
-            return Err(taken);
-        };
+        let lock = client.mutex(&key).lease(lease).note(NOTE);
+        let Some(guard) = lock.try_acquire().await? else { return Err(taken) };
         return Ok(Mark::Lease(guard));
     }
     let request = Request {
         url: url.to_owned(),
         key,
-        terms: Terms {
-            nonblock: true,
-            note: Some("mark of --once-per".to_owned()),
-            ..Terms::default()
-        },
+        terms: Terms { nonblock: true, note: Some(NOTE.to_owned()), ..Terms::default() },
         ttl: lockkeeper::DEFAULT_TTL,
         owner: Owner::new().id().to_owned(),
         lease: Some(lease),

@@ -1,7 +1,7 @@
 //! The controlling terminal: who is in its foreground, and whether anyone could wake us up again.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use nix::fcntl::OFlag;
 use nix::unistd::{Pid, getpgid, getpgrp, getppid, getsid, tcgetpgrp, tcsetpgrp};
@@ -27,9 +27,10 @@ impl Terminal {
         tcgetpgrp(&self.tty) == Ok(group)
     }
 
-    /// Whether we may.
+    /// Whether we may. A shell without job control starts a job in the background in its own group, with
+    /// nothing as standard input: the terminal is the shell's then.
     pub(crate) fn is_ours(&self) -> bool {
-        self.has_foreground(getpgrp())
+        self.has_foreground(getpgrp()) && !reads_nothing()
     }
 
     /// Puts a group into the foreground. It fails when the terminal was hung up; then nobody cares.
@@ -41,6 +42,12 @@ impl Terminal {
     pub(crate) fn take_back(&self) {
         self.give_to(getpgrp());
     }
+}
+
+/// Whether our standard input is `/dev/null`.
+fn reads_nothing() -> bool {
+    let about = |path: &str| fs::metadata(path).map(|about| about.rdev()).ok();
+    about("/dev/stdin").is_some_and(|device| Some(device) == about("/dev/null"))
 }
 
 /// Whether a process that stops itself can expect to be continued: a shell of the same session, in

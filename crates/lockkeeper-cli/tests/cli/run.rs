@@ -349,6 +349,48 @@ fn a_run_that_waits_for_the_run_around_it_says_so() {
     assert_eq!(outer.wait().unwrap().code(), Some(143));
 }
 
+/// Others share a read lock or a semaphore, so that a run inside may not make more of it.
+#[test]
+fn a_run_inside_a_run_enters_as_the_same_kind_or_not_at_all() {
+    let server = Server::start();
+    let ours = env!("CARGO_BIN_EXE_lockkeeper");
+    for place in [Place::new(), Place::at(&server.url())] {
+        let nested = |outer: &str, inner: &str| {
+            place.run(&format!(
+                "run {outer} --owner me k -- {ours} run -n {inner} --owner me k true"
+            ))
+        };
+        for (outer, inner) in
+            [("-s", "-x"), ("-s", ""), ("--limit 2", ""), ("--limit 2", "--limit 3")]
+        {
+            nested(outer, inner).exits(64).says("ask for the same kind in both");
+        }
+        for (outer, inner) in
+            [("", ""), ("-s", "-s"), ("-x", "-x"), ("-x", "-s"), ("--limit 2", "--limit 2")]
+        {
+            nested(outer, inner).exits(0);
+        }
+    }
+}
+
+/// Everyone who looks sees a note, however long it is.
+#[test]
+fn a_long_note_hurts_nobody() {
+    let server = Server::start();
+    let place = Place::at(&server.url());
+    let note = "x".repeat(70_000);
+    let holder = place.start(&format!("run --note {note} k -- echo > in; sleep 60"));
+    place.content("in");
+    for look in ["ls", "show k"] {
+        let seen = place.run(look).exits(0);
+        assert!(seen.stdout.contains("xxx…") && seen.stdout.len() < 2_000, "{}", seen.stdout.len());
+    }
+    let busy = place.run("run -n k true").exits(75);
+    assert!(busy.stderr.len() < 2_000, "{}", busy.stderr.len());
+    holder.signal(Signal::SIGTERM);
+    holder.end().exits(143);
+}
+
 #[test]
 fn the_lock_stays_until_the_whole_group_is_gone() {
     let place = Place::new();

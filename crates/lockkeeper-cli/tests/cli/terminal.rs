@@ -92,6 +92,20 @@ fn the_command_reads_from_the_terminal() {
     session.shows("42");
 }
 
+/// A script has no job control: what it starts in the background is in its own group.
+#[test]
+fn a_run_in_the_background_of_a_script_leaves_the_terminal_to_the_script() {
+    let place = Place::new();
+    let mut session = Session::at(&place);
+    let script = "$BIN run k -- sh -c 'echo > in; exec sleep 600' & until test -s in; do :; done; \
+                  echo re''ady; read x; echo \"got <$x>\"; kill %1; wait";
+    std::fs::write(place.path("script"), script).unwrap();
+    session.keys(&format!("export BIN={}\nbash script\n", env!("CARGO_BIN_EXE_lockkeeper")));
+    session.shows("ready");
+    session.keys("hello\n");
+    session.shows("got <hello>");
+}
+
 #[test]
 fn ctrl_c_ends_the_command_and_the_line_around_it() {
     let place = Place::new();
