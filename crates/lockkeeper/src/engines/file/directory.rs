@@ -220,7 +220,7 @@ impl Directory {
 
     /// The kind of network file system that the directory is on, if it is on one.
     pub(super) fn network(&self) -> io::Result<Option<&'static str>> {
-        const NETWORK: &[(i64, &str)] = &[
+        const NETWORK: &[(u32, &str)] = &[
             (0x6969, "NFS"),
             (0x517b, "SMB"),
             (0xff53_4d42, "CIFS"),
@@ -233,8 +233,8 @@ impl Directory {
             (0x0116_1970, "GFS2"),
         ];
         let FsType(kind) = statfs(&self.path)?.filesystem_type();
-        // The kernel's number is 32 bits wide; some are sign-extended on the way.
-        let kind = kind & 0xffff_ffff;
+        // The kernel's number is 32 bits wide; C libraries have wider types for it, signed or not.
+        let kind = kind as u32;
         Ok(NETWORK.iter().find(|(magic, _)| *magic == kind).map(|(_, name)| *name))
     }
 
