@@ -116,8 +116,8 @@ impl Redis {
     /// Connects to what a URL names.
     ///
     /// # Errors
-    /// [`Error::Url`](crate::Error::Url) for a URL that is not understood,
-    /// [`Error::Engine`](crate::Error::Engine) when nobody is there.
+    /// [`Error::Url`] for a URL that is not understood,
+    /// [`Error::Engine`] when nobody is there.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
         let (servers, settings) = settings::read(endpoint)?;
         if let Err(error) = servers.any(&redis::cmd("PING")).await {
