@@ -49,12 +49,14 @@ impl Request {
     }
 
     /// The refusal of a key that is in use as something else.
+    #[allow(dead_code, reason = "it depends on the features which engines are there to use it")]
     pub(crate) fn conflict(&self, found: impl fmt::Display) -> Error {
         let found = format!("it is used as {found}, and was asked for as {}", self.mode);
         Error::Conflict { key: self.key.clone(), found }
     }
 
     /// A single try at a lock that nobody else has, with which `doctor` finds out whether locks work.
+    #[allow(dead_code, reason = "it depends on the features which engines are there to use it")]
     pub(crate) fn probe(mode: Mode) -> Self {
         let token = Token::fresh();
         let key = Key::new(format!("lockkeeper-doctor-{token}")).expect("a token is visible text");
