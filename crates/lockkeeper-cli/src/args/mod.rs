@@ -40,6 +40,15 @@ Exit codes: the command's own; 128+n if signal n ended it; 64 bad usage; 69 engi
     };
 }
 
+/// What the commands of `run` and `elect` find in their environment.
+macro_rules! variables {
+    () => {
+        "\
+Variables of the command: LOCKKEEPER_KEY, LOCKKEEPER_FENCE (send it with every write), LOCKKEEPER_OWNER,
+LOCKKEEPER_URL (without its password), LOCKKEEPER_KIND, LOCKKEEPER_HELD=1."
+    };
+}
+
 /// Mutual exclusion between processes and machines.
 ///
 /// Locks live in an engine that a URL names. Without one they are files of this user on this machine,
@@ -111,6 +120,8 @@ Example: one nightly backup, however often cron starts it:
   lockkeeper run -n --skip-ok backup -- /usr/local/bin/backup --full
 
 ",
+            variables!(),
+            "\n\n",
             exit_codes!()
         )
     )]
@@ -203,10 +214,12 @@ Example:
         override_usage = "\
 lockkeeper elect [OPTIONS] <NAME> -- <CMD> [ARG]...
        lockkeeper elect [OPTIONS] <NAME> --observe",
-        after_help = "\
+        after_help = concat!("\
 Example:
   lockkeeper elect scheduler -- ./scheduler
-  lockkeeper elect scheduler --observe"
+  lockkeeper elect scheduler --observe
+
+", variables!())
     )]
     Elect(Box<Elect>),
 

@@ -145,7 +145,7 @@ pub(crate) struct Ui {
     /// An address that other machines can reach needs a token. Port 0 takes a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7717")]
     pub(crate) listen: SocketAddr,
-    /// A file with the token that browsers must give [env: LOCKKEEPER_UI_TOKEN]
+    /// A file with the token that browsers must give; or set LOCKKEEPER_UI_TOKEN to the token
     #[arg(long, value_name = "PATH")]
     pub(crate) token_file: Option<PathBuf>,
     /// A name under which browsers reach this server, beside its addresses; may be repeated

@@ -154,6 +154,28 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
 }
 
 #[test]
+fn manual_pages_and_help_name_variables_files_and_exit_codes() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("man")).unwrap();
+    place.run("man --dir man").exits(0);
+    let mut pages = 0;
+    for page in std::fs::read_dir(place.path("man")).unwrap() {
+        let page = page.unwrap().path();
+        let text = std::fs::read_to_string(&page).unwrap();
+        for section in [".SH \"EXIT STATUS\"", ".SH ENVIRONMENT", ".SH FILES"] {
+            assert_eq!(text.matches(section).count(), 1, "{section} in {page:?}");
+        }
+        pages += 1;
+    }
+    assert!(pages > 10, "{pages}");
+    assert!(place.run("man").exits(0).stdout.contains(".SH FILES"));
+    for verb in ["run", "elect"] {
+        let help = place.run(&format!("help {verb}")).exits(0).stdout;
+        assert!(help.contains("LOCKKEEPER_FENCE"), "{help}");
+    }
+}
+
+#[test]
 fn an_engine_that_cannot_be_reached_is_69() {
     let place = Place::new();
     std::fs::write(place.path("file"), "").unwrap();
