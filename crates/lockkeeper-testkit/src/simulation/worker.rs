@@ -104,11 +104,11 @@ impl Worker {
         if self.chance(30) {
             lock = lock.margin(Duration::ZERO);
         }
-        if self.chance(10) {
-            lock = lock.spin(Backoff::default());
-        }
-        if self.chance(10) {
-            lock = lock.fair();
+        // One that spins is in no queue, so it cannot be fair too.
+        match (self.chance(10), self.chance(10)) {
+            (true, _) => lock = lock.spin(Backoff::default()),
+            (_, true) => lock = lock.fair(),
+            _ => {}
         }
         let reentrant = self.chance(30);
         if reentrant {
