@@ -297,7 +297,8 @@ impl Client {
     /// Call it again on a clone to go on.
     pub async fn shutdown(self, grace: Duration) -> Vec<Key> {
         let inner = &self.inner;
-        inner.stopping.store(true, Ordering::Release);
+        // In one order with the count of guards: an acquire counts itself and looks, we tell and count.
+        inner.stopping.store(true, Ordering::SeqCst);
         inner.stopped.notify_waiters();
         for hold in inner.local.holds() {
             hold.look_at_the_clock();
@@ -339,7 +340,7 @@ pub(crate) struct Inner {
     handles: AtomicUsize,
     background: mpsc::UnboundedSender<(BackgroundWork, Pending)>,
     pending: Arc<Count>,
-    /// How many guards there are, of locks that are held or lost.
+    /// How many guards there are, of locks that are held or lost, and acquires under way.
     guards: Arc<Count>,
     stopping: AtomicBool,
     /// Told once `stopping` is set.
@@ -414,14 +415,14 @@ impl Inner {
         Pending::of(&self.pending)
     }
 
-    /// A mark of a guard, which `shutdown` waits for.
+    /// A mark of a guard or of an acquire under way, which `shutdown` waits for.
     pub(crate) fn guard(&self) -> Pending {
         Pending::of(&self.guards)
     }
 
     /// Whether it is shutting down.
     pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
+        self.stopping.load(Ordering::SeqCst)
     }
 
     /// Resolves when it is shutting down.
@@ -472,7 +473,7 @@ impl Count {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if self.open.load(Ordering::Acquire) == 0 {
+            if self.open.load(Ordering::SeqCst) == 0 {
                 return;
             }
             changed.await;
@@ -493,7 +494,7 @@ pub(crate) struct Pending(Arc<Count>);
 
 impl Pending {
     fn of(count: &Arc<Count>) -> Self {
-        count.open.fetch_add(1, Ordering::Relaxed);
+        count.open.fetch_add(1, Ordering::SeqCst);
         Self(count.clone())
     }
 }

@@ -277,6 +277,9 @@ impl Lock {
     }
 
     async fn acquire_or_busy(self, once: bool, limit: Option<Duration>) -> Result<Option<Guard>> {
+        // Before it is asked whether the client is shutting down: whoever shuts it down waits for an acquire
+        // that did not see it, and so for its guard.
+        let _under_way = self.inner().guard();
         let terms = self.terms()?;
         let inner = self.inner();
         let mut watch = Watch::new(inner, terms.mode);
