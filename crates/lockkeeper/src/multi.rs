@@ -112,7 +112,7 @@ impl Multi {
         }
     }
 
-    /// As [`run`](Multi::run), but waits at most so long for the locks. The limit is not one of the work.
+    /// As [`run`](Multi::run), but waits for the locks for `limit` at most. The work itself has no limit.
     ///
     /// # Errors
     /// [`Error::Timeout`] that names the first lock; otherwise as [`Lock::run`].

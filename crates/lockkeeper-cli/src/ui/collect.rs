@@ -29,7 +29,7 @@ use crate::output::tell;
 /// How long an engine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// After a look that took so long, wait this many times as long.
+/// The pause between looks is at least this many times the duration of the last one.
 const EASE: u32 = 19;
 
 /// How many messages a browser may fall behind before it is sent everything again.

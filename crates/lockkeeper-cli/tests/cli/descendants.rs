@@ -133,7 +133,7 @@ fn a_command_that_never_stays_is_ended() {
         let walked = Instant::now();
         place.run("run -w 10 k -- echo next >> work").exits(0);
         assert!(walked.elapsed() < Duration::from_secs(10), "it ended by itself");
-        // It would not rest for so long.
+        // A survivor writes every few microseconds: this is time for it to show.
         std::thread::sleep(Duration::from_millis(100));
         assert!(place.content("work").ends_with("next\n"), "it works on");
         std::fs::remove_file(place.path("work")).unwrap();

@@ -127,7 +127,7 @@ impl Lock {
         self.try_acquire()?.map(|guard| run_with(guard, work)).transpose()
     }
 
-    /// As [`run`](Lock::run), but waits at most so long for the lock. The limit is not one of the work.
+    /// As [`run`](Lock::run), but waits for the lock for `limit` at most. The work itself has no limit.
     ///
     /// # Errors
     /// [`Error::Timeout`] when it was busy all the time; otherwise as [`run`](Lock::run).

@@ -12,7 +12,6 @@ use std::time::{Duration, SystemTime};
 use super::client::KeyValue;
 use crate::core::admission;
 use crate::engine::{Fence, Mode, Request};
-use crate::engines::queued::conflict;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::whoami;
@@ -152,7 +151,7 @@ pub(super) fn queue_of(names: &KeyNames, key: &Key, stored: &[KeyValue]) -> Vec<
 pub(super) fn refuse_mix(request: &Request, queue: &[QueueEntry]) -> Result<()> {
     refuse_data(&request.key, queue)?;
     match queue.first() {
-        Some(first) if !first.mixes(request.mode) => Err(conflict(request, first.mode())),
+        Some(first) if !first.mixes(request.mode) => Err(request.conflict(first.mode())),
         _ => Ok(()),
     }
 }

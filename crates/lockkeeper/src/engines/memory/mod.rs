@@ -70,7 +70,7 @@ impl Memory {
         self.shared.link.send_modify(|link| link.cut = cut);
     }
 
-    /// Makes every call take so long, half of it on the way there.
+    /// Delays every call by `delay`, half of it before the store sees the request.
     pub fn delay(&self, delay: Duration) {
         self.shared.link.send_modify(|link| link.delay = delay);
     }

@@ -60,8 +60,8 @@ impl LeaseTable for Leases {
         Memory { turn: self.0.register(&ask.token), is_new: true, is_alone: false }
     }
 
-    /// Mostly nobody is there, and then the lock's row is all that has to be changed. Who finds it not
-    /// free, or in somebody's hands just now, lets the function decide.
+    /// Tries one plain statement first, which is enough if the lock's row is free. If the row is held or
+    /// locked, the function of the schema decides.
     async fn attempt(
         &self,
         wire: &mut PgConnection,

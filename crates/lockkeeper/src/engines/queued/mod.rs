@@ -15,8 +15,8 @@ use async_trait::async_trait;
 
 use crate::core::admission::{self, Queued};
 use crate::core::clock::Moment;
-use crate::engine::{Grant, Mode, Released, Request};
-use crate::error::{Error, Result};
+use crate::engine::{Grant, Mode, Released};
+use crate::error::Result;
 
 /// One claim's view of the queue of a lock, in the terms of its store.
 #[async_trait]
@@ -36,11 +36,11 @@ pub(super) trait Queue: fmt::Debug + Send + Sync {
 
     /// Makes an entry if there is none, and looks at the queue.
     ///
-    /// An entry whose reply was lost is found again. Without [`Request::queue`] it looks first, and makes
+    /// An entry whose reply was lost is found again. Without [`Request::queue`](crate::engine::Request::queue) it looks first, and makes
     /// no entry if it would have to wait.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if the key is in use as another kind; the claim then leaves.
+    /// [`Error::Conflict`](crate::Error::Conflict) if the key is in use as another kind; the claim then leaves.
     async fn enter(&mut self, asked: Moment) -> Result<Entered<Self::View>>;
 
     /// Whether it is our turn, and if not, what has to happen first.
@@ -82,12 +82,4 @@ pub(super) fn turn(queue: impl IntoIterator<Item = Mode>, at: usize) -> admissio
     let entry = |(owner, mode)| Queued { owner, mode, granted: false };
     let queue: Vec<_> = queue.into_iter().enumerate().map(entry).collect();
     admission::turn(&queue, at)
-}
-
-/// The refusal of a key that is in use as something else.
-pub(super) fn conflict(request: &Request, found: impl fmt::Display) -> Error {
-    Error::Conflict {
-        key: request.key.clone(),
-        found: format!("it is used as {found}, and was asked for as {}", request.mode),
-    }
 }

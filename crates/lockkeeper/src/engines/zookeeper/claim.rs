@@ -17,7 +17,7 @@ use super::{Shared, turn};
 use crate::core::admission;
 use crate::core::clock::Moment;
 use crate::engine::{Fence, Grant, Mode, Released, Request};
-use crate::engines::queued::{Entered, Queue, QueuedClaim, Turn, conflict};
+use crate::engines::queued::{Entered, Queue, QueuedClaim, Turn};
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::{Error, Result};
 
@@ -94,7 +94,7 @@ impl Queue for LockQueue {
             // We are the wrong one, unless the other is about to leave. So we leave first, then look.
             self.node.leave().await?;
             return match self.settled_kind(&session).await? {
-                Some(found) => Err(conflict(&self.request, found)),
+                Some(found) => Err(self.request.conflict(found)),
                 None => Ok(Entered::Gone),
             };
         }
@@ -150,7 +150,7 @@ impl LockQueue {
         if self.other_kind(session, &children).await?.is_some()
             && let Some(found) = self.settled_kind(session).await?
         {
-            return Err(conflict(&self.request, found));
+            return Err(self.request.conflict(found));
         }
         let blocks = |node: &&Node| admission::conflict(self.request.mode, node.kind.mode());
         let Some(name) = queue(&children).iter().find(blocks).map(|node| node.name.clone()) else {

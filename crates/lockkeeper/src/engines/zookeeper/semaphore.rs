@@ -17,7 +17,7 @@ use super::{Shared, turn};
 use crate::core::admission;
 use crate::core::clock::Moment;
 use crate::engine::{Grant, Released, Request};
-use crate::engines::queued::{Entered, Queue, QueuedClaim, Turn, conflict};
+use crate::engines::queued::{Entered, Queue, QueuedClaim, Turn};
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::Result;
 use async_trait::async_trait;
@@ -265,7 +265,7 @@ impl SemaphoreQueue {
     /// Refuses a lock that is used as something else, for a claim without a node.
     async fn refuse_other_kind(&self, session: &Session) -> Result<()> {
         match self.other_kind(session, &self.look(session).await?).await? {
-            OtherKind::Is(found) => Err(conflict(&self.request, found)),
+            OtherKind::Is(found) => Err(self.request.conflict(found)),
             _ => Ok(()),
         }
     }
