@@ -158,7 +158,7 @@ impl Guard {
     /// The lock is still ours until [`check`](Guard::check) says otherwise. After a loss this tells what
     /// led to it.
     pub fn trouble(&self) -> Option<Trouble> {
-        self.hold().state().trouble.clone()
+        self.hold().state().answers.trouble().cloned()
     }
 
     /// Resolves when the lock is lost, with the reason.
