@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::client::{Client, Pending};
+use crate::client::Client;
+use crate::core::count::Counted;
 use crate::core::hold::Hold;
 use crate::core::release::{self, BackgroundWork};
 use crate::core::renewal;
@@ -26,7 +27,7 @@ pub struct Guard {
     /// Taken out by `release`, so that the drop after it does nothing.
     hold: Option<Arc<Hold>>,
     /// Dropped after the release was begun, so that a shutdown finds that begun.
-    _mark: Pending,
+    _mark: Counted,
     // Dropped after the release was begun, and may wait for it.
     _client: Client,
 }
@@ -157,7 +158,7 @@ impl Guard {
     /// The lock is still ours until [`check`](Guard::check) says otherwise. After a loss this tells what
     /// led to it.
     pub fn trouble(&self) -> Option<Trouble> {
-        self.hold().state().trouble.clone()
+        self.hold().state().answers.trouble().cloned()
     }
 
     /// Resolves when the lock is lost, with the reason.

@@ -10,20 +10,22 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::Instrument;
 
 use super::backoff::RETRIES;
 use super::clock::Moment;
 use super::hold::Hold;
-use super::local_queue::Ticket;
-use super::release::{BackgroundWork, Releasing};
-use crate::client::Inner;
-use crate::engine::{Claim, Grant};
+use super::inner::Inner;
+use super::local_queue::{Enter, Ticket, Wake};
+use super::release::{BackgroundWork, Releasing, begin_release};
+use super::telemetry::Outcome;
+use super::terms::Terms;
+use crate::engine::{Claim, Grant, Mode};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::key::Key;
 use crate::layers::Call;
-use crate::lock::Terms;
 use crate::owner::Token;
 
 /// How long a single call to an engine may take before its caller is told that there is no answer.
@@ -35,11 +37,73 @@ const RETRY_FOR: Duration = Duration::from_secs(3);
 /// The longest time that a waiter trusts the engine to wake it.
 const RECHECK: Duration = Duration::from_secs(5);
 
-/// Asks for a lock until it is granted, or once.
+/// Acquires a lock, within a limit or at once. `None` means that it was busy until then.
 ///
 /// # Cancel safety
 /// May be dropped at any await.
 pub(crate) async fn acquire(
+    inner: &Arc<Inner>,
+    terms: &Terms,
+    once: bool,
+    limit: Option<Duration>,
+) -> Result<Option<Guard>> {
+    let mut watch = Watch::new(inner, terms.mode);
+    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let span = tracing::debug_span!("acquire", key = %terms.key, mode = %terms.mode, engine = inner.engine_name());
+    let acquisition = acquire_in_turn(inner, terms, once).instrument(span);
+    let acquisition = async {
+        tokio::select! {
+            biased;
+            result = acquisition => result,
+            () = inner.stopped() => Err(Error::Shutdown),
+        }
+    };
+    let result = match deadline {
+        None => acquisition.await,
+        Some(at) => match timeout_at(at, acquisition).await {
+            Ok(result) => result,
+            Err(_) => Ok(None),
+        },
+    };
+    watch.outcome = match &result {
+        Ok(Some(_)) => Outcome::Acquired,
+        Ok(None) if once => Outcome::Busy,
+        Ok(None) => Outcome::Timeout,
+        Err(_) => Outcome::Error,
+    };
+    result
+}
+
+/// Waits for the turn to ask in this process, then asks the engine.
+async fn acquire_in_turn(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option<Guard>> {
+    let ticket = loop {
+        match inner.local.enter(inner, &terms.key, terms.mode, terms.owner.as_ref(), once) {
+            Enter::Gate(ticket) => break ticket,
+            Enter::Wait(ticket, woken) => match woken.await {
+                Ok(Wake::Gate) => break ticket,
+                Ok(Wake::Again(guard)) => return Ok(Some(guard)),
+                Err(_) => unreachable!("a ticket is kept as long as its owner waits"),
+            },
+            Enter::Again(guard) => return Ok(Some(guard)),
+            Enter::Leaving(hold) => begin_release(&hold).await,
+            Enter::Busy => return Ok(None),
+            Enter::Upgrade => {
+                return Err(Error::Unsupported {
+                    engine: inner.engine_name(),
+                    what: format!(
+                        "turn the read lock {:?} into a write lock: two owners who both try would wait \
+                         for each other for ever; release it first, or take the write lock from the start",
+                        terms.key
+                    ),
+                });
+            }
+        }
+    };
+    ask(inner, terms, ticket, once).await
+}
+
+/// Asks the engine until the lock is granted, or once.
+async fn ask(
     inner: &Arc<Inner>,
     terms: &Terms,
     ticket: Ticket,
@@ -230,4 +294,25 @@ impl Drop for Acquisition {
 pub(crate) async fn first_poll<F: Future + Unpin>(work: &mut F) -> Poll<F::Output> {
     let mut work = tokio::task::unconstrained(work);
     poll_fn(|cx| Poll::Ready(Pin::new(&mut work).poll(cx))).await
+}
+
+/// Reports how an acquire went, also when it is dropped before its end.
+struct Watch<'a> {
+    inner: &'a Inner,
+    mode: Mode,
+    started: Instant,
+    outcome: Outcome,
+}
+
+impl<'a> Watch<'a> {
+    fn new(inner: &'a Inner, mode: Mode) -> Self {
+        inner.meters.waiting(mode);
+        Self { inner, mode, started: Instant::now(), outcome: Outcome::Cancelled }
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.inner.meters.acquire(self.mode, self.outcome, self.started.elapsed());
+    }
 }

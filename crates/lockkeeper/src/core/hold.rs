@@ -12,14 +12,15 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
+use super::answers::Answers;
 use super::clock::{Moment, Validity};
+use super::inner::Inner;
 use super::release::BackgroundWork;
-use crate::client::Inner;
+use super::terms::Terms;
 use crate::engine::{Claim, Death, Fence, Grant, Held, Lease, Mode};
 use crate::error::Loss;
-use crate::guard::{Guard, Trouble};
+use crate::guard::Guard;
 use crate::key::Key;
-use crate::lock::Terms;
 use crate::owner::{Owner, Token};
 
 /// How long a lock is held before the engine watches over it. One that is held for a moment is not worth
@@ -60,43 +61,11 @@ pub(crate) struct State {
     /// `None` while the engine holds it without a time limit.
     pub(crate) validity: Option<Validity>,
     pub(crate) over: Option<Loss>,
-    /// When the renewals looks at it next.
+    /// When the renewals look at it next.
     due: Option<Instant>,
     /// The task that listens for the engine's own word that it is gone.
     listener: Option<AbortHandle>,
-    /// How many renewals are under way.
-    asking: u32,
-    /// Since when none of those has been answered.
-    silence: Option<Silence>,
-    pub(crate) trouble: Option<Trouble>,
-}
-
-/// Renewals without an answer.
-#[derive(Debug)]
-struct Silence {
-    /// When the first of them left.
-    since: Instant,
-    /// What is known of the reason.
-    cause: Option<String>,
-}
-
-impl Silence {
-    /// What to tell people about it at this moment.
-    fn describe(&self, place: &str) -> String {
-        let seconds = self.since.elapsed().as_secs_f64();
-        let cause = self.cause.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
-        format!("no answer from {place} for {seconds:.1} s{cause}")
-    }
-}
-
-impl State {
-    fn failed(&mut self, error: String) {
-        // What led to a loss does not change after it.
-        if self.over.is_none() {
-            let failures = self.trouble.as_ref().map_or(0, |trouble| trouble.failures);
-            self.trouble = Some(Trouble { failures: failures.saturating_add(1), error });
-        }
-    }
+    pub(crate) answers: Answers,
 }
 
 impl Hold {
@@ -150,9 +119,7 @@ impl Hold {
                 over: None,
                 due: None,
                 listener: None,
-                asking: 0,
-                silence: None,
-                trouble: None,
+                answers: Answers::default(),
             }),
             changed: Notify::new(),
             claim: Mutex::new(Some(claim)),
@@ -249,7 +216,7 @@ impl Hold {
         validity.iter().chain(&self.limit).map(|validity| validity.until_signal(&now)).min()
     }
 
-    /// When the renewals looks again: after `usual`, or earlier if a fixed lease ends before.
+    /// When the renewals look again: after `usual`, or earlier if a fixed lease ends before.
     pub(crate) fn pace(&self, usual: Duration) -> Duration {
         let Some(limit) = &self.limit else { return usual };
         limit.until_signal(&self.inner.clock.now()).max(Duration::from_millis(1)).min(usual)
@@ -264,7 +231,7 @@ impl Hold {
         }
     }
 
-    /// Moves the renewals's next round, and says when it was before.
+    /// Moves the next round of the renewals, and says when it was before.
     pub(crate) fn set_due(&self, due: Option<Instant>) -> Option<Instant> {
         std::mem::replace(&mut self.state().due, due)
     }
@@ -272,41 +239,23 @@ impl Hold {
     /// A renewal leaves. True if another one is still under way, which takes too long then.
     pub(crate) fn asking(&self) -> bool {
         let mut state = self.state();
-        state.asking += 1;
-        let late = state.asking > 1;
-        let silence =
-            state.silence.get_or_insert_with(|| Silence { since: Instant::now(), cause: None });
-        if late {
-            let error = silence.describe(&self.inner.place);
-            state.failed(error);
-        }
-        late
+        // What led to a loss does not change after it.
+        let over = state.over.is_some();
+        state.answers.asking(&self.inner.place, !over)
     }
 
     /// A renewal came back, without an answer if there is an error.
     pub(crate) fn asked(&self, error: Option<String>) {
         let mut state = self.state();
-        state.asking -= 1;
-        if state.asking == 0 {
-            state.silence = None;
-        }
-        if let Some(error) = error {
-            if let Some(silence) = &mut state.silence {
-                silence.cause = Some(error.clone());
-            }
-            state.failed(error);
-        }
+        let over = state.over.is_some();
+        state.answers.asked(error, !over);
     }
 
     /// The engine found out why no answer comes.
     pub(crate) fn silent_because(&self, cause: String) {
         let mut state = self.state();
-        let state = &mut *state;
-        if let (None, Some(silence)) = (&state.over, &mut state.silence) {
-            silence.cause = Some(cause);
-            if let Some(trouble) = &mut state.trouble {
-                trouble.error = silence.describe(&self.inner.place);
-            }
+        if state.over.is_none() {
+            state.answers.silent_because(cause, &self.inner.place);
         }
     }
 
@@ -317,8 +266,7 @@ impl Hold {
         if state.over.is_some() {
             return false;
         }
-        state.trouble = None;
-        state.silence = None;
+        state.answers.came();
         let Some(validity) = state.validity else {
             self.inner.meters.renewed(None);
             return true;
@@ -349,12 +297,8 @@ impl Hold {
             if state.over.is_some() {
                 return;
             }
-            // What led to it, counted to its end.
-            if let (Loss::Expired, Some(silence)) = (&loss, &state.silence)
-                && (state.asking > 1 || state.trouble.is_none())
-            {
-                let error = silence.describe(&self.inner.place);
-                state.failed(error);
+            if loss == Loss::Expired {
+                state.answers.never_came(&self.inner.place);
             }
             state.over = Some(loss.clone());
             if let Some(listener) = state.listener.take() {

@@ -107,7 +107,7 @@ impl RedisClaim {
             let channel = self.simple_channel();
             let args = [field.as_str(), &channel, self.store.publish()];
             let call = Call { script, keys: &[lock], args: &args, hinted: false, replicas: 0 };
-            return self.store.servers.call(self.names.slot(), call).await;
+            return self.store.servers.call(self.names.slot(), &call).await;
         }
         let script: &'static Script = if string { &script::STRING } else { &script::MUTEX };
         let mut keys = vec![lock, self.names.state()];
@@ -117,7 +117,7 @@ impl RedisClaim {
         let args = [life.as_str(), &ttl, &field, &record];
         let replicas = settings.replicas;
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
-        self.store.servers.call(self.names.slot(), call).await
+        self.store.servers.call(self.names.slot(), &call).await
     }
 
     async fn call_queued(&self, take: bool) -> redis::RedisResult<Reply> {
@@ -166,7 +166,7 @@ impl RedisClaim {
         };
         let replicas = if take { self.store.settings.replicas } else { 0 };
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
-        self.store.servers.call(self.names.slot(), call).await
+        self.store.servers.call(self.names.slot(), &call).await
     }
 
     /// The channel on which a lock without a queue announces its release.
@@ -249,14 +249,14 @@ impl RedisClaim {
             _ => longest,
         }
     }
-}
-
-#[async_trait]
-impl Claim for RedisClaim {
-    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
-        self.check()?;
-        let before = std::mem::replace(&mut self.stored, StoreState::Unknown);
-        let reply = self.call(true).await.map_err(|error| sort(self.doing("acquire"), error))?;
+    /// What the answer to an attempt means. Apart from the attempt, because what a future keeps from one
+    /// call to the next makes it larger, and one of more than 1 KiB costs the allocator a search.
+    fn answered(
+        &mut self,
+        reply: Reply,
+        before: StoreState,
+        asked: Moment,
+    ) -> Result<Option<Grant>> {
         let answer = read_answer(&reply.value)
             .ok_or_else(|| garbage(self.doing("acquire"), &reply.value))?;
         match answer {
@@ -274,16 +274,12 @@ impl Claim for RedisClaim {
             Answer::Granted { fence, slots, minted } => {
                 self.stored = StoreState::Held;
                 (self.own, self.base) = (None, None);
-                let wanted = self.store.settings.replicas;
-                if reply.replicas < wanted {
-                    self.release().await?;
-                    let few = format!("{} of {wanted} replicas have it", reply.replicas);
-                    return Err(Error::unreachable(NAME, self.doing("acquire"), few));
-                }
-                if minted && !self.store.settings.redisson_fence {
+                let settings = &self.store.settings;
+                if minted && !settings.redisson_fence && reply.replicas >= settings.replicas {
                     reply.learn(fence);
                 }
-                let held = RedisHeld { replicas: (wanted > 0).then_some(reply.replicas) };
+                let held =
+                    RedisHeld { replicas: (settings.replicas > 0).then_some(reply.replicas) };
                 Ok(Some(Grant {
                     fence: Fence::new(fence),
                     slots,
@@ -293,6 +289,23 @@ impl Claim for RedisClaim {
                 }))
             }
         }
+    }
+}
+
+#[async_trait]
+impl Claim for RedisClaim {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        self.check()?;
+        let before = std::mem::replace(&mut self.stored, StoreState::Unknown);
+        let reply = self.call(true).await.map_err(|error| sort(self.doing("acquire"), error))?;
+        let (replicas, wanted) = (reply.replicas, self.store.settings.replicas);
+        let grant = self.answered(reply, before, asked)?;
+        if grant.is_some() && replicas < wanted {
+            self.release().await?;
+            let few = format!("{replicas} of {wanted} replicas have it");
+            return Err(Error::unreachable(NAME, self.doing("acquire"), few));
+        }
+        Ok(grant)
     }
 
     async fn wait(&mut self) -> Result<()> {

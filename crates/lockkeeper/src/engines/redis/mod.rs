@@ -30,6 +30,7 @@ pub(super) mod doctor;
 pub(super) mod error;
 pub(super) mod inspect;
 pub(super) mod layout;
+mod opinion;
 pub(super) mod renew;
 pub(super) mod script;
 mod sentinel;

@@ -26,6 +26,7 @@ use tokio::time::Instant;
 
 use super::batch::silent;
 use super::connector::Connector;
+use super::opinion::{Address, Opinion, View, decide, said};
 
 /// How often a sentinel is asked without a reason; also how soon after it failed.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -53,9 +54,6 @@ const EVENTS: [&str; 6] = [
 /// What a sentinel says while it leads a failover whose new master is not promoted yet.
 const PROMOTING: [&str; 3] = ["select_slave", "send_slaveof_noone", "wait_promotion"];
 
-/// Where a server is.
-pub(super) type Address = (String, u16);
-
 /// The sentinels of one master.
 #[derive(Debug)]
 pub(super) struct Sentinels {
@@ -78,24 +76,6 @@ struct State {
     /// The newest configuration, and when a sentinel last spoke of it.
     newest: Option<(View, Instant)>,
     tasks: Vec<AbortHandle>,
-}
-
-/// What is known of what one sentinel thinks.
-#[derive(Debug, Clone)]
-enum Opinion {
-    /// It was not heard of yet.
-    Unknown,
-    Silent(RedisError),
-    /// It does not know a master of that name.
-    Ignorant,
-    Said(View),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct View {
-    epoch: u64,
-    address: Address,
-    promoting: bool,
 }
 
 impl Sentinels {
@@ -265,22 +245,6 @@ impl State {
     }
 }
 
-fn said(opinions: &[Opinion]) -> impl Iterator<Item = &View> {
-    opinions.iter().filter_map(|opinion| match opinion {
-        Opinion::Said(view) => Some(view),
-        _ => None,
-    })
-}
-
-/// The master, if any sentinel has a word to say; `Some(None)` while another one is promoted.
-fn decide(opinions: &[Opinion], newest: Option<&View>) -> Option<Option<View>> {
-    let said_best = said(opinions).max_by_key(|view| view.epoch)?;
-    let best = newest.filter(|newest| newest.epoch > said_best.epoch).unwrap_or(said_best);
-    // One that leads a failover has the epoch of the old configuration until it is through.
-    let promoting = said(opinions).any(|view| view.promoting && view.epoch >= best.epoch);
-    Some((!promoting).then(|| View { promoting: false, ..best.clone() }))
-}
-
 /// Watches one sentinel, for as long as anybody wants to know.
 async fn follow(sentinels: Weak<Sentinels>, at: usize) {
     loop {
@@ -352,40 +316,8 @@ fn begins(push: &PushInfo, master: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::opinion::tests::{says, silence};
     use super::*;
-
-    fn says(epoch: u64, port: u16, promoting: bool) -> Opinion {
-        Opinion::Said(View { epoch, address: ("h".to_owned(), port), promoting })
-    }
-
-    fn silence() -> Opinion {
-        Opinion::Silent(silent())
-    }
-
-    /// The port of the master.
-    fn decided(opinions: &[Opinion]) -> Option<Option<u16>> {
-        decide(opinions, None).map(|master| master.map(|view| view.address.1))
-    }
-
-    #[test]
-    fn the_newest_configuration_counts() {
-        let opinions = [says(3, 1, false), says(4, 2, false), says(3, 1, false)];
-        assert_eq!(decided(&opinions), Some(Some(2)));
-    }
-
-    #[test]
-    fn there_is_no_master_while_one_is_promoted() {
-        let opinions = [says(3, 1, false), says(3, 1, true), silence()];
-        assert_eq!(decided(&opinions), Some(None));
-        // One that was left behind in a failover that another one finished.
-        let opinions = [says(4, 2, false), says(3, 1, true), silence()];
-        assert_eq!(decided(&opinions), Some(Some(2)));
-    }
-
-    #[test]
-    fn who_says_nothing_changes_nothing() {
-        assert_eq!(decided(&[silence(), Opinion::Unknown, Opinion::Ignorant]), None);
-    }
 
     #[tokio::test(start_paused = true)]
     async fn nobody_goes_back_when_the_only_sentinel_that_knows_more_falls_silent() {

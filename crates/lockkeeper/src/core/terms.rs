@@ -1,0 +1,58 @@
+//! The terms on which a lock is asked for, checked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::backoff::Backoff;
+use super::clock::usable;
+use crate::engine::{Mode, Request};
+use crate::key::Key;
+use crate::owner::{Owner, Token};
+
+/// What is asked for, after it was found possible.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    pub(crate) key: Key,
+    pub(crate) mode: Mode,
+    pub(crate) ttl: Duration,
+    pub(crate) fixed: bool,
+    pub(crate) spin: Option<Backoff>,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) kept_when_lost: bool,
+    pub(crate) fair: bool,
+    pub(crate) margin: Option<Duration>,
+    pub(crate) note: Option<Arc<str>>,
+}
+
+impl Terms {
+    /// How long after the request left the holder of such a lease is told to stop.
+    pub(crate) fn signal_after(&self, ttl: Duration) -> Duration {
+        usable(ttl).min(ttl.saturating_sub(self.margin(ttl)))
+    }
+
+    /// The notice that the holder of such a lease gets.
+    pub(crate) fn margin(&self, ttl: Duration) -> Duration {
+        match self.margin {
+            // A session or a connection keeps it alive until its end, and is renewed meanwhile.
+            _ if self.fixed && ttl < self.ttl => ttl / 3,
+            Some(margin) => margin,
+            // The end of a fixed lease is known from the start: nobody needs an early warning of it.
+            None if self.fixed => Duration::ZERO,
+            None => ttl / 3,
+        }
+    }
+
+    pub(crate) fn request(&self, token: Token, queue: bool) -> Request {
+        Request {
+            key: self.key.clone(),
+            token,
+            owner: self.owner.clone(),
+            mode: self.mode,
+            ttl: self.ttl,
+            fixed: self.fixed,
+            fair: self.fair,
+            queue: queue && self.spin.is_none(),
+            note: self.note.clone(),
+        }
+    }
+}
