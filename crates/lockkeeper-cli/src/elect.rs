@@ -26,6 +26,7 @@ pub(crate) async fn elect(args: Elect) -> exit::Outcome {
     let config = Config::load()?.quietly(args.supervision.quiet);
     let endpoint = config.endpoint(&args.place)?;
     let client = Client::connect(endpoint.spell_out()).await?;
+    client.set_command(config.command(&args.argv)?.as_deref());
     let outcome = match args.observe {
         true => interruptible(observe(&client, &args), &signals).await,
         false => lead(&client, &endpoint, &config, &args, &signals).await,

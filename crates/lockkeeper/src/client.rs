@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -22,6 +22,7 @@ use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 use crate::lock::Lock;
 use crate::owner::{TokenSource, random};
+use crate::who::{command_line, signature};
 
 /// How long the last handle waits for the releases that were begun.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
@@ -125,6 +126,7 @@ impl Client {
             renewals,
             meters,
             tokens: TokenSource::new(),
+            who: RwLock::new(signature(Some(&command_line()))),
             process,
             handles: AtomicUsize::new(0),
             background,
@@ -234,6 +236,17 @@ impl Client {
         self.inner.engine.doctor().await
     }
 
+    /// Sets what the locks of this client and of its clones are recorded with as the command that takes
+    /// them, for people who look: [`Entry::command`]. `None` records nothing.
+    ///
+    /// By default it is the command line of this process. Its first 80 characters are recorded, without
+    /// the passwords of URLs; set it if it may have other secrets in it. Everybody who can read the store
+    /// can read it.
+    pub fn set_command(&self, command: Option<&str>) {
+        let who = signature(command);
+        *self.inner.who.write().unwrap_or_else(PoisonError::into_inner) = who;
+    }
+
     /// How long a lock that is asked for with this `ttl` really lasts without a renewal, as far as is known
     /// before it is granted; [`Guard::lease`](crate::Guard::lease) says it of a lock that is held.
     ///
@@ -334,6 +347,8 @@ pub(crate) struct Inner {
     pub(crate) renewals: Arc<Renewals>,
     pub(crate) meters: Arc<Meters>,
     pub(crate) tokens: TokenSource,
+    /// Who takes its locks, as it is recorded.
+    who: RwLock<Arc<str>>,
     /// Who made it.
     process: u32,
     /// How many clients, locks and guards its users have.
@@ -350,6 +365,11 @@ pub(crate) struct Inner {
 impl Inner {
     pub(crate) fn engine_name(&self) -> &'static str {
         self.guarantees.engine
+    }
+
+    /// Who takes its locks, as it is recorded.
+    pub(crate) fn who(&self) -> Arc<str> {
+        self.who.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether this process was forked from the one that made the client, whose threads stayed there,

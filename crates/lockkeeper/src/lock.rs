@@ -433,7 +433,7 @@ impl Terms {
         }
     }
 
-    pub(crate) fn request(&self, token: Token, queue: bool) -> Request {
+    pub(crate) fn request(&self, token: Token, queue: bool, who: Arc<str>) -> Request {
         Request {
             key: self.key.clone(),
             token,
@@ -443,6 +443,7 @@ impl Terms {
             fixed: self.fixed,
             fair: self.fair,
             queue: queue && self.spin.is_none(),
+            who,
             note: self.note.clone(),
         }
     }

@@ -51,12 +51,17 @@ pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
         )));
     }
     let busy = args.terms.conflict_exit_code;
+    let command = match args.pid {
+        Some(pid) => holder::command_of(pid),
+        None => ["lockkeeper", "acquire", &args.key].map(str::to_owned).to_vec(),
+    };
     let request = Request {
         url: endpoint.spell_out(),
         key: args.key,
         ttl: config.ttl(args.terms.ttl)?,
         terms: args.terms,
         owner: owner.id().to_owned(),
+        command: config.command(command)?,
         lease: args.lease.or(args.pid.is_none().then_some(LEASE)),
         pid: args.pid,
     };

@@ -42,6 +42,8 @@ pub(crate) struct Request {
     pub(crate) terms: Terms,
     pub(crate) ttl: Duration,
     pub(crate) owner: String,
+    /// What is recorded as the command that takes it.
+    pub(crate) command: Option<String>,
     /// How long to hold it; `None` for as long as the process it is bound to lives.
     pub(crate) lease: Option<Duration>,
     pub(crate) pid: Option<i32>,
@@ -210,6 +212,7 @@ async fn hold(
         let attempt = async {
             let connect = waits.in_time(async { Ok(Client::connect(&request.url).await?) });
             let client = unless_over(connect, signals, &mut starter).await?;
+            client.set_command(request.command.as_deref());
             let lock = run::lock(&client, &request.key, &request.terms);
             let lock = lock.owner(&owner).ttl(request.ttl);
             let (key, terms) = (&request.key, &request.terms);
@@ -337,6 +340,13 @@ async fn say(stream: &mut BufStream<UnixStream>, answer: &Answer) {
     // If it fails, the caller is gone, and does not need the answer.
     let _ = stream.write_all(line.as_bytes()).await;
     let _ = stream.flush().await;
+}
+
+/// The command line of a process, as far as it can be seen.
+pub(crate) fn command_of(pid: i32) -> Vec<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
 /// When a process was started, which tells it from a later one with the same number.

@@ -121,6 +121,7 @@ async fn hold_and_run(
     status.url = Some(place.clone());
     let owner = args.owner.as_ref().map_or_else(|| Ok(Owner::new()), Owner::named)?;
     let command = command(args);
+    let recorded = config.command(&command)?;
     let on_lost = config.on_lost(args.supervision.on_lost)?;
     let grace = config.grace(args.supervision.grace)?;
     let ttl = args.lease.map_or_else(|| config.ttl(args.terms.ttl), Ok)?;
@@ -163,6 +164,7 @@ async fn hold_and_run(
         let attempt = async {
             let connect = waits.in_time(async { Ok(Client::connect(&url).await?) });
             let client = interruptible(connect, signals).await?;
+            client.set_command(recorded.as_deref());
             let limit = Limit::of(&client, ttl, args.lease);
             let timeline = Timeline::new(limit, grace, on_lost)?;
             if client.guarantees().scope == Scope::Process {

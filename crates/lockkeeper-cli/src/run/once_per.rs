@@ -77,6 +77,7 @@ pub(crate) async fn mark(
         terms: Terms { nonblock: true, note: Some(NOTE.to_owned()), ..Terms::default() },
         ttl: lockkeeper::DEFAULT_TTL,
         owner: Owner::new().id().to_owned(),
+        command: None,
         lease: Some(lease),
         pid: None,
     };
