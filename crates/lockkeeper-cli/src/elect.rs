@@ -6,16 +6,17 @@ use lockkeeper::endpoint::Endpoint;
 use lockkeeper::{Client, Owner, whoami};
 use tokio::time::Instant;
 
+use crate::acquire::{self, interruptible};
 use crate::args::{Elect, Terms};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::output::{Say, print};
+use crate::run;
 use crate::run::child::Job;
 use crate::run::signals::Signals;
 use crate::run::status::{self, Status, seconds};
 use crate::run::supervise::{End, Supervisor};
 use crate::run::timeline::{Limit, Timeline};
-use crate::run::{self, interruptible};
 use crate::table::plain;
 
 /// Between terms of a command that ends at once, so that --forever does not become a busy loop.
@@ -31,7 +32,7 @@ pub(crate) async fn elect(args: Elect) -> exit::Outcome {
         true => interruptible(observe(&client, &args), &signals).await,
         false => lead(&client, &endpoint, &config, &args, &signals).await,
     };
-    run::close(client, outcome.is_ok()).await;
+    acquire::close(client, outcome.is_ok()).await;
     outcome
 }
 
@@ -87,9 +88,10 @@ async fn lead(
         let owner = Owner::new();
         let limit = Limit::of(client, ttl, None);
         let timeline = Timeline::new(limit, grace, on_lost)?;
-        let lock = run::lock(client, &args.name, &terms).owner(&owner);
+        let lock = acquire::lock(client, &args.name, &terms).owner(&owner);
         let lock = limit.terms(lock, &timeline, ttl);
-        let guard = interruptible(run::acquire(client, lock, &args.name, &terms), signals).await?;
+        let guard =
+            interruptible(acquire::acquire(client, lock, &args.name, &terms), signals).await?;
         let mut status = Status {
             key: args.name.clone(),
             url: Some(client.place().to_owned()),
@@ -119,7 +121,7 @@ async fn lead(
         };
         let ended = supervisor.run(job).await;
         status.held = seconds(granted.elapsed());
-        let released = run::release(guard, say).await;
+        let released = acquire::release(guard, say).await;
         let mut end = ended?;
         end.lost = end.lost.or(released.err().flatten());
         let code = run::verdict(&end, say, &mut status);

@@ -9,12 +9,12 @@ use std::time::SystemTime;
 use lockkeeper::engine::{Entry, Snapshot};
 use serde_json::{Value, json};
 
+use crate::acquire::interruptible;
 use crate::args::{Break, Ls, Show, Watch, Yield};
 use crate::config::Config;
 use crate::detached::handle;
 use crate::exit::{self, Failure};
 use crate::output::{human, print, stderr, tell};
-use crate::run::interruptible;
 use crate::run::signals::Signals;
 use crate::table::{Table, plain, short};
 

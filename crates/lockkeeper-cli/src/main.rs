@@ -3,6 +3,7 @@
 //! [`run`] is the heart. [`detached`] has the locks that outlive the command that took them,
 //! [`inspect`] shows who holds and who waits, [`ui`] does so in a browser, [`bench`] measures.
 
+mod acquire;
 mod args;
 mod bench;
 mod complete;

@@ -1,19 +1,13 @@
 //! The client: one engine, and everything that its locks share.
 
-use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::{Notify, mpsc};
+use tokio::runtime::Handle;
 
 use crate::core::acquire::CALL_LIMIT;
-use crate::core::clock::Clock;
-use crate::core::local_queue::LocalQueues;
-use crate::core::release::{self, BackgroundWork};
-use crate::core::renewal::Renewals;
-use crate::core::telemetry::Meters;
+use crate::core::inner::Inner;
+use crate::core::release::BackgroundWork;
 use crate::election::Election;
 use crate::engine::{Engine, Entry, Finding, Guarantees, Mode, Query, Snapshot};
 use crate::engines;
@@ -21,11 +15,6 @@ use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 use crate::lock::Lock;
-use crate::owner::{TokenSource, random};
-use crate::who::{command_line, signature};
-
-/// How long the last handle waits for the releases that were begun.
-pub(crate) const LINGER: Duration = Duration::from_secs(2);
 
 /// A connection to one engine. Cheap to clone; clones share everything.
 ///
@@ -61,9 +50,7 @@ impl Clone for Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if self.inner.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.inner.linger();
-        }
+        self.inner.remove_handle();
     }
 }
 
@@ -108,39 +95,12 @@ impl Client {
     }
 
     fn start(engine: Arc<dyn Engine>, place: String, runtime: Handle) -> Self {
-        let (background, queue) = mpsc::unbounded_channel();
-        let renewals = Arc::new(Renewals::default());
-        let clock = engine.clock();
-        let meters = Arc::new(Meters::new(engine.guarantees().engine));
-        let process = std::process::id();
-        reseed(process);
-        runtime.spawn(renewals.clone().run(engine.clone(), clock, meters.clone()));
-        runtime.spawn(release::background(queue));
-        let inner = Inner {
-            guarantees: engine.guarantees(),
-            engine,
-            place,
-            clock,
-            runtime,
-            local: LocalQueues::default(),
-            renewals,
-            meters,
-            tokens: TokenSource::new(),
-            who: RwLock::new(signature(Some(&command_line()))),
-            process,
-            handles: AtomicUsize::new(0),
-            background,
-            pending: Arc::default(),
-            guards: Arc::default(),
-            stopping: AtomicBool::new(false),
-            stopped: Notify::new(),
-        };
-        Self::of(&Arc::new(inner))
+        Self::of(&Inner::start(engine, place, runtime))
     }
 
     /// One more handle.
     pub(crate) fn of(inner: &Arc<Inner>) -> Self {
-        inner.handles.fetch_add(1, Ordering::Relaxed);
+        inner.add_handle();
         Self { inner: inner.clone() }
     }
 
@@ -243,8 +203,7 @@ impl Client {
     /// the passwords of URLs; set it if it may have other secrets in it. Everybody who can read the store
     /// can read it.
     pub fn set_command(&self, command: Option<&str>) {
-        let who = signature(command);
-        *self.inner.who.write().unwrap_or_else(PoisonError::into_inner) = who;
+        self.inner.set_command(command);
     }
 
     /// How long a lock that is asked for with this `ttl` really lasts without a renewal, as far as is known
@@ -310,12 +269,7 @@ impl Client {
     /// Call it again on a clone to go on.
     pub async fn shutdown(self, grace: Duration) -> Vec<Key> {
         let inner = &self.inner;
-        // In one order with the count of guards: an acquire counts itself and looks, we tell and count.
-        inner.stopping.store(true, Ordering::SeqCst);
-        inner.stopped.notify_waiters();
-        for hold in inner.local.holds() {
-            hold.look_at_the_clock();
-        }
+        inner.stop();
         let let_go = tokio::time::timeout(grace, inner.guards.none_left()).await;
         let late = if let_go.is_err() { inner.local.holds() } else { Vec::new() };
         for hold in &late {
@@ -332,200 +286,6 @@ impl Client {
         let flushed = self.inner.pending.none_left();
         if tokio::time::timeout(CALL_LIMIT, flushed).await.is_err() {
             tracing::warn!("some releases were not confirmed in time; leases end by themselves");
-        }
-    }
-}
-
-/// What all locks, guards and background tasks of a client share.
-pub(crate) struct Inner {
-    pub(crate) engine: Arc<dyn Engine>,
-    pub(crate) guarantees: Guarantees,
-    pub(crate) place: String,
-    pub(crate) clock: Clock,
-    pub(crate) runtime: Handle,
-    pub(crate) local: LocalQueues,
-    pub(crate) renewals: Arc<Renewals>,
-    pub(crate) meters: Arc<Meters>,
-    pub(crate) tokens: TokenSource,
-    /// Who takes its locks, as it is recorded.
-    who: RwLock<Arc<str>>,
-    /// Who made it.
-    process: u32,
-    /// How many clients, locks and guards its users have.
-    handles: AtomicUsize,
-    background: mpsc::UnboundedSender<(BackgroundWork, Pending)>,
-    pending: Arc<Count>,
-    /// How many guards there are, of locks that are held or lost, and acquires under way.
-    guards: Arc<Count>,
-    stopping: AtomicBool,
-    /// Told once `stopping` is set.
-    stopped: Notify,
-}
-
-impl Inner {
-    pub(crate) fn engine_name(&self) -> &'static str {
-        self.guarantees.engine
-    }
-
-    /// Who takes its locks, as it is recorded.
-    pub(crate) fn who(&self) -> Arc<str> {
-        self.who.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Whether this process was forked from the one that made the client, whose threads stayed there,
-    /// and whose connections two processes cannot share.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.process != std::process::id()
-    }
-
-    /// Refuses to work in a forked process.
-    ///
-    /// # Errors
-    /// [`Error::Config`].
-    pub(crate) fn check_process(&self) -> Result<()> {
-        if !self.is_inherited() {
-            return Ok(());
-        }
-        Err(Error::Config(format!(
-            "this client belongs to process {}, from which this one was forked; make a client here",
-            self.process
-        )))
-    }
-
-    /// Waits for what is under way, if others can carry it out meanwhile.
-    fn linger(&self) {
-        if self.is_inherited()
-            || self.pending.open.load(Ordering::Acquire) == 0
-            || self.runtime.runtime_flavor() == RuntimeFlavor::CurrentThread
-        {
-            return;
-        }
-        let here = Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id());
-        if here && self.runtime.metrics().num_workers() == 1 && tokio::task::try_id().is_some() {
-            // As far as can be known, this thread is the one that would have to do it.
-            return;
-        }
-        // What a worker is to run next, nobody else can: another task in that place frees the one
-        // that we wait for. And a runtime that is shutting down ends every new task at once.
-        let bystander = self.runtime.spawn(std::future::pending::<()>());
-        let is_over = bystander.is_finished();
-        bystander.abort();
-        if !is_over && !self.pending.wait(LINGER) {
-            tracing::warn!("some releases were not confirmed in time; leases end by themselves");
-        }
-    }
-
-    /// Leaves work to the background task.
-    pub(crate) fn in_background(&self, work: BackgroundWork) {
-        // It fails when the runtime is gone. Then the claim is dropped, and its lease ends by itself.
-        let _ = self.background.send((work, self.pending()));
-    }
-
-    /// Runs work to its end in a task of its own, for those who may spawn one: it is the shorter way.
-    pub(crate) fn finish(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let pending = self.pending();
-        self.runtime.spawn(async move {
-            work.await;
-            drop(pending);
-        });
-    }
-
-    /// A mark of work that `close` waits for.
-    pub(crate) fn pending(&self) -> Pending {
-        Pending::of(&self.pending)
-    }
-
-    /// A mark of a guard or of an acquire under way, which `shutdown` waits for.
-    pub(crate) fn guard(&self) -> Pending {
-        Pending::of(&self.guards)
-    }
-
-    /// Whether it is shutting down.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
-    }
-
-    /// Resolves when it is shutting down.
-    pub(crate) async fn stopped(&self) {
-        // Made before looking, or the notice could come in between.
-        let stopped = self.stopped.notified();
-        if !self.is_stopping() {
-            stopped.await;
-        }
-    }
-}
-
-impl fmt::Debug for Inner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("place", &self.place).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.renewals.close();
-    }
-}
-
-/// Gives this thread's generator of random delays a new start in a forked process, where it would
-/// go in step with those of its siblings.
-fn reseed(process: u32) {
-    static SEEDED: AtomicU32 = AtomicU32::new(0);
-    let before = SEEDED.swap(process, Ordering::Relaxed);
-    if before != 0 && before != process {
-        fastrand::seed(random() as u64);
-    }
-}
-
-/// How many things are not done yet.
-#[derive(Debug, Default)]
-struct Count {
-    open: AtomicUsize,
-    changed: Notify,
-    /// For threads that wait.
-    thread: Mutex<()>,
-    none: Condvar,
-}
-
-impl Count {
-    async fn none_left(&self) {
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if self.open.load(Ordering::SeqCst) == 0 {
-                return;
-            }
-            changed.await;
-        }
-    }
-
-    /// Blocks until none is left, at most so long.
-    fn wait(&self, limit: Duration) -> bool {
-        let thread = self.thread.lock().expect("nothing panics under this lock");
-        let waited =
-            self.none.wait_timeout_while(thread, limit, |()| self.open.load(Ordering::Acquire) > 0);
-        !waited.expect("nothing panics under this lock").1.timed_out()
-    }
-}
-
-/// The mark of something that is not done yet.
-pub(crate) struct Pending(Arc<Count>);
-
-impl Pending {
-    fn of(count: &Arc<Count>) -> Self {
-        count.open.fetch_add(1, Ordering::SeqCst);
-        Self(count.clone())
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if self.0.open.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.changed.notify_waiters();
-            // Whoever looked at the count before is waiting by now.
-            drop(self.0.thread.lock());
-            self.0.none.notify_all();
         }
     }
 }

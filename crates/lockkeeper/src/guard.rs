@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::client::{Client, Pending};
+use crate::client::Client;
+use crate::core::count::Counted;
 use crate::core::hold::Hold;
 use crate::core::release::{self, BackgroundWork};
 use crate::core::renewal;
@@ -26,7 +27,7 @@ pub struct Guard {
     /// Taken out by `release`, so that the drop after it does nothing.
     hold: Option<Arc<Hold>>,
     /// Dropped after the release was begun, so that a shutdown finds that begun.
-    _mark: Pending,
+    _mark: Counted,
     // Dropped after the release was begun, and may wait for it.
     _client: Client,
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::client::{Client, Inner};
+use crate::client::Client;
 use crate::core::clock::usable;
+use crate::core::inner::Inner;
 use crate::core::local_queue::{Enter, Wake};
 use crate::core::telemetry::Outcome;
 use crate::core::{Backoff, acquire, release};

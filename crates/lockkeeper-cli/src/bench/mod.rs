@@ -15,12 +15,12 @@ use lockkeeper::engine::Scope;
 use serde::Serialize;
 use tokio::sync::Mutex;
 
+use crate::acquire::interruptible;
 use crate::args::{Bench, Where};
 use crate::bench::worker::{Crew, Hold, Work};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::output::print;
-use crate::run::interruptible;
 use crate::run::signals::Signals;
 use crate::table::Table;
 

@@ -20,13 +20,13 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufStream};
 use tokio::net::{UnixListener, UnixStream};
 
+use crate::acquire::{self, Waits};
 use crate::args::Terms;
 use crate::detached::handle::Handle;
 use crate::exit::{self, Failure};
 use crate::output::Say;
 use crate::run::guardian::boot_time;
 use crate::run::signals::Signals;
-use crate::run::{self, Waits};
 
 /// The hidden verb.
 pub(crate) const VERB: &str = "__holder";
@@ -133,7 +133,7 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
     };
     // If a signal ends us first, the socket ends too, and the holder gives up.
     let talk = async { talk.await.map_err(refuse) };
-    let reply = run::interruptible(talk, signals).await?;
+    let reply = acquire::interruptible(talk, signals).await?;
     match reply {
         Some(Reply::Granted(granted)) => Ok(granted),
         Some(Reply::Refused { code, message }) => Err(Failure::new(code, message)),
@@ -213,15 +213,15 @@ async fn hold(
             let connect = waits.in_time(async { Ok(Client::connect(&request.url).await?) });
             let client = unless_over(connect, signals, &mut starter).await?;
             client.set_command(request.command.as_deref());
-            let lock = run::lock(&client, &request.key, &request.terms);
+            let lock = acquire::lock(&client, &request.key, &request.terms);
             let lock = lock.owner(&owner).ttl(request.ttl);
             let (key, terms) = (&request.key, &request.terms);
-            let acquire = run::acquire_until(&client, lock, key, terms, waits.until);
+            let acquire = acquire::acquire_until(&client, lock, key, terms, waits.until);
             match unless_over(acquire, signals, &mut starter).await {
                 Ok(guard) => Ok((client, guard)),
                 Err(failure) => {
                     // What was begun, the undoing of a claim, ends before we do.
-                    run::close(client, !failure.retryable).await;
+                    acquire::close(client, !failure.retryable).await;
                     Err(failure)
                 }
             }
@@ -249,7 +249,7 @@ async fn unless_over<T>(
     starter: &mut UnixStream,
 ) -> Result<T, Failure> {
     tokio::select! {
-        done = run::interruptible(work, signals) => done,
+        done = acquire::interruptible(work, signals) => done,
         // Nothing is ever said here, so this is the end.
         _ = starter.read_u8() => Err(Failure::silent(exit::OWN)),
     }
@@ -289,7 +289,7 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
                         left: (until != u64::MAX).then_some(left),
                     },
                     (Ok(()), Ask::Release) => {
-                        let lost = run::release(guard, Say { quiet: true, verbose: false }).await;
+                        let lost = acquire::release(guard, Say { quiet: true, verbose: false }).await;
                         let answer = match lost {
                             Ok(()) => Answer::Done,
                             Err(Some(reason)) => Answer::Lost { reason },
@@ -312,12 +312,12 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
             }
         }
     }
-    let _ = run::release(guard, Say { quiet: true, verbose: false }).await;
+    let _ = acquire::release(guard, Say { quiet: true, verbose: false }).await;
 }
 
 /// Asks the engine whether the lock is still ours.
 async fn renew(guard: &Guard) -> Answer {
-    let renewed = tokio::time::timeout(run::CONFIRMATION, guard.renew()).await;
+    let renewed = tokio::time::timeout(acquire::CONFIRMATION, guard.renew()).await;
     let reason = match renewed {
         Ok(Ok(())) => return Answer::Done,
         Ok(Err(error @ Error::Lost { .. })) => return Answer::Lost { reason: error.to_string() },

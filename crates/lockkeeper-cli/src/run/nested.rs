@@ -12,6 +12,9 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
+use lockkeeper::Owner;
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::Mode;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 
@@ -98,6 +101,31 @@ pub(crate) fn check_kind(key: &str, asked: &str) -> Result<(), Failure> {
              ask for the same kind in both"
         ))),
     }
+}
+
+/// What a lock is held as, so that a run inside can compare. Semaphores of different sizes differ.
+pub(crate) fn kind(mode: Mode) -> String {
+    match mode {
+        Mode::Permits { limit, .. } => format!("semaphore of {limit}"),
+        mode => mode.kind().to_owned(),
+    }
+}
+
+/// Whether the environment says that a run around us holds this lock for this owner.
+pub(crate) fn held_by_an_outer_run(key: &str, owner: &Owner, place: &str) -> bool {
+    below_a_run_of(key, place) && is_set("LOCKKEEPER_OWNER", owner.id())
+}
+
+/// Whether the environment says that a run around us holds this lock, for whomever.
+pub(crate) fn below_a_run_of(key: &str, place: &str) -> bool {
+    is_set("LOCKKEEPER_HELD", "1")
+        && is_set("LOCKKEEPER_KEY", key)
+        && env::var("LOCKKEEPER_URL")
+            .is_ok_and(|url| Endpoint::parse(&url).is_ok_and(|outer| outer.to_string() == place))
+}
+
+fn is_set(name: &str, value: &str) -> bool {
+    env::var_os(name).is_some_and(|found| found == value)
 }
 
 /// A name without a file: it is gone with the one who listens.

@@ -36,11 +36,11 @@ use self::history::History;
 use self::model::EngineName;
 use self::record::Recorder;
 use self::security::{Access, SHORTEST_TOKEN};
+use crate::acquire::interruptible;
 use crate::args::Ui;
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::output::{print, tell};
-use crate::run::interruptible;
 use crate::run::signals::Signals;
 
 /// What every request can reach.

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::client::LINGER;
+use crate::core::inner::LINGER;
 use crate::engine::{Entry, Finding, Guarantees, Snapshot};
 use crate::error::{Error, Result};
 use crate::key::Key;

@@ -13,8 +13,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::clock::{Moment, Validity};
+use super::inner::Inner;
 use super::release::BackgroundWork;
-use crate::client::Inner;
 use crate::engine::{Claim, Death, Fence, Grant, Held, Lease, Mode};
 use crate::error::Loss;
 use crate::guard::{Guard, Trouble};

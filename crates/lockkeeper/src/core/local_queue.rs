@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::hold::Hold;
-use crate::client::Inner;
+use super::inner::Inner;
 use crate::core::admission;
 use crate::engine::{Claim, Mode};
 use crate::guard::Guard;

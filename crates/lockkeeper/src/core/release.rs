@@ -12,9 +12,10 @@ use tokio::time::{Instant, sleep, timeout};
 use super::acquire::{CALL_LIMIT, first_poll};
 use super::backoff::RETRIES;
 use super::clock::usable;
+use super::count::Counted;
 use super::hold::Hold;
+use super::inner::Inner;
 use super::local_queue::Ticket;
-use crate::client::{Inner, Pending};
 use crate::engine::{Claim, Death, Released};
 use crate::error::{Error, Result};
 use crate::guard::Release;
@@ -47,7 +48,7 @@ pub(crate) enum BackgroundWork {
 /// The background task of a client. Ends when the client and all its guards are gone.
 ///
 /// All work comes with a mark that it is not done yet, for `close` to wait for.
-pub(crate) async fn background(mut queue: mpsc::UnboundedReceiver<(BackgroundWork, Pending)>) {
+pub(crate) async fn background(mut queue: mpsc::UnboundedReceiver<(BackgroundWork, Counted)>) {
     while let Some((work, pending)) = queue.recv().await {
         match work {
             BackgroundWork::Release(hold) => begin_release(&hold).await,

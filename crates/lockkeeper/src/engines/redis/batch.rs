@@ -75,7 +75,8 @@ impl Batcher {
         let value = if open < FEW && self.counts.gathering.load(Ordering::Acquire) == 0 {
             let mut connection = self.connection.clone();
             // Boxed, because it is large, and every call that carries it would be.
-            within(self.timeout, Box::pin(connection.send_packed_command(&command))).await?
+            let sent = Box::pin(async move { connection.send_packed_command(&command).await });
+            within(self.timeout, sent).await?
         } else {
             self.join(vec![command], 0).await?.0.pop().ok_or_else(silent)?
         };

@@ -132,7 +132,7 @@ impl RedisClaim {
                 false => vec![lock],
             };
             let call = Call { script, keys: &keys, args: &args, hinted: false, replicas: 0 };
-            return self.store.servers.call(self.names.slot(), call).await;
+            return self.store.servers.call(self.names.slot(), &call).await;
         }
         let script: &'static Script = if string { &script::STRING } else { &script::MUTEX };
         let mut keys = vec![lock, self.names.state()];
@@ -144,7 +144,7 @@ impl RedisClaim {
         args.extend(shown.iter().map(String::as_str));
         let replicas = settings.replicas;
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
-        self.store.servers.call(self.names.slot(), call).await
+        self.store.servers.call(self.names.slot(), &call).await
     }
 
     async fn call_queued(&self, take: bool, show: bool) -> redis::RedisResult<Reply> {
@@ -195,7 +195,7 @@ impl RedisClaim {
         };
         let replicas = if take { self.store.settings.replicas } else { 0 };
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
-        self.store.servers.call(self.names.slot(), call).await
+        self.store.servers.call(self.names.slot(), &call).await
     }
 
     /// The channel on which a lock without a queue announces its release.
@@ -301,19 +301,14 @@ impl RedisClaim {
             _ => longest,
         }
     }
-}
-
-#[async_trait]
-impl Claim for RedisClaim {
-    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
-        self.check()?;
-        let before = std::mem::replace(&mut self.stored, StoreState::Unknown);
-        let show = self.is_to_be_shown();
-        if let Some(waits) = self.waits.as_mut().filter(|_| show) {
-            waits.shown = Some(Instant::now());
-        }
-        let reply =
-            self.call(true, show).await.map_err(|error| sort(self.doing("acquire"), error))?;
+    /// What the answer to an attempt means. Apart from the attempt, because what a future keeps from one
+    /// call to the next makes it larger, and one of more than 1 KiB costs the allocator a search.
+    fn answered(
+        &mut self,
+        reply: Reply,
+        before: StoreState,
+        asked: Moment,
+    ) -> Result<Option<Grant>> {
         let answer = read_answer(&reply.value)
             .ok_or_else(|| garbage(self.doing("acquire"), &reply.value))?;
         match answer {
@@ -331,19 +326,14 @@ impl Claim for RedisClaim {
             Answer::Granted { fence, slots, minted } => {
                 self.stored = StoreState::Held;
                 (self.own, self.base, self.waits) = (None, None, None);
-                let wanted = self.store.settings.replicas;
-                if reply.replicas < wanted {
-                    self.release().await?;
-                    let few = format!("{} of {wanted} replicas have it", reply.replicas);
-                    return Err(Error::unreachable(NAME, self.doing("acquire"), few));
-                }
-                if minted && !self.store.settings.redisson_fence {
+                let settings = &self.store.settings;
+                if minted && !settings.redisson_fence && reply.replicas >= settings.replicas {
                     reply.learn(fence);
                 }
                 let held = RedisHeld {
                     store: self.store.clone(),
                     lease: Lease::of(&self.request),
-                    replicas: (wanted > 0).then_some(reply.replicas),
+                    replicas: (settings.replicas > 0).then_some(reply.replicas),
                 };
                 Ok(Some(Grant {
                     fence: Fence::new(fence),
@@ -354,6 +344,28 @@ impl Claim for RedisClaim {
                 }))
             }
         }
+    }
+}
+
+#[async_trait]
+impl Claim for RedisClaim {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        self.check()?;
+        let before = std::mem::replace(&mut self.stored, StoreState::Unknown);
+        let show = self.is_to_be_shown();
+        if let Some(waits) = self.waits.as_mut().filter(|_| show) {
+            waits.shown = Some(Instant::now());
+        }
+        let reply =
+            self.call(true, show).await.map_err(|error| sort(self.doing("acquire"), error))?;
+        let (replicas, wanted) = (reply.replicas, self.store.settings.replicas);
+        let grant = self.answered(reply, before, asked)?;
+        if grant.is_some() && replicas < wanted {
+            self.release().await?;
+            let few = format!("{replicas} of {wanted} replicas have it");
+            return Err(Error::unreachable(NAME, self.doing("acquire"), few));
+        }
+        Ok(grant)
     }
 
     async fn wait(&mut self) -> Result<()> {

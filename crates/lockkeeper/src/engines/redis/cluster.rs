@@ -57,7 +57,7 @@ impl Cluster {
     }
 
     /// Calls a script at the server that has the slot.
-    pub(in crate::engines) async fn call(&self, slot: u16, call: Call<'_>) -> RedisResult<Reply> {
+    pub(in crate::engines) async fn call(&self, slot: u16, call: &Call<'_>) -> RedisResult<Reply> {
         let mut link = self.owner(slot).await?;
         let mut trouble = None;
         for _ in 0..REDIRECTIONS {
@@ -90,7 +90,7 @@ impl Cluster {
     async fn call_while_moving(
         &self,
         old: &Connection,
-        call: Call<'_>,
+        call: &Call<'_>,
         trouble: RedisError,
     ) -> RedisResult<Reply> {
         let Some(address) = self.destination(old, call.keys, &trouble).await else {

@@ -109,21 +109,21 @@ impl Connection {
     }
 
     /// Calls a script.
-    pub(in crate::engines) async fn call(&self, call: Call<'_>) -> RedisResult<Reply> {
+    pub(in crate::engines) async fn call(&self, call: &Call<'_>) -> RedisResult<Reply> {
         let session = match self.current() {
             Some(session) => session,
             // Boxed, as is all that is rare: whatever a call might do, every call has to carry.
             None => Box::pin(self.connect()).await?,
         };
-        let answer = self.judge(&session, session.call(&call).await);
+        let answer = self.judge(&session, session.call(call).await);
         answer.map(|(value, replicas)| Reply { value, replicas, session })
     }
 
     /// Calls a script on a server that is about to own its slot, and has all keys of the lock that
     /// there are.
-    pub(in crate::engines) async fn call_asking(&self, call: Call<'_>) -> RedisResult<Reply> {
+    pub(in crate::engines) async fn call_asking(&self, call: &Call<'_>) -> RedisResult<Reply> {
         let session = self.connect().await?;
-        let commands = vec![redis::cmd("ASKING"), session.command(&call, How::Importing)];
+        let commands = vec![redis::cmd("ASKING"), session.command(call, How::Importing)];
         let answer = self.judge(&session, session.ask(commands, call.replicas).await);
         answer.map(|(value, replicas)| Reply { value, replicas, session })
     }
@@ -280,28 +280,29 @@ impl Session {
             command.arg(others.len()).arg(others);
         }
         if call.hinted {
-            command.arg(self.hint());
+            match &self.stamp {
+                Some(stamp) => command.arg(trusted(stamp.get())),
+                // A name, which is no number: several servers may have the lock, so no counter is to be
+                // trusted, and one that was moved under another name may be behind what was given since.
+                None => command.arg(&self.origin),
+            };
         }
         for arg in call.args {
             command.arg(*arg);
         }
         command
     }
+}
 
-    /// A number: a fence counter below it is not to be trusted. Where several servers may have the
-    /// lock, a name, which is no number: no counter is to be trusted, and one that was moved under
-    /// another name may be behind what was given since.
-    fn hint(&self) -> String {
-        let Some(stamp) = &self.stamp else { return self.origin.clone() };
-        let trusted = match stamp.get() {
-            // Nothing is known: more than any counter, and a number that Lua holds exactly.
-            None => 1 << 53,
-            Some((fence, at)) => {
-                let since = at.elapsed().saturating_sub(SLACK).as_micros();
-                fence.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
-            }
-        };
-        trusted.to_string()
+/// The fence below which a counter of this server is not to be trusted.
+fn trusted(stamp: Option<&(u64, Instant)>) -> u64 {
+    match stamp {
+        // Nothing is known: more than any counter, and a number that Lua holds exactly.
+        None => 1 << 53,
+        Some((fence, at)) => {
+            let since = at.elapsed().saturating_sub(SLACK).as_micros();
+            fence.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
+        }
     }
 }
 

@@ -62,7 +62,7 @@ pub(in crate::engines) async fn break_lock(store: &Store, key: &Key) -> Result<V
     let call = Call { script: &BREAK, keys: &keys, args: &args, hinted: false, replicas: 0 };
     let doing = format!("break {key:?}");
     let reply =
-        store.servers.call(names.slot(), call).await.map_err(|error| sort(&doing, error))?;
+        store.servers.call(names.slot(), &call).await.map_err(|error| sort(&doing, error))?;
     match &reply.value {
         Value::Int(_) => Ok(broken),
         // It was a lock a moment ago, or nobody held it.
@@ -120,7 +120,7 @@ async fn candidates(
     for names in by_slot.into_values() {
         let call =
             Call { script: &CANDIDATES, keys: &names, args: &[], hinted: false, replicas: 0 };
-        let numbers = match server.call(call).await {
+        let numbers = match server.call(&call).await {
             Ok(reply) => Vec::<usize>::from_redis_value(reply.value)
                 .map_err(|error| sort("list locks", error.into()))?,
             // What this user may not see is not among its locks.
@@ -164,7 +164,7 @@ async fn look(store: &Store, keys: &[Key]) -> Result<Vec<Result<Snapshot>>> {
     let all: Vec<_> = names.iter().flat_map(self::keys).collect();
     let call = Call { script: &INSPECT, keys: &all, args: &args, hinted: false, replicas: 0 };
     let reply =
-        store.servers.call(names[0].slot(), call).await.map_err(|error| sort(doing(), error))?;
+        store.servers.call(names[0].slot(), &call).await.map_err(|error| sort(doing(), error))?;
     let Value::Array(answers) = &reply.value else { return Err(garbage(doing(), &reply.value)) };
     let read = |(key, answer)| match read(key, answer) {
         Some(Ok(snapshot)) => Ok(snapshot),

@@ -120,7 +120,7 @@ async fn ask(store: &Store, slot: u16, batch: &Batch) -> Result<Vec<Renewal>> {
     let wanted = store.settings.replicas;
     let call =
         Call { script: &RENEW, keys: &batch.keys, args: &args, hinted: false, replicas: wanted };
-    let reply = store.servers.call(slot, call).await.map_err(|error| sort(doing(), error))?;
+    let reply = store.servers.call(slot, &call).await.map_err(|error| sort(doing(), error))?;
     if reply.replicas < wanted {
         let few = format!("{} of {wanted} replicas have it", reply.replicas);
         return Err(Error::unreachable(NAME, doing(), few));

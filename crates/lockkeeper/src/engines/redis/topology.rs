@@ -17,7 +17,7 @@ pub(in crate::engines) enum Topology {
 
 impl Topology {
     /// Calls a script where the slot is. On the wire after the first poll if there is a connection.
-    pub(in crate::engines) async fn call(&self, slot: u16, call: Call<'_>) -> RedisResult<Reply> {
+    pub(in crate::engines) async fn call(&self, slot: u16, call: &Call<'_>) -> RedisResult<Reply> {
         match self {
             Topology::One(connection) => connection.call(call).await,
             Topology::Cluster(cluster) => Box::pin(cluster.call(slot, call)).await,

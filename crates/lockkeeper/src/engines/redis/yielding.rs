@@ -49,7 +49,7 @@ pub(in crate::engines) async fn request_yield(store: &Store, key: &Key) -> Resul
     let keys = [names.asked()];
     let call = Call { script: &YIELD, keys: &keys, args: &args, hinted: false, replicas: 0 };
     let doing = |error| sort(format!("ask for {key:?}"), error);
-    store.servers.call(names.slot(), call).await.map_err(doing)?;
+    store.servers.call(names.slot(), &call).await.map_err(doing)?;
     Ok(ours)
 }
 
@@ -87,7 +87,8 @@ pub(in crate::engines) fn asked(store: Arc<Store>, names: KeyNames, field: Strin
 async fn was_asked(store: &Store, names: &KeyNames, field: &str) -> Result<bool> {
     let (keys, doing) = ([names.asked()], "look for a question");
     let call = Call { script: &ASKED, keys: &keys, args: &[field], hinted: false, replicas: 0 };
-    let reply = store.servers.call(names.slot(), call).await.map_err(|error| sort(doing, error))?;
+    let reply =
+        store.servers.call(names.slot(), &call).await.map_err(|error| sort(doing, error))?;
     match reply.value {
         Value::Int(asked) => Ok(asked == 1),
         other => Err(garbage(doing, &other)),

@@ -157,7 +157,7 @@ impl Node {
         let call = Call { script: &CONFIRM, keys: &keys, args: &args, hinted: false, replicas: 0 };
         let doing = "agree on a fence";
         let answer = self.within(async {
-            let reply = self.link.call(call).await.map_err(|error| sort(doing, error))?;
+            let reply = self.link.call(&call).await.map_err(|error| sort(doing, error))?;
             match reply.value {
                 Value::Int(there) => Ok(u64::try_from(there).ok()),
                 other => Err(garbage(doing, &other)),

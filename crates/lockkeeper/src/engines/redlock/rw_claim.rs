@@ -140,6 +140,6 @@ impl RwClaim {
         let names = &self.names;
         let keys = [names.lock().to_owned(), names.state(), names.who(), names.wish()];
         let call = Call { script, keys: &keys, args, hinted, replicas: 0 };
-        self.store.servers.call(names.slot(), call).await
+        self.store.servers.call(names.slot(), &call).await
     }
 }
