@@ -26,7 +26,7 @@ use lockkeeper::engine::Scope;
 use lockkeeper::{Client, Guard, Owner};
 use tokio::time::Instant;
 
-use crate::acquire::{self, Waits, acquire_until, close, holders, interruptible, lock, release};
+use crate::acquire::{self, Waits, acquire_until, close, interruptible, lock, release};
 use crate::args::Run;
 use crate::config::Config;
 use crate::exit::{self, Failure};
@@ -36,6 +36,7 @@ use crate::run::signals::Signals;
 use crate::run::status::{Status, seconds};
 use crate::run::supervise::{End, How, Supervisor};
 use crate::run::timeline::{Limit, Timeline};
+use crate::waiting::{Line, WORTH_A_WORD, Waiting};
 
 pub(crate) async fn run(args: Run) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
@@ -154,6 +155,9 @@ async fn hold_and_run(
             let connect = waits.in_time(async { Ok(Client::connect(&url).await?) });
             let client = interruptible(connect, signals).await?;
             client.set_command(recorded.as_deref());
+            if let Some(told) = waits.answered() {
+                say.warn(told);
+            }
             let limit = Limit::of(&client, ttl, args.lease);
             let timeline = Timeline::new(limit, grace, on_lost)?;
             if client.guarantees().scope == Scope::Process {
@@ -163,10 +167,17 @@ async fn hold_and_run(
             }
             let lock = lock(&client, &args.key, &args.terms).owner(&owner);
             let lock = limit.terms(lock, &timeline, ttl);
+            let (key, terms, until) = (&args.key, &args.terms, waits.until);
             let acquire = async {
+                let mut line = Line::new(say);
+                let waiting = Waiting { key, terms, since: started, until, drawn: line.drawn };
+                let tell = async {
+                    warn_of_ourselves(key, &place, say).await;
+                    waiting.tell(&client, |text| line.show(&text)).await
+                };
                 tokio::select! {
-                    acquired = acquire_until(&client, lock, &args.key, &args.terms, waits.until) => acquired,
-                    () = tell_whom_we_wait_for(&client, &args.key, &place, say) => unreachable!("it tells for ever"),
+                    acquired = acquire_until(&client, lock, key, terms, until) => acquired,
+                    never = tell => match never {},
                 }
             };
             match interruptible(acquire, signals).await {
@@ -269,20 +280,14 @@ async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Si
     }
 }
 
-/// When the wait gets long, says so if it cannot end; with `-v`, also who is in.
-async fn tell_whom_we_wait_for(client: &Client, key: &str, place: &str, say: Say) {
-    tokio::time::sleep(Duration::from_secs(1)).await;
+/// When the wait gets long, says so if it cannot end.
+async fn warn_of_ourselves(key: &str, place: &str, say: Say) {
+    tokio::time::sleep(WORTH_A_WORD).await;
     if nested::below_a_run_of(key, place) && nested::enter().is_some() {
         say.warn(format_args!(
             "the run around this one holds lock {key:?} and waits for us: give both the same --owner"
         ));
     }
-    if say.verbose
-        && let Some(holders) = holders(client, key).await
-    {
-        say.note(format_args!("waiting for lock {key:?}, held by {holders}"));
-    }
-    std::future::pending().await
 }
 
 fn command(args: &Run) -> Vec<OsString> {
