@@ -196,6 +196,16 @@ impl Client {
         self.inner.engine.doctor().await
     }
 
+    /// Sets what the locks of this client and of its clones are recorded with as the command that takes
+    /// them, for people who look: [`Entry::command`]. `None` records nothing.
+    ///
+    /// By default it is the command line of this process. Its first 80 characters are recorded, without
+    /// the passwords of URLs; set it if it may have other secrets in it. Everybody who can read the store
+    /// can read it.
+    pub fn set_command(&self, command: Option<&str>) {
+        self.inner.set_command(command);
+    }
+
     /// How long a lock that is asked for with this `ttl` really lasts without a renewal, as far as is known
     /// before it is granted; [`Guard::lease`](crate::Guard::lease) says it of a lock that is held.
     ///

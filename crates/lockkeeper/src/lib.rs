@@ -112,6 +112,7 @@ mod multi;
 mod owner;
 #[cfg(feature = "memory")]
 pub mod testing;
+mod who;
 
 pub use crate::core::{Backoff, admission, clock};
 pub use client::Client;
@@ -124,4 +125,5 @@ pub use guard::{Guard, Release, Trouble};
 pub use key::Key;
 pub use lock::{DEFAULT_TTL, Lock};
 pub use multi::{Multi, MultiGuard};
-pub use owner::{Owner, Token, whoami};
+pub use owner::{Owner, Token};
+pub use who::whoami;

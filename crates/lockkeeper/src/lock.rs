@@ -370,3 +370,104 @@ async fn run_with<T>(guard: Guard, work: impl AsyncFnOnce(&Guard) -> T) -> Resul
     let _ = guard.release().await;
     Ok(done)
 }
+<<<<<<< HEAD
+=======
+
+/// A lock's terms, checked.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    pub(crate) key: Key,
+    pub(crate) mode: Mode,
+    pub(crate) ttl: Duration,
+    pub(crate) fixed: bool,
+    pub(crate) spin: Option<Backoff>,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) kept_when_lost: bool,
+    fair: bool,
+    margin: Option<Duration>,
+    note: Option<Arc<str>>,
+}
+
+impl Terms {
+    /// How long after the request left the holder of such a lease is told to stop.
+    pub(crate) fn signal_after(&self, ttl: Duration) -> Duration {
+        usable(ttl).min(ttl.saturating_sub(self.margin(ttl)))
+    }
+
+    /// The notice that the holder of such a lease gets.
+    pub(crate) fn margin(&self, ttl: Duration) -> Duration {
+        match self.margin {
+            // A session or a connection keeps it alive until its end, and is renewed meanwhile.
+            _ if self.fixed && ttl < self.ttl => ttl / 3,
+            Some(margin) => margin,
+            // The end of a fixed lease is known from the start: nobody needs an early warning of it.
+            None if self.fixed => Duration::ZERO,
+            None => ttl / 3,
+        }
+    }
+
+    pub(crate) fn request(&self, token: Token, queue: bool, who: Arc<str>) -> Request {
+        Request {
+            key: self.key.clone(),
+            token,
+            owner: self.owner.clone(),
+            mode: self.mode,
+            ttl: self.ttl,
+            fixed: self.fixed,
+            fair: self.fair,
+            queue: queue && self.spin.is_none(),
+            who,
+            note: self.note.clone(),
+        }
+    }
+}
+
+/// Waits for the turn to ask in this process, then asks the engine.
+async fn acquire_in_turn(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option<Guard>> {
+    let ticket = loop {
+        match inner.local.enter(inner, &terms.key, terms.mode, terms.owner.as_ref(), once) {
+            Enter::Gate(ticket) => break ticket,
+            Enter::Wait(ticket, woken) => match woken.await {
+                Ok(Wake::Gate) => break ticket,
+                Ok(Wake::Again(guard)) => return Ok(Some(guard)),
+                Err(_) => unreachable!("a ticket is kept as long as its owner waits"),
+            },
+            Enter::Again(guard) => return Ok(Some(guard)),
+            Enter::Leaving(hold) => release::begin_release(&hold).await,
+            Enter::Busy => return Ok(None),
+            Enter::Upgrade => {
+                return Err(Error::Unsupported {
+                    engine: inner.engine_name(),
+                    what: format!(
+                        "turn the read lock {:?} into a write lock: two owners who both try would wait \
+                         for each other for ever; release it first, or take the write lock from the start",
+                        terms.key
+                    ),
+                });
+            }
+        }
+    };
+    acquire::acquire(inner, terms, ticket, once).await
+}
+
+/// Reports how an acquire went, also when it is dropped before its end.
+struct Watch<'a> {
+    inner: &'a Inner,
+    mode: Mode,
+    started: Instant,
+    outcome: Outcome,
+}
+
+impl<'a> Watch<'a> {
+    fn new(inner: &'a Inner, mode: Mode) -> Self {
+        inner.meters.waiting(mode);
+        Self { inner, mode, started: Instant::now(), outcome: Outcome::Cancelled }
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.inner.meters.acquire(self.mode, self.outcome, self.started.elapsed());
+    }
+}
+>>>>>>> eyes

@@ -11,6 +11,7 @@ use super::Held;
 use crate::error::Error;
 use crate::key::Key;
 use crate::owner::{Owner, Token};
+use crate::who::whoami;
 
 /// What is asked of an engine.
 #[derive(Debug, Clone)]
@@ -32,6 +33,9 @@ pub struct Request {
     pub fair: bool,
     /// Whether to take a place in the queue when it is not our turn. Unset for a single try.
     pub queue: bool,
+    /// Who asks, for people who look: [`whoami`](crate::whoami), a space and a command line, if that is to be known.
+    /// It is one line, and recorded as it is; [`Entry::by`](super::Entry::by) reads it.
+    pub who: Arc<str>,
     /// Why, for people who look.
     pub note: Option<Arc<str>>,
 }
@@ -39,8 +43,18 @@ pub struct Request {
 impl Request {
     /// A request for a place in the queue, with nothing special about it; set the fields that differ.
     pub fn new(key: Key, token: Token, mode: Mode, ttl: Duration) -> Self {
-        let (owner, note) = (None, None);
-        Self { key, token, owner, mode, ttl, fixed: false, fair: false, queue: true, note }
+        Self {
+            key,
+            token,
+            owner: None,
+            mode,
+            ttl,
+            fixed: false,
+            fair: false,
+            queue: true,
+            who: whoami().into(),
+            note: None,
+        }
     }
 
     /// The identity that a store compares: the owner if there is one, else the token.
@@ -60,17 +74,7 @@ impl Request {
     pub(crate) fn probe(mode: Mode) -> Self {
         let token = Token::fresh();
         let key = Key::new(format!("lockkeeper-doctor-{token}")).expect("a token is visible text");
-        Self {
-            key,
-            token,
-            owner: None,
-            mode,
-            ttl: Duration::from_secs(5),
-            fixed: false,
-            fair: false,
-            queue: false,
-            note: None,
-        }
+        Self { queue: false, ..Self::new(key, token, mode, Duration::from_secs(5)) }
     }
 }
 

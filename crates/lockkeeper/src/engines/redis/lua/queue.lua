@@ -157,6 +157,13 @@ local function count_claim(hold, is_first)
   return true
 end
 
+-- An owner may come again, and was not asked to give way then. Other entries do not come again.
+local function forget_question()
+  if claim ~= '' then
+    redis.call('hdel', 'lockkeeper_asked' .. string.sub(state, #'lockkeeper' + 1), entry)
+  end
+end
+
 -- How many records of the dead may stay until somebody who finds the lock free looks for them.
 local UNSWEPT_RECORDS = 16
 
