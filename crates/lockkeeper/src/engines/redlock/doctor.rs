@@ -31,8 +31,7 @@ pub(super) async fn doctor(quorum: &Arc<Quorum>) -> Vec<Finding> {
         findings.extend(own);
         if let Some(first) = run.and_then(|run| runs.insert(run, server)) {
             let (first, second) = (quorum.nodes[first].name(), quorum.nodes[server].name());
-            let what =
-                format!("{first} and {second} are the same server, which has two votes");
+            let what = format!("{first} and {second} are the same server, which has two votes");
             findings.push(Finding::problem(what, "name every server once"));
         }
     }

@@ -63,9 +63,7 @@ const fn promises(settings: Settings) -> Guarantees {
             "with two permits, each of three users can have one at two of three servers",
         ),
         most_permits: 0,
-        order: Order::Chance(
-            "independent servers have no common queue of waiters",
-        ),
+        order: Order::Chance("independent servers have no common queue of waiters"),
         fence: FenceSource::Quorum,
         death: Death::Lease,
         wakeup: Wakeup::BackOff,
