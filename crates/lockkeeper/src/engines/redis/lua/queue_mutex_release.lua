@@ -1,4 +1,4 @@
--- Gives one hold of a mutex back, or a place in its line.
+-- Releases one hold of a mutex, or leaves its queue.
 
 local found = redis.call('type', lock).ok
 local held = found == 'hash' and redis.call('hexists', lock, entry) == 1
