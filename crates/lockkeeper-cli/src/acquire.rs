@@ -76,6 +76,11 @@ impl<'a> Waits<'a> {
         }
     }
 
+    /// The engine answers. What to tell, if it was told that it did not.
+    pub(crate) fn answered(&mut self) -> Option<String> {
+        std::mem::take(&mut self.told).then(|| format!("{} answers again", self.place))
+    }
+
     /// The last failure of a wait that is over.
     fn gave_up(&self, failure: Failure) -> Failure {
         let message = format!("the wait is over (--wait): {}", failure.message);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 /// Where the locks are.
@@ -124,6 +125,17 @@ pub(crate) enum OnYield {
     Usr1,
     /// Let it run
     Ignore,
+}
+
+impl OnYield {
+    /// What is sent.
+    pub(crate) fn signal(self) -> Option<Signal> {
+        match self {
+            OnYield::Term => Some(Signal::SIGTERM),
+            OnYield::Usr1 => Some(Signal::SIGUSR1),
+            OnYield::Ignore => None,
+        }
+    }
 }
 
 /// Some words, for people.

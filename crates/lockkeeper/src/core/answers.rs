@@ -1,4 +1,5 @@
-//! What became of the renewals of one hold: which are unanswered, which failed, and what is known of why.
+//! The answers to the renewals of one hold: which are missing, which failed, and why, as far as
+//! that is known.
 
 use tokio::time::Instant;
 
@@ -7,9 +8,9 @@ use crate::guard::Trouble;
 /// The answers to the renewals of a hold.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
-    /// How many renewals are under way.
+    /// How many renewals are in progress.
     under_way: u32,
-    /// Since when none of those has been answered.
+    /// Set while none of them has been answered.
     silence: Option<Silence>,
     trouble: Option<Trouble>,
 }
@@ -17,14 +18,14 @@ pub(crate) struct Answers {
 /// Renewals without an answer.
 #[derive(Debug)]
 struct Silence {
-    /// When the first of them left.
+    /// When the first of them was sent.
     since: Instant,
-    /// What is known of the reason.
+    /// The cause, if it is known.
     cause: Option<String>,
 }
 
 impl Silence {
-    /// What to tell people about it at this moment.
+    /// A description for people, as of now.
     fn describe(&self, place: &str) -> String {
         let seconds = self.since.elapsed().as_secs_f64();
         let cause = self.cause.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
@@ -33,13 +34,13 @@ impl Silence {
 }
 
 impl Answers {
-    /// The renewals that failed since the last one that did not.
+    /// The renewals that failed since the last successful one.
     pub(crate) fn trouble(&self) -> Option<&Trouble> {
         self.trouble.as_ref()
     }
 
-    /// A renewal leaves. True if another one is still under way, which takes too long then, and is
-    /// counted as failed if it `counts`.
+    /// A renewal is sent. True if the previous one is still in progress; that one is late, and
+    /// counts as failed if `counts` is set.
     pub(super) fn asking(&mut self, place: &str, counts: bool) -> bool {
         self.under_way += 1;
         let late = self.under_way > 1;
@@ -52,7 +53,7 @@ impl Answers {
         late
     }
 
-    /// A renewal came back, without an answer if there is an error.
+    /// A renewal has ended; an error means that it got no answer.
     pub(super) fn asked(&mut self, error: Option<String>, counts: bool) {
         self.under_way -= 1;
         if self.under_way == 0 {
@@ -67,7 +68,7 @@ impl Answers {
         }
     }
 
-    /// The engine found out why no answer comes.
+    /// The engine found out why there is no answer.
     pub(super) fn silent_because(&mut self, cause: String, place: &str) {
         let Some(silence) = &mut self.silence else { return };
         silence.cause = Some(cause);
@@ -82,7 +83,7 @@ impl Answers {
         self.silence = None;
     }
 
-    /// The lease ran out: what led to it, counted to its end.
+    /// The lease ran out: records what led to it, up to its end.
     pub(super) fn never_came(&mut self, place: &str) {
         if let Some(silence) = &self.silence
             && (self.under_way > 1 || self.trouble.is_none())

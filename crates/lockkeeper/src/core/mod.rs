@@ -1,4 +1,4 @@
-//! What is hard about locks, written once for all engines.
+//! The hard parts of locks, written once for all engines.
 
 pub(crate) mod acquire;
 pub mod admission;

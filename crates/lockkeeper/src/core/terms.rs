@@ -1,4 +1,4 @@
-//! The terms on which a lock is asked for, checked.
+//! The terms of an acquire, validated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::engine::{Mode, Request};
 use crate::key::Key;
 use crate::owner::{Owner, Token};
 
-/// What is asked for, after it was found possible.
+/// The settings of a lock after validation.
 #[derive(Debug)]
 pub(crate) struct Terms {
     pub(crate) key: Key,
@@ -25,24 +25,24 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// How long after the request left the holder of such a lease is told to stop.
+    /// How long after the request was sent the holder of such a lease is signalled to stop.
     pub(crate) fn signal_after(&self, ttl: Duration) -> Duration {
         usable(ttl).min(ttl.saturating_sub(self.margin(ttl)))
     }
 
-    /// The notice that the holder of such a lease gets.
+    /// The time that the holder of such a lease gets to stop.
     pub(crate) fn margin(&self, ttl: Duration) -> Duration {
         match self.margin {
             // A session or a connection keeps it alive until its end, and is renewed meanwhile.
             _ if self.fixed && ttl < self.ttl => ttl / 3,
             Some(margin) => margin,
-            // The end of a fixed lease is known from the start: nobody needs an early warning of it.
+            // The end of a fixed lease is known from the start: no early warning is needed.
             None if self.fixed => Duration::ZERO,
             None => ttl / 3,
         }
     }
 
-    pub(crate) fn request(&self, token: Token, queue: bool) -> Request {
+    pub(crate) fn request(&self, token: Token, queue: bool, who: Arc<str>) -> Request {
         Request {
             key: self.key.clone(),
             token,
@@ -52,6 +52,7 @@ impl Terms {
             fixed: self.fixed,
             fair: self.fair,
             queue: queue && self.spin.is_none(),
+            who,
             note: self.note.clone(),
         }
     }

@@ -33,7 +33,7 @@ use self::directory::Directory;
 use self::epoch::{REMOVING, deciding};
 use self::ofd_lock::Hold;
 use self::opened::Opened;
-use self::record::{Left, LockFile, NotOurs, State};
+use self::record::{Left, LockFile, NotOurs, Record, State};
 use super::Registration;
 use crate::core::clock::Moment;
 use crate::engine::{
@@ -43,6 +43,7 @@ use crate::engine::{
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
 use crate::key::Key;
+use crate::owner::Token;
 
 /// Open files that are kept for the next claim of the same key.
 const SPARE: usize = 64;
@@ -147,6 +148,10 @@ impl Engine for Files {
         inspect::break_lock(&self.shared, key).await.map_err(|error| or_conflict(key, error))
     }
 
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.shared, key).await.map_err(|error| or_conflict(key, error))
+    }
+
     async fn doctor(&self) -> Result<Vec<Finding>> {
         self.shared.directory.make()?;
         Ok(doctor::examine(&self.shared.directory))
@@ -183,12 +188,18 @@ impl Shared {
 
     /// Whether a grant still stands.
     fn vouch(&self, lease: &Lease) -> Result<Renewal> {
-        let path = self.directory.file_of(&lease.key);
-        let Some((_, file)) = self.read_path(&path)? else { return Ok(Renewal::Gone) };
-        let token = lease.token.to_string();
+        let ours = self.granted(&lease.key, lease.token)?;
+        Ok(if ours.is_some() { Renewal::Renewed } else { Renewal::Gone })
+    }
+
+    /// The record of a claim that holds.
+    fn granted(&self, key: &Key, token: Token) -> Result<Option<Record>> {
+        let Some((_, file)) = self.read_path(&self.directory.file_of(key))? else {
+            return Ok(None);
+        };
+        let token = token.to_string();
         let mut records = file.records.iter().flatten().filter_map(Left::read);
-        let ours = records.any(|record| record.token == token && record.state == State::Granted);
-        Ok(if ours { Renewal::Renewed } else { Renewal::Gone })
+        Ok(records.find(|record| record.token == token && record.state == State::Granted))
     }
 
     /// Removes a lock file that nobody uses. Whoever opened it meanwhile notices and opens the next one.

@@ -1,14 +1,14 @@
-//! What sentinels say of their master, and what follows from it.
+//! What sentinels report about their master, and what follows from it.
 
 use redis::RedisError;
 
-/// Where a server is.
+/// The address of a server.
 pub(super) type Address = (String, u16);
 
-/// What is known of what one sentinel thinks.
+/// What is known of the view of one sentinel.
 #[derive(Debug, Clone)]
 pub(super) enum Opinion {
-    /// It was not heard of yet.
+    /// It has not answered yet.
     Unknown,
     Silent(RedisError),
     /// It does not know a master of that name.
@@ -23,7 +23,7 @@ pub(super) struct View {
     pub(super) promoting: bool,
 }
 
-/// What those say who say anything.
+/// The views of the sentinels that have one.
 pub(super) fn said(opinions: &[Opinion]) -> impl Iterator<Item = &View> {
     opinions.iter().filter_map(|opinion| match opinion {
         Opinion::Said(view) => Some(view),
@@ -31,11 +31,11 @@ pub(super) fn said(opinions: &[Opinion]) -> impl Iterator<Item = &View> {
     })
 }
 
-/// The master, if any sentinel has a word to say; `Some(None)` while another one is promoted.
+/// The master, if any sentinel knows it; `Some(None)` while another one is being promoted.
 pub(super) fn decide(opinions: &[Opinion], newest: Option<&View>) -> Option<Option<View>> {
     let said_best = said(opinions).max_by_key(|view| view.epoch)?;
     let best = newest.filter(|newest| newest.epoch > said_best.epoch).unwrap_or(said_best);
-    // One that leads a failover has the epoch of the old configuration until it is through.
+    // A sentinel that leads a failover reports the epoch of the old configuration until it is done.
     let promoting = said(opinions).any(|view| view.promoting && view.epoch >= best.epoch);
     Some((!promoting).then(|| View { promoting: false, ..best.clone() }))
 }
@@ -68,7 +68,7 @@ pub(super) mod tests {
     fn there_is_no_master_while_one_is_promoted() {
         let opinions = [says(3, 1, false), says(3, 1, true), silence()];
         assert_eq!(decided(&opinions), Some(None));
-        // One that was left behind in a failover that another one finished.
+        // A sentinel that stayed behind in a failover that another one completed.
         let opinions = [says(4, 2, false), says(3, 1, true), silence()];
         assert_eq!(decided(&opinions), Some(Some(2)));
     }
