@@ -13,8 +13,7 @@ use crate::exit::{self, Failure};
 use crate::inspect;
 use crate::output::Say;
 use crate::run::signals::Signals;
-use crate::run::supervise;
-use crate::run::terminal::someone_would_continue_us;
+use crate::run::terminal::{someone_would_continue_us, stop};
 
 /// How long to wait for an engine to confirm what ends a run. The lock ends by itself if it does not.
 pub(crate) const CONFIRMATION: Duration = Duration::from_secs(3);
@@ -192,7 +191,7 @@ pub(crate) async fn interruptible<T>(
         };
         match signal {
             Signal::SIGCONT => {}
-            Signal::SIGTSTP if someone_would_continue_us() => supervise::stop(),
+            Signal::SIGTSTP if someone_would_continue_us() => stop(),
             Signal::SIGTSTP => {}
             signal => return Err(Failure::silent(exit::signalled(signal as i32))),
         }

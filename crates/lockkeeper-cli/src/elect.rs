@@ -13,9 +13,10 @@ use crate::exit::{self, Failure};
 use crate::output::{Say, print};
 use crate::run;
 use crate::run::child::Job;
+use crate::run::end::{End, verdict};
 use crate::run::signals::Signals;
 use crate::run::status::{self, Status, seconds};
-use crate::run::supervise::{End, Supervisor};
+use crate::run::supervise::Supervisor;
 use crate::run::timeline::{Limit, Timeline};
 use crate::table::plain;
 use crate::waiting::{Line, Waiting};
@@ -133,7 +134,7 @@ async fn lead(
         let released = acquire::release(guard, say).await;
         let mut end = ended?;
         end.lost = end.lost.or(released.err().flatten());
-        let code = run::verdict(&end, say, &mut status);
+        let code = verdict(&end, say, &mut status);
         status.exit_code = code;
         status.tell(&args.supervision, say);
         if !again(args, &end) {

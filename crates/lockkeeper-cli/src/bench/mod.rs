@@ -5,6 +5,7 @@
 //! that far.
 
 mod redis;
+mod redis_floor;
 pub(crate) mod worker;
 
 use std::path::PathBuf;

@@ -16,8 +16,8 @@ use tokio::net::UnixStream;
 
 use crate::exit::Failure;
 use crate::run::backstop::Backstop;
+use crate::run::brief::Brief;
 use crate::run::descendants;
-use crate::run::guardian::Brief;
 use crate::run::protocol::{Deadline, FRAME, Order, Report};
 
 /// What to run, and how.

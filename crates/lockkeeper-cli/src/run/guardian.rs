@@ -13,19 +13,17 @@
 //! Descriptors are known by number only, except the leash, which is standard input: everything else
 //! that must not reach the command is closed on the way there.
 
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, RawFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::AsFd;
 use std::process::exit;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawnp};
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, Signal, kill, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::signalfd::SignalFd;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -35,8 +33,9 @@ use nix::unistd::{Pid, getsid, read, write};
 
 use crate::exit;
 use crate::output::tell;
+use crate::run::brief::Brief;
 use crate::run::descendants::{self, NoChildren, Process};
-use crate::run::nested::{self, Host};
+use crate::run::nested::Host;
 use crate::run::protocol::{Deadline, FRAME, Order, Report};
 use crate::run::signals;
 use crate::run::terminal::Terminal;
@@ -49,46 +48,6 @@ const NAME: &std::ffi::CStr = c"lk-guardian";
 
 /// How often to look for descendants that are not our children, and therefore do not tell us.
 const LOOK_AGAIN: u16 = 20;
-
-/// What the wrapper tells a guardian on its command line.
-#[derive(Debug)]
-pub(crate) struct Brief {
-    /// Where the command's standard input waits.
-    pub(crate) stdin: RawFd,
-    /// The lock's open file, kept but never touched.
-    pub(crate) lock: Option<RawFd>,
-    /// Whether the command belongs into the terminal's foreground.
-    pub(crate) foreground: bool,
-    /// The command's signal mask.
-    pub(crate) mask: SigSet,
-    /// The command.
-    pub(crate) command: Vec<OsString>,
-}
-
-impl Brief {
-    /// The command line, from the hidden verb on.
-    pub(crate) fn to_args(&self) -> Vec<OsString> {
-        let lock = self.lock.map_or_else(|| "-".to_owned(), |fd| fd.to_string());
-        let place = if self.foreground { "foreground" } else { "background" };
-        let mask = signals::mask_to_text(&self.mask);
-        [VERB.to_owned(), self.stdin.to_string(), lock, place.to_owned(), mask]
-            .into_iter()
-            .map(OsString::from)
-            .chain(self.command.iter().cloned())
-            .collect()
-    }
-
-    fn from_args(mut args: impl Iterator<Item = OsString>) -> Option<Self> {
-        let mut text = || args.next()?.into_string().ok();
-        Some(Self {
-            stdin: text()?.parse().ok()?,
-            lock: text()?.parse().ok(),
-            foreground: text()? == "foreground",
-            mask: signals::mask_from_text(&text()?),
-            command: args.collect(),
-        })
-    }
-}
 
 /// The whole life of a guardian; `args` follow the hidden verb.
 pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ! {
@@ -139,7 +98,7 @@ impl Guardian {
         let terminal = brief.foreground.then(Terminal::open).flatten();
         // Without it, runs inside this one ask the engine.
         let host = Host::listen().ok();
-        let spawned = spawn(&brief, host.as_ref().map(Host::name));
+        let spawned = brief.spawn(host.as_ref().map(Host::name));
         let group = match spawned {
             Ok(pid) => pid,
             Err(errno) => {
@@ -383,34 +342,6 @@ fn next_order() -> nix::Result<Option<Order>> {
 fn send(report: Report) {
     // It fails when the wrapper is dead, which the leash says as well.
     let _ = write(io::stdin(), &report.encode());
-}
-
-fn spawn(brief: &Brief, host: Option<&str>) -> nix::Result<Pid> {
-    let mut files = PosixSpawnFileActions::init()?;
-    files.add_dup2(brief.stdin, 0)?;
-    files.add_close(brief.stdin)?;
-    if let Some(lock) = brief.lock {
-        files.add_close(lock)?;
-    }
-    let mut attributes = PosixSpawnAttr::init()?;
-    attributes.set_flags(
-        PosixSpawnFlags::POSIX_SPAWN_SETPGROUP
-            | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK
-            | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF,
-    )?;
-    attributes.set_pgroup(Pid::from_raw(0))?;
-    attributes.set_sigmask(&brief.mask)?;
-    // Ignored in every Rust program; other programs count on dying of it.
-    attributes.set_sigdefault(&SigSet::from_iter([Signal::SIGPIPE]))?;
-    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Errno::EINVAL);
-    let args: Vec<CString> =
-        brief.command.iter().map(|arg| text(arg.clone().into_vec())).collect::<Result<_, _>>()?;
-    let environment: Vec<CString> = std::env::vars_os()
-        .filter(|(name, _)| name != nested::VARIABLE)
-        .chain(host.map(|host| (nested::VARIABLE.into(), host.into())))
-        .map(|(name, value)| text([name.as_bytes(), b"=", value.as_bytes()].concat()))
-        .collect::<Result<_, _>>()?;
-    posix_spawnp(&args[0], &files, &attributes, &args, &environment)
 }
 
 /// Nanoseconds since the machine was switched on, sleep included.

@@ -5,8 +5,10 @@
 //! The [`backstop`] is what the wrapper does by itself if the guardian does not.
 
 pub(crate) mod backstop;
+pub(crate) mod brief;
 pub(crate) mod child;
 pub(crate) mod descendants;
+pub(crate) mod end;
 pub(crate) mod guardian;
 pub(crate) mod nested;
 pub(crate) mod once_per;
@@ -32,9 +34,11 @@ use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::output::Say;
 use crate::run::child::Job;
+use crate::run::end::{End, has_failed, verdict};
 use crate::run::signals::Signals;
 use crate::run::status::{Status, seconds};
-use crate::run::supervise::{End, How, Supervisor};
+use crate::run::supervise::Supervisor;
+use crate::run::terminal::die_of_interrupt;
 use crate::run::timeline::{Limit, Timeline};
 use crate::waiting::{Line, WORTH_A_WORD, Waiting};
 
@@ -68,34 +72,9 @@ pub(crate) async fn run(args: Run) -> exit::Outcome {
     status.exit_code = code;
     status.tell(&args.supervision, say);
     if interrupted {
-        supervise::die_of_interrupt(&signals);
+        die_of_interrupt(&signals);
     }
     Ok(code)
-}
-
-/// What the end of a command means: the code, and the rest of the status.
-pub(crate) fn verdict(end: &End, say: Say, status: &mut Status) -> u8 {
-    match end.how {
-        How::Exited(code) => status.child_code = Some(code),
-        How::Signalled(signal) => status.child_signal = Some(signal),
-    }
-    let times = supervise::times(
-        Duration::from_secs_f64(status.waited),
-        Duration::from_secs_f64(status.held),
-    );
-    say.note(times);
-    if let Some(reason) = &end.lost {
-        status.outcome = "lost";
-        status.reason = Some(reason.clone());
-        exit::LOST
-    } else if end.max_hold {
-        status.outcome = "max-hold";
-        exit::MAX_HOLD
-    } else {
-        status.outcome = "done";
-        status.reason = end.yielded.then(|| "asked to give way".to_owned());
-        end.how.code()
-    }
 }
 
 async fn hold_and_run(
@@ -237,11 +216,6 @@ async fn hold_and_run(
     }
     close(client, confirmed).await;
     ended
-}
-
-/// Whether a run did not do its work.
-fn has_failed(ended: &Result<End, Failure>) -> bool {
-    ended.as_ref().map_or(true, |end| end.lost.is_some() || end.max_hold || end.how.code() != 0)
 }
 
 /// Warns of a key that looks like the name of a file, as flock would have it.

@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use lockkeeper::{Guard, Loss};
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, killpg, raise};
-use nix::unistd::{Pid, getpgrp};
+use nix::sys::signal::Signal;
 use tokio::signal::unix::{Signal as Changes, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::args::OnYield;
 use crate::exit::{self, Failure};
-use crate::output::{Say, human};
+use crate::output::Say;
 use crate::run::child::{Child, Job};
+use crate::run::end::{End, How};
 use crate::run::guardian::boot_time;
 use crate::run::protocol::{Deadline, Order, Report};
 use crate::run::signals::Signals;
-use crate::run::terminal::{Terminal, someone_would_continue_us};
+use crate::run::terminal::{Terminal, someone_would_continue_us, stop};
 use crate::run::timeline::Timeline;
 
 /// What a command is given to live with.
@@ -35,37 +35,6 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) on_yield: OnYield,
     pub(crate) signals: &'a Signals,
     pub(crate) say: Say,
-}
-
-/// How it went.
-#[derive(Debug)]
-pub(crate) struct End {
-    pub(crate) how: How,
-    /// Why the lock was lost, if it was.
-    pub(crate) lost: Option<String>,
-    pub(crate) max_hold: bool,
-    /// Whether it had the terminal, and Ctrl-C ended it: then we end the same way.
-    pub(crate) interrupted: bool,
-    /// Whether a signal that usually ends a program came through us, or by Ctrl-C.
-    pub(crate) asked_to_end: bool,
-    /// Whether the command was told that somebody asked for the lock.
-    pub(crate) yielded: bool,
-}
-
-/// How the command ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum How {
-    Exited(i32),
-    Signalled(i32),
-}
-
-impl How {
-    pub(crate) fn code(self) -> u8 {
-        match self {
-            How::Exited(code) => u8::try_from(code).unwrap_or(exit::OWN),
-            How::Signalled(signal) => exit::signalled(signal),
-        }
-    }
 }
 
 impl Supervisor<'_> {
@@ -381,20 +350,6 @@ impl Watch<'_> {
     }
 }
 
-/// Stops this job: whoever is in our group, and then us.
-pub(crate) fn stop() {
-    // Our own SIGTSTP is blocked; the SIGCONT that ends the stop also discards it.
-    let _ = killpg(getpgrp(), Signal::SIGTSTP);
-    let _ = raise(Signal::SIGSTOP);
-}
-
-/// Ends as Ctrl-C ends a program, so that the script around us ends too.
-pub(crate) fn die_of_interrupt(signals: &Signals) {
-    let group: Pid = getpgrp();
-    let _ = killpg(group, Signal::SIGINT);
-    let _ = signals.original().thread_set_mask();
-}
-
 fn not_started(name: &str, errno: i32) -> Failure {
     let errno = Errno::from_raw(errno);
     let why = match errno {
@@ -412,11 +367,6 @@ fn not_started(name: &str, errno: i32) -> Failure {
         other => other.desc(),
     };
     Failure::new(exit::NOT_EXECUTABLE, format!("{name}: cannot be executed: {why}"))
-}
-
-/// How long, for `-v`.
-pub(crate) fn times(waited: Duration, held: Duration) -> String {
-    format!("waited {}, held {}", human(waited), human(held))
 }
 
 #[cfg(test)]

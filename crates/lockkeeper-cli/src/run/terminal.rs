@@ -4,9 +4,11 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use nix::fcntl::OFlag;
+use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::{Pid, getpgid, getpgrp, getppid, getsid, tcgetpgrp, tcsetpgrp};
 
 use crate::run::descendants::Process;
+use crate::run::signals::Signals;
 
 /// The terminal of this session. Callers have SIGTTOU blocked.
 #[derive(Debug)]
@@ -63,4 +65,17 @@ pub(crate) fn someone_would_continue_us() -> bool {
         ancestor = process.parent;
     }
     false
+}
+
+/// Stops this job: whoever is in our group, and then us.
+pub(crate) fn stop() {
+    // Our own SIGTSTP is blocked; the SIGCONT that ends the stop also discards it.
+    let _ = killpg(getpgrp(), Signal::SIGTSTP);
+    let _ = raise(Signal::SIGSTOP);
+}
+
+/// Ends as Ctrl-C ends a program, so that the script around us ends too.
+pub(crate) fn die_of_interrupt(signals: &Signals) {
+    let _ = killpg(getpgrp(), Signal::SIGINT);
+    let _ = signals.original().thread_set_mask();
 }

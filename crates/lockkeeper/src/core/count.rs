@@ -1,4 +1,4 @@
-//! A count of what is not done yet, that tasks and threads can wait for.
+//! A count of unfinished things that tasks and threads can wait on.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// How many things are not done yet.
+/// How many things are unfinished.
 #[derive(Debug, Default)]
 pub(crate) struct Count {
     open: AtomicUsize,
     changed: Notify,
-    /// How many threads wait. Waking nobody would still be a system call.
+    /// How many threads wait. Without one, notifying would be a useless system call.
     threads: Mutex<usize>,
     none: Condvar,
 }
@@ -25,7 +25,7 @@ impl Count {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Listen before looking, or a change in between is missed.
+            // Register before checking, or a change in between is missed.
             changed.as_mut().enable();
             if self.is_zero() {
                 return;
@@ -34,7 +34,7 @@ impl Count {
         }
     }
 
-    /// Blocks this thread until none is left, at most so long. Whether none is left.
+    /// Blocks this thread until the count is zero, for at most `limit`. Returns whether it is zero.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let mut threads = self.threads();
         *threads += 1;
@@ -49,7 +49,7 @@ impl Count {
     }
 }
 
-/// One of what is counted, until it is dropped.
+/// Counts as one until it is dropped.
 pub(crate) struct Counted(Arc<Count>);
 
 impl Counted {
@@ -63,7 +63,7 @@ impl Drop for Counted {
     fn drop(&mut self) {
         if self.0.open.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.changed.notify_waiters();
-            // Whoever looked at the count before is waiting by now.
+            // A thread that saw the old count is waiting by now.
             if *self.0.threads() > 0 {
                 self.0.none.notify_all();
             }

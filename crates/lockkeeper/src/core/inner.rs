@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::owner::{TokenSource, random};
 use crate::who::{command_line, signature};
 
-/// How long the last handle waits for the releases that were begun.
+/// How long the last handle waits for pending releases.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
 
 /// What all locks, guards and background tasks of a client share.
@@ -35,16 +35,16 @@ pub(crate) struct Inner {
     pub(crate) tokens: TokenSource,
     /// Who takes its locks, as it is recorded.
     who: RwLock<Arc<str>>,
-    /// Who made it.
+    /// The process that created the client.
     process: u32,
-    /// How many clients, locks and guards its users have.
+    /// How many clients, locks and guards the user has.
     handles: AtomicUsize,
     background: mpsc::UnboundedSender<(BackgroundWork, Counted)>,
     pub(crate) pending: Arc<Count>,
-    /// How many guards there are, of locks that are held or lost, and acquires under way.
+    /// The number of guards, of locks that are held or lost, plus the acquires in progress.
     pub(crate) guards: Arc<Count>,
     stopping: AtomicBool,
-    /// Told once `stopping` is set.
+    /// Notified once `stopping` is set.
     stopped: Notify,
 }
 
@@ -80,21 +80,22 @@ impl Inner {
         })
     }
 
-    /// One more client, lock or guard of the user's.
+    /// One more client, lock or guard in the user's hands.
     pub(crate) fn add_handle(&self) {
         self.handles.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One less. The last one waits for the releases that were begun.
+    /// One less. The last one waits for pending releases.
     pub(crate) fn remove_handle(&self) {
         if self.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.linger();
         }
     }
 
-    /// Refuses new acquires from now on, and tells those who wait and those who hold.
+    /// Refuses new acquires from now on, and notifies waiters and holders.
     pub(crate) fn stop(&self) {
-        // In one order with the count of guards: an acquire counts itself and looks, we tell and count.
+        // Sequentially consistent with the guard count: an acquire counts itself, then looks at the
+        // flag; we set the flag, then count.
         self.stopping.store(true, Ordering::SeqCst);
         self.stopped.notify_waiters();
         for hold in self.local.holds() {
@@ -116,8 +117,8 @@ impl Inner {
         *self.who.write().unwrap_or_else(PoisonError::into_inner) = signature(command);
     }
 
-    /// Whether this process was forked from the one that made the client, whose threads stayed there,
-    /// and whose connections two processes cannot share.
+    /// Whether this process was forked from the one that created the client. The threads stayed in
+    /// the parent, and two processes cannot share its connections.
     pub(crate) fn is_inherited(&self) -> bool {
         self.process != std::process::id()
     }
@@ -136,7 +137,7 @@ impl Inner {
         )))
     }
 
-    /// Waits for what is under way, if others can carry it out meanwhile.
+    /// Waits for work in progress, if other threads can complete it meanwhile.
     fn linger(&self) {
         if self.is_inherited()
             || self.pending.is_zero()
@@ -146,26 +147,28 @@ impl Inner {
         }
         let here = Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id());
         if here && self.runtime.metrics().num_workers() == 1 && tokio::task::try_id().is_some() {
-            // As far as can be known, this thread is the one that would have to do it.
+            // As far as we can tell, this thread is the one that would have to do the work.
             return;
         }
-        // What a worker is to run next, nobody else can: another task in that place frees the one
-        // that we wait for. And a runtime that is shutting down ends every new task at once.
+        // A task in a worker's LIFO slot cannot be stolen by other workers: spawning another task
+        // pushes the one we wait for out of that slot. A runtime that is shutting down ends every
+        // new task at once.
         let bystander = self.runtime.spawn(std::future::pending::<()>());
         let is_over = bystander.is_finished();
         bystander.abort();
         if !is_over && !self.pending.wait(LINGER) {
-            tracing::warn!("some releases were not confirmed in time; leases end by themselves");
+            tracing::warn!("some releases were not confirmed in time; their leases will expire");
         }
     }
 
-    /// Leaves work to the background task.
+    /// Hands work to the background task.
     pub(crate) fn in_background(&self, work: BackgroundWork) {
-        // It fails when the runtime is gone. Then the claim is dropped, and its lease ends by itself.
+        // Fails if the runtime is gone. Then the claim is dropped, and its lease expires.
         let _ = self.background.send((work, self.pending()));
     }
 
-    /// Runs work to its end in a task of its own, for those who may spawn one: it is the shorter way.
+    /// Runs work to completion in its own task, for callers that may spawn one: fewer hops than the
+    /// background task.
     pub(crate) fn finish(&self, work: impl Future<Output = ()> + Send + 'static) {
         let pending = self.pending();
         self.runtime.spawn(async move {
@@ -174,24 +177,24 @@ impl Inner {
         });
     }
 
-    /// A mark of work that `close` waits for.
+    /// Counts work that `close` waits for.
     pub(crate) fn pending(&self) -> Counted {
         Counted::new(&self.pending)
     }
 
-    /// A mark of a guard or of an acquire under way, which `shutdown` waits for.
+    /// Counts a guard or an acquire in progress, which `shutdown` waits for.
     pub(crate) fn guard(&self) -> Counted {
         Counted::new(&self.guards)
     }
 
-    /// Whether it is shutting down.
+    /// Whether the client is shutting down.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Resolves when it is shutting down.
+    /// Resolves when the client is shutting down.
     pub(crate) async fn stopped(&self) {
-        // Made before looking, or the notice could come in between.
+        // Created before the check, or a notification in between would be missed.
         let stopped = self.stopped.notified();
         if !self.is_stopping() {
             stopped.await;
@@ -211,8 +214,8 @@ impl Drop for Inner {
     }
 }
 
-/// Gives this thread's generator of random delays a new start in a forked process, where it would
-/// go in step with those of its siblings.
+/// Reseeds this thread's generator of random delays in a forked process, where it would otherwise
+/// produce the same delays as its siblings.
 fn reseed(process: u32) {
     static SEEDED: AtomicU32 = AtomicU32::new(0);
     let before = SEEDED.swap(process, Ordering::Relaxed);

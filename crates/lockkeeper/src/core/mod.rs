@@ -1,7 +1,8 @@
-//! What is hard about locks, written once for all engines.
+//! The hard parts of locks, written once for all engines.
 
 pub(crate) mod acquire;
 pub mod admission;
+pub(crate) mod answers;
 pub(crate) mod backoff;
 pub mod clock;
 pub(crate) mod count;
@@ -12,5 +13,6 @@ pub(crate) mod platform;
 pub(crate) mod release;
 pub(crate) mod renewal;
 pub(crate) mod telemetry;
+pub(crate) mod terms;
 
 pub use backoff::Backoff;

@@ -1,10 +1,11 @@
-//! One try at one lock, from the first attempt to the confirmed release.
+//! One attempt at one lock, from the first request to the confirmed release.
 //!
-//! A plain mutex is a hash and a channel, nothing more. A fair mutex, read-write locks and semaphores
-//! keep a queue in the store, in which a waiter sends a heartbeat every few seconds.
+//! A plain mutex is a hash and a channel, nothing more. A fair mutex, read-write locks and
+//! semaphores keep a queue in the store, in which a waiter sends a heartbeat every few seconds.
 //!
-//! Easy to get wrong: the answer to a release that was sent twice. Our field belongs to one claim, so
-//! a second release can never give away somebody else's lock; but it finds nothing, and that is no loss.
+//! Easy to get wrong: the answer to a release that was sent twice. Our field belongs to one claim,
+//! so a second release can never release the lock of another client; but it finds nothing, and that
+//! is not a loss.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,7 @@ const SHOWN_AFTER: Duration = Duration::from_millis(100);
 /// For how long, unless it asks again: it does so after [`WAITER_LEASE`] at the latest.
 const SHOWN_FOR: Duration = Duration::from_secs(8);
 
-/// How long Redisson's clients wait for a waiter before they drop it, by their default.
+/// How long Redisson's clients wait for a silent waiter before they drop it, by default.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A claim on a lock in Redis.
@@ -54,7 +55,7 @@ pub(in crate::engines) struct RedisClaim {
     base: Option<Subscription>,
     /// Since when it waits for a mutex without a queue.
     waits: Option<Waits>,
-    /// Whether a release was sent whose answer did not come.
+    /// Whether a release was sent whose answer did not arrive.
     released_once: bool,
 }
 
@@ -72,7 +73,7 @@ struct Waits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StoreState {
     Nothing,
-    /// A call went out, and its answer did not come in.
+    /// A call was sent, and its answer did not arrive.
     Unknown,
     Queued,
     Held,
@@ -94,7 +95,7 @@ impl RedisClaim {
         }
     }
 
-    /// A claim of which it is not known what it left: its release asks the server.
+    /// A claim of unknown state: its release asks the server.
     pub(in crate::engines) fn unsure(store: Arc<Store>, request: Request) -> Self {
         Self { stored: StoreState::Unknown, ..Self::new(store, request) }
     }
@@ -104,7 +105,7 @@ impl RedisClaim {
         self.request.fair || self.request.mode != Mode::Mutex
     }
 
-    /// Whether two or three server calls do.
+    /// Whether the short script with a few server calls is enough.
     fn is_simple(&self) -> bool {
         self.store.settings.layout == Layout::String
             || (!self.is_queued() && self.request.owner.is_none())
@@ -198,7 +199,7 @@ impl RedisClaim {
         self.store.servers.call(self.names.slot(), &call).await
     }
 
-    /// The channel on which a lock without a queue announces its release.
+    /// The channel on which the release of a lock without a queue is published.
     fn simple_channel(&self) -> String {
         match self.store.settings.layout {
             Layout::String => self.names.string_channel(),
@@ -206,7 +207,7 @@ impl RedisClaim {
         }
     }
 
-    /// Whether this client is one of those who heard of a release.
+    /// Whether this client is one of the subscribers that received the release.
     async fn hears_itself(&self, found: i64) -> bool {
         found > 1 && self.store.servers.hears(self.names.slot(), &self.simple_channel()).await
     }
@@ -237,7 +238,7 @@ impl RedisClaim {
         format!("{what} {:?}", self.request.key)
     }
 
-    /// Refuses what cannot be stored, before any I/O.
+    /// Refuses before any I/O what cannot be stored.
     fn check(&self) -> Result<()> {
         let id = self.request.owner.as_ref().map_or("", |owner| owner.id());
         if matches!(id, "mode" | "limit" | "taken") || id.ends_with(":write") {
@@ -257,7 +258,7 @@ impl RedisClaim {
         let base = match (string, mode) {
             (true, _) => Some(self.names.string_channel()),
             (_, Mode::Permits { .. }) => None,
-            // Those further behind are told by whoever goes before them.
+            // Waiters further behind are woken by the one ahead of them.
             _ if queued && !self.remaining.first => None,
             _ => Some(self.names.base_channel(mode)),
         };
@@ -283,9 +284,9 @@ impl RedisClaim {
     /// How long to wait without a message.
     fn patience(&self) -> Duration {
         let longest = match (self.store.settings.layout, self.is_queued()) {
-            // Foreign clients do not tell of their releases.
+            // Foreign clients do not publish their releases.
             (Layout::String, _) => Duration::from_millis(fastrand::u64(50..200)),
-            // To be heard of while the lease of our place lasts.
+            // Heartbeat while the lease of our place lasts.
             (_, true) => WAITER_LEASE / 3,
             _ => match &self.waits {
                 Some(Waits { since, shown: None, .. }) => {
@@ -301,8 +302,8 @@ impl RedisClaim {
             _ => longest,
         }
     }
-    /// What the answer to an attempt means. Apart from the attempt, because what a future keeps from one
-    /// call to the next makes it larger, and one of more than 1 KiB costs the allocator a search.
+    /// Interprets the answer to an attempt. Separate from the attempt, because whatever a future
+    /// keeps across an await makes it larger, and the allocator is slower above 1 KiB.
     fn answered(
         &mut self,
         reply: Reply,
@@ -408,11 +409,12 @@ impl Claim for RedisClaim {
         };
         let held = std::mem::replace(&mut self.stored, StoreState::Nothing) == StoreState::Held;
         (self.released_once, self.waits) = (false, None);
-        // Only a hold that was there for certain can be gone.
+        // Only a hold that certainly existed can be gone.
         if found == 0 && held && !again {
             return Ok(Released::AlreadyGone);
         }
-        // A plain mutex counts those who heard of its release, among them perhaps this client.
+        // The release of a plain mutex returns the number of subscribers that received it, which
+        // may include this client.
         let wanted = found > 1 + i64::from(self.hears_itself(found).await);
         Ok(if wanted { Released::Wanted } else { Released::Yes })
     }

@@ -1,4 +1,4 @@
--- Gives one hold of a mutex back, or a place in its line.
+-- Releases one hold of a mutex, or leaves its queue.
 
 if ARGV[14] then
   -- It was shown among those who wait without a place in the line.
