@@ -1,8 +1,8 @@
-//! Those whose turn it is but who do not take it.
+//! Claims whose turn it is but that do not take it.
 //!
-//! A stopped process is not dead, so the kernel keeps its place in the queue; but nobody has to wait for
-//! it for ever. Whoever sees the one ahead sleep through its turn for two seconds passes by.
-//! The sleeper keeps its place, and is in front again when it wakes.
+//! A stopped process is not dead, so the kernel keeps its place in the queue; but nobody has to
+//! wait for it forever. A claim that sees the one ahead miss its turn for two seconds overtakes it.
+//! The stalled claim keeps its place, and is ahead again when it resumes.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use super::record::{Record, State};
 use crate::core::admission::{self, Queued, Turn};
 use crate::engine::Request;
 
-/// How long someone may sleep through its turn.
+/// How long a claim may miss its turn.
 const DOZE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 pub(super) struct Stalled {
-    /// Numbers of those who sleep, and since when we see it.
+    /// The numbers of stalled claims, and since when we have seen that.
     seen: Vec<(u64, Instant)>,
-    /// When the one directly ahead of us is passed by, if it is asleep.
+    /// When the claim directly ahead of us is overtaken, if it is stalled.
     pub(super) pass_at: Option<Instant>,
 }
 
 impl Stalled {
-    /// The turn of a claim with this number among the others, in their order.
+    /// The turn of the claim with this number among the others, in their order.
     pub(super) fn turn(&mut self, request: &Request, number: u64, line: &[Record]) -> Turn {
         if line.is_empty() {
             return Turn::In;
