@@ -122,7 +122,7 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("ui gopher:", "the schemes are: file, memory"),
         ("break k", "--why <WHY>"),
         ("break k --why x", "say --yes"),
-        ("break k --yes --why=", "say in some words why"),
+        ("break k --yes --why=", "give a reason"),
         ("elect", "<NAME>"),
         ("elect -- true", "lockkeeper elect <NAME> -- CMD [ARG]..."),
         ("help gopher", "unrecognized subcommand 'gopher'"),
