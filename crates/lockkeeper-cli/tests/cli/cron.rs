@@ -13,7 +13,7 @@ fn once_per_runs_once_in_a_slot() {
     // A slot that nobody sees the end of.
     let run = "run --once-per 1000d k -- echo ran >> runs";
     place.run(run).exits(0);
-    place.run(run).exits(75).says("lock \"k\": this slot had its run already");
+    place.run(run).exits(75).says("lock \"k\": this slot has already had its run");
     place.run("run --once-per 1000d --skip-ok k -- echo ran >> runs").exits(0);
     let all: Vec<_> = (0..4).map(|_| place.start(run)).collect();
     for run in all {

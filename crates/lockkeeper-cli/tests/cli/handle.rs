@@ -17,7 +17,7 @@ fn a_handle_holds_from_acquire_to_release() {
     place.run(&format!("renew {handle}")).exits(0);
     place.run(&format!("release {handle}")).exits(0);
     place.run("run -n k true").exits(0);
-    place.run(&format!("release {handle}")).exits(79).says("nobody holds this handle any more");
+    place.run(&format!("release {handle}")).exits(79).says("this handle is no longer held");
     place.run(&format!("renew {handle}")).exits(79);
     assert_eq!(std::fs::read_dir(place.path("run/lockkeeper")).unwrap().count(), 0);
 }

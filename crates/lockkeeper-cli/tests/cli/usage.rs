@@ -222,7 +222,7 @@ fn words_that_nobody_can_read_change_no_exit_code() {
 #[test]
 fn a_lock_that_keeps_nobody_out_is_warned_of() {
     let place = Place::new();
-    place.run("run --url memory: k true").exits(0).says("this keeps nobody out");
+    place.run("run --url memory: k true").exits(0).says("this excludes nothing");
 }
 
 #[test]
