@@ -1,4 +1,4 @@
-//! What every engine must do, as one list of cases, each a test of its own for every engine.
+//! What every engine must do, as one list of cases, each a separate test for every engine.
 //!
 //! ```
 //! use lockkeeper::engines::memory::Memory;
@@ -8,8 +8,8 @@
 //! # fn main() {}
 //! ```
 //!
-//! Cases select themselves by [`Guarantees`](lockkeeper::Guarantees). What an engine does not do it
-//! must refuse, and the case asserts that it refuses. An engine whose clock is the runtime's runs in
+//! Cases select themselves by [`Guarantees`](lockkeeper::Guarantees). An engine must refuse what it
+//! does not support, and the case asserts that. An engine whose clock is the runtime's runs in
 //! paused time; the others run in real time, with leases as short as they allow.
 
 mod api;
@@ -38,9 +38,9 @@ pub use store::Store;
 
 use crate::holder::Program;
 
-/// Makes one test per case for an engine: `conformance!(name, store)`.
+/// Generates one test per case for an engine: `conformance!(name, store)`.
 ///
-/// `store` is an expression that makes a fresh [`Store`] for each test.
+/// `store` is an expression that creates a fresh [`Store`] for each test.
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $store:expr) => {
@@ -58,7 +58,7 @@ macro_rules! conformance {
     };
 }
 
-/// The list of cases. A new case adds its line here.
+/// The list of cases. A new case adds a row here.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __cases {
@@ -176,7 +176,7 @@ const CASES: &[(&str, Case)] = __cases! { { table } };
 /// The longest a case may take, on its own clock.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs one case against a fresh store. Called by the tests that [`conformance!`] makes.
+/// Runs one case against a fresh store. Called by the tests that [`conformance!`] generates.
 ///
 /// # Panics
 /// When the case fails, or does not end.

@@ -9,7 +9,7 @@ const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// Somebody who asked at `from - 1` and held from `from` to `to`.
+/// A holder that asked at `from - 1` and held from `from` to `to`.
 fn held(owner: &str, mode: Mode, fence: u64, from: u64, to: u64) -> Acquisition {
     Acquisition {
         key: "key".to_owned(),
@@ -46,7 +46,7 @@ macro_rules! assert_found {
     ($found:expr, $pattern:pat) => {
         let found = $found;
         assert!(matches!(&found[..], [$pattern]), "{found:#?}");
-        // Every violation can be read by people.
+        // Every violation has a readable message.
         assert!(found[0].to_string().len() > 20);
     };
 }
@@ -151,7 +151,8 @@ fn fences_must_differ_and_rise() {
         judge([held("a", Mode::Mutex, 7, 10, 20), held("b", Mode::Mutex, 6, 30, 40)]),
         Violation::FenceOrder(_)
     );
-    // Asked for before the other was given: the order is open, but not that both have one fence.
+    // Requested before the other was granted: either order is right, but not the same fence for
+    // both.
     let early = |fence| Acquisition { called: ms(1), ..held("b", Mode::Mutex, fence, 30, 40) };
     assert_eq!(judge([held("a", Mode::Mutex, 7, 10, 20), early(6)]), []);
     assert_found!(
