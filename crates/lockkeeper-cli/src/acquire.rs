@@ -77,6 +77,11 @@ impl<'a> Waits<'a> {
         }
     }
 
+    /// The engine answers. Returns a message if it was reported that it did not.
+    pub(crate) fn answered(&mut self) -> Option<String> {
+        std::mem::take(&mut self.told).then(|| format!("{} answers again", self.place))
+    }
+
     /// The last failure, after the wait has ended.
     fn gave_up(&self, failure: Failure) -> Failure {
         let message = format!("the wait is over (--wait): {}", failure.message);

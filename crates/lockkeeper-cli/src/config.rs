@@ -4,6 +4,7 @@
 //! to the engine, and the URL is only printed as an [`Endpoint`], which leaves them out.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,6 +32,7 @@ struct File {
     grace: Option<Text>,
     on_lost: Option<String>,
     password_file: Option<PathBuf>,
+    record_command: Option<bool>,
     /// The engines of `ui`, by name.
     #[serde(default)]
     engines: BTreeMap<String, String>,
@@ -204,6 +206,25 @@ impl Config {
                 ))
             })
         })
+    }
+
+    /// What to record of a command line beside a lock; nothing where that is switched off.
+    pub(crate) fn command(
+        &self,
+        words: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> Result<Option<String>, Failure> {
+        let wanted = match variable("LOCKKEEPER_RECORD_COMMAND")?.as_deref() {
+            Some("yes") => true,
+            Some("no") => false,
+            Some(other) => {
+                return Err(Failure::usage(format!(
+                    "LOCKKEEPER_RECORD_COMMAND cannot be {other:?}; it is yes or no"
+                )));
+            }
+            None => self.file.record_command.unwrap_or(true),
+        };
+        let words = words.into_iter().map(|word| word.as_ref().to_string_lossy().into_owned());
+        Ok(wanted.then(|| words.collect::<Vec<_>>().join(" ")))
     }
 
     /// Opens the engine.

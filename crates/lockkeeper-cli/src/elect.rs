@@ -19,6 +19,7 @@ use crate::run::status::{self, Status, seconds};
 use crate::run::supervise::Supervisor;
 use crate::run::timeline::{Limit, Timeline};
 use crate::table::plain;
+use crate::waiting::{Line, Waiting};
 
 /// Between terms of a command that ends at once, so that --forever does not become a busy loop.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -28,6 +29,7 @@ pub(crate) async fn elect(args: Elect) -> exit::Outcome {
     let config = Config::load()?.quietly(args.supervision.quiet);
     let endpoint = config.endpoint(&args.place)?;
     let client = Client::connect(endpoint.spell_out()).await?;
+    client.set_command(config.command(&args.argv)?.as_deref());
     let outcome = match args.observe {
         true => interruptible(observe(&client, &args), &signals).await,
         false => lead(&client, &endpoint, &config, &args, &signals).await,
@@ -90,8 +92,16 @@ async fn lead(
         let timeline = Timeline::new(limit, grace, on_lost)?;
         let lock = acquire::lock(client, &args.name, &terms).owner(&owner);
         let lock = limit.terms(lock, &timeline, ttl);
-        let guard =
-            interruptible(acquire::acquire(client, lock, &args.name, &terms), signals).await?;
+        let standing = async {
+            let mut line = Line::new(say);
+            let (key, drawn) = (&args.name, line.drawn);
+            let waiting = Waiting { key, terms: &terms, since: started, until: None, drawn };
+            tokio::select! {
+                elected = acquire::acquire(client, lock, key, &terms) => elected,
+                never = waiting.tell(client, |text| line.show(&text)) => match never {},
+            }
+        };
+        let guard = interruptible(standing, signals).await?;
         let mut status = Status {
             key: args.name.clone(),
             url: Some(client.place().to_owned()),

@@ -20,6 +20,7 @@ mod prompt;
 mod run;
 mod table;
 mod ui;
+mod waiting;
 
 use std::ffi::OsStr;
 use std::process::ExitCode;

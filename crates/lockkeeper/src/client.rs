@@ -201,6 +201,16 @@ impl Client {
         self.inner.engine.doctor().await
     }
 
+    /// Sets what the locks of this client and of its clones are recorded with as the command that takes
+    /// them, for people who look: [`Entry::command`]. `None` records nothing.
+    ///
+    /// By default it is the command line of this process. Its first 80 characters are recorded, without
+    /// the passwords of URLs; set it if it may have other secrets in it. Everybody who can read the store
+    /// can read it.
+    pub fn set_command(&self, command: Option<&str>) {
+        self.inner.set_command(command);
+    }
+
     /// Returns how long a lock requested with this `ttl` will last without renewal, as far as that
     /// is known before the grant. For a lock that is held, use
     /// [`Guard::lease`](crate::Guard::lease).

@@ -12,7 +12,7 @@ use crate::engine::Fence;
 use crate::error::{Error, Loss, Result};
 use crate::guard::{Guard, Release};
 use crate::lock::Lock;
-use crate::owner::whoami;
+use crate::who::whoami;
 
 /// An election in which you can stand as a candidate, or which you can observe.
 #[derive(Debug, Clone)]

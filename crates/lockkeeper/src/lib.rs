@@ -116,6 +116,7 @@ mod multi;
 mod owner;
 #[cfg(feature = "memory")]
 pub mod testing;
+mod who;
 
 pub use crate::core::{Backoff, admission, clock};
 pub use client::Client;
@@ -128,4 +129,5 @@ pub use guard::{Guard, Release, Trouble};
 pub use key::Key;
 pub use lock::{DEFAULT_TTL, Lock};
 pub use multi::{Multi, MultiGuard};
-pub use owner::{Owner, Token, whoami};
+pub use owner::{Owner, Token};
+pub use who::whoami;

@@ -2,10 +2,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::core::platform;
 use crate::error::{Error, Result};
 
 /// An identity for which a lock is re-entrant.
@@ -126,14 +124,6 @@ pub(crate) fn random() -> u128 {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits).expect("the operating system gives random bits");
     u128::from_le_bytes(bits)
-}
-
-/// Returns `user@host pid`, recorded with every hold where the store's layout has room for it.
-pub fn whoami() -> String {
-    static WHO: OnceLock<String> = OnceLock::new();
-    let who = WHO.get_or_init(platform::user_and_host);
-    // Not cached: a forked process has another pid.
-    format!("{who} {}", std::process::id())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 /// The engine that keeps the locks.
@@ -125,6 +126,17 @@ pub(crate) enum OnYield {
     Usr1,
     /// Let it run
     Ignore,
+}
+
+impl OnYield {
+    /// The signal to send.
+    pub(crate) fn signal(self) -> Option<Signal> {
+        match self {
+            OnYield::Term => Some(Signal::SIGTERM),
+            OnYield::Usr1 => Some(Signal::SIGUSR1),
+            OnYield::Ignore => None,
+        }
+    }
 }
 
 /// Free text for people.

@@ -9,7 +9,8 @@ use clap::{Args, ValueHint};
 use clap_complete::Shell;
 
 use super::common::{
-    Secret, Supervision, Terms, Where, duration, host_name, pid, processes, some_time, words,
+    OnYield, Secret, Supervision, Terms, Where, duration, host_name, pid, processes, some_time,
+    words,
 };
 
 #[derive(Debug, Args)]
@@ -69,9 +70,15 @@ pub(crate) struct Acquire {
     /// processes: bash calls those $BASHPID.
     #[arg(long, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
     pub(crate) pid: Option<i32>,
+    /// What to send the process of --pid when somebody asks for the lock with `yield`
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "ignore", requires = "pid")]
+    pub(crate) on_yield: OnYield,
     /// The owner that holds it [default: a random one]
     #[arg(long, value_name = "ID")]
     pub(crate) owner: Option<String>,
+    /// Do not show on stderr what is waited for
+    #[arg(short = 'q', long)]
+    pub(crate) quiet: bool,
     /// Print the handle with its fence, owner, lease and process as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -20,9 +20,10 @@ use crate::args::{Acquire, Release, Renew};
 use crate::config::Config;
 use crate::detached::holder::{self, Answer, Ask, Request};
 use crate::exit::{self, Failure};
-use crate::output::{Say, stdout};
+use crate::output::{Say, stdout, tell};
 use crate::run;
 use crate::run::signals::Signals;
+use crate::waiting::Line;
 
 /// How long a handle lasts if no lease is set and it is not bound to a process.
 const LEASE: Duration = Duration::from_secs(300);
@@ -51,14 +52,21 @@ pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
         )));
     }
     let busy = args.terms.conflict_exit_code;
+    let command = match args.pid {
+        Some(pid) => holder::command_of(pid),
+        None => ["lockkeeper", "acquire", &args.key].map(str::to_owned).to_vec(),
+    };
     let request = Request {
         url: endpoint.spell_out(),
         key: args.key,
         ttl: config.ttl(args.terms.ttl)?,
         terms: args.terms,
         owner: owner.id().to_owned(),
+        command: config.command(command)?,
+        shown: (!args.quiet).then(|| Line::new(Say::default()).drawn),
         lease: args.lease.or(args.pid.is_none().then_some(LEASE)),
         pid: args.pid,
+        on_yield: args.on_yield.signal().map(|signal| signal as i32),
     };
     let granted = holder::start(&request, &signals).await.map_err(|mut failure| {
         if failure.code == exit::BUSY {
@@ -115,6 +123,10 @@ fn ask(handle: &str, ask: Ask) -> exit::Outcome {
     match talk(stream, ask) {
         Some(Answer::Lost { reason }) => Err(Failure::new(exit::LOST, reason)),
         Some(Answer::Unconfirmed { reason }) => Err(Failure::new(exit::UNAVAILABLE, reason)),
+        Some(Answer::Asked) => {
+            tell("somebody asked for the lock; release it when you can");
+            Ok(0)
+        }
         Some(_) => Ok(0),
         None => Err(gone()),
     }

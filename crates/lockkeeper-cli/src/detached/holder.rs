@@ -15,10 +15,12 @@ use std::time::Duration;
 
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::{Client, Error, Guard, Owner};
-use nix::unistd::setsid;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, setsid};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufStream};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::time::Instant;
 
 use crate::acquire::{self, Waits};
 use crate::args::Terms;
@@ -27,6 +29,7 @@ use crate::exit::{self, Failure};
 use crate::output::Say;
 use crate::run::guardian::boot_time;
 use crate::run::signals::Signals;
+use crate::waiting::{Line, Waiting};
 
 /// The hidden verb.
 pub(crate) const VERB: &str = "__holder";
@@ -43,9 +46,15 @@ pub(crate) struct Request {
     pub(crate) terms: Terms,
     pub(crate) ttl: Duration,
     pub(crate) owner: String,
+    /// What is recorded as the command that takes it.
+    pub(crate) command: Option<String>,
+    /// Whether the wait is shown, and then whether it is drawn.
+    pub(crate) shown: Option<bool>,
     /// How long to hold it; `None` for as long as the process it is bound to lives.
     pub(crate) lease: Option<Duration>,
     pub(crate) pid: Option<i32>,
+    /// The signal that this process is sent when somebody asks for the lock.
+    pub(crate) on_yield: Option<i32>,
 }
 
 /// The answer to a request.
@@ -53,6 +62,8 @@ pub(crate) struct Request {
 pub(crate) enum Reply {
     /// Not an answer yet: what the holder is waiting for.
     Waits(String),
+    /// The same, in a line that the next one replaces.
+    Line(String),
     Granted(Granted),
     Refused {
         code: u8,
@@ -85,6 +96,8 @@ pub(crate) enum Ask {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Done,
+    /// The same, and somebody asked for the lock.
+    Asked,
     Lost {
         reason: String,
     },
@@ -121,11 +134,16 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
         let mut socket = BufStream::new(UnixStream::from_std(ours)?);
         socket.write_all(request.as_bytes()).await?;
         socket.flush().await?;
+        let mut shown = Line::new(Say::default());
         loop {
             let mut line = String::new();
             socket.read_line(&mut line).await?;
             match serde_json::from_str(&line) {
-                Ok(Reply::Waits(what)) => Say::default().warn(what),
+                Ok(Reply::Line(text)) => shown.show(&text),
+                Ok(Reply::Waits(what)) => {
+                    shown.clear();
+                    Say::default().warn(what);
+                }
                 reply => return Ok(reply.ok()),
             }
         }
@@ -207,14 +225,27 @@ async fn hold(
     let mut socket = Socket::open()?;
     let place = Endpoint::parse(&request.url)?.to_string();
     let mut waits = Waits::new(&place, request.terms.wait);
+    let since = Instant::now();
     let (client, guard) = loop {
         let attempt = async {
             let connect = waits.in_time(async { Ok(Client::connect(&request.url).await?) });
             let client = unless_over(connect, signals, &mut starter).await?;
+            client.set_command(request.command.as_deref());
             let lock = acquire::lock(&client, &request.key, &request.terms);
             let lock = lock.owner(&owner).ttl(request.ttl);
             let (key, terms) = (&request.key, &request.terms);
-            let acquire = acquire::acquire_until(&client, lock, key, terms, waits.until);
+            if let Some(told) = waits.answered() {
+                tell(&Reply::Waits(told));
+            }
+            let (until, drawn) = (waits.until, request.shown == Some(true));
+            let waiting = Waiting { key, terms, since, until, drawn };
+            let acquire = async {
+                tokio::select! {
+                    acquired = acquire::acquire_until(&client, lock, key, terms, until) => acquired,
+                    never = waiting.tell(&client, |text| { tell(&Reply::Line(text)); }),
+                        if request.shown.is_some() => match never {},
+                }
+            };
             match unless_over(acquire, signals, &mut starter).await {
                 Ok(guard) => Ok((client, guard)),
                 Err(failure) => {
@@ -260,6 +291,8 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
         boot_time().saturating_add(nanos.unwrap_or(u64::MAX))
     };
     let mut until = after(request.lease);
+    let mut asked = std::pin::pin!(guard.yield_requested());
+    let mut yielding = false;
     let bound_to = request.pid.map(|pid| (pid, started_at(pid)));
     loop {
         let left = Duration::from_nanos(until.saturating_sub(boot_time()));
@@ -270,6 +303,14 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
         tokio::select! {
             () = tokio::time::sleep(left.min(LOOK)) => {}
             _ = signals.next() => break,
+            () = &mut asked, if !yielding => {
+                yielding = true;
+                let signal = request.on_yield.and_then(|signal| Signal::try_from(signal).ok());
+                if let (Some(pid), Some(signal)) = (request.pid, signal) {
+                    // If it is gone, the lock is about to be released.
+                    let _ = kill(Pid::from_raw(pid), signal);
+                }
+            }
             Ok((stream, _)) = socket.listener.accept() => {
                 let mut stream = BufStream::new(stream);
                 let Some(ask) = hear(&mut stream).await else { continue };
@@ -277,7 +318,7 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
                     (Ok(()), Ask::Renew { lease }) => match renew(&guard).await {
                         Answer::Done => {
                             until = after(lease.or(request.lease));
-                            Answer::Done
+                            if yielding { Answer::Asked } else { Answer::Done }
                         }
                         answer => answer,
                     },
@@ -338,6 +379,13 @@ async fn say(stream: &mut BufStream<UnixStream>, answer: &Answer) {
     // If it fails, the caller is gone, and does not need the answer.
     let _ = stream.write_all(line.as_bytes()).await;
     let _ = stream.flush().await;
+}
+
+/// The command line of a process, as far as it is visible.
+pub(crate) fn command_of(pid: i32) -> Vec<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
 /// When a process was started, which distinguishes it from a later one with the same pid.

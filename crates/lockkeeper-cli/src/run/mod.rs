@@ -28,7 +28,7 @@ use lockkeeper::engine::Scope;
 use lockkeeper::{Client, Guard, Owner};
 use tokio::time::Instant;
 
-use crate::acquire::{self, Waits, acquire_until, close, holders, interruptible, lock, release};
+use crate::acquire::{self, Waits, acquire_until, close, interruptible, lock, release};
 use crate::args::Run;
 use crate::config::Config;
 use crate::exit::{self, Failure};
@@ -40,6 +40,7 @@ use crate::run::status::{Status, seconds};
 use crate::run::supervise::Supervisor;
 use crate::run::terminal::die_of_interrupt;
 use crate::run::timeline::{Limit, Timeline};
+use crate::waiting::{Line, WORTH_A_WORD, Waiting};
 
 pub(crate) async fn run(args: Run) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
@@ -89,6 +90,7 @@ async fn hold_and_run(
     status.url = Some(place.clone());
     let owner = args.owner.as_ref().map_or_else(|| Ok(Owner::new()), Owner::named)?;
     let command = command(args);
+    let recorded = config.command(&command)?;
     let on_lost = config.on_lost(args.supervision.on_lost)?;
     let grace = config.grace(args.supervision.grace)?;
     let ttl = args.lease.map_or_else(|| config.ttl(args.terms.ttl), Ok)?;
@@ -131,6 +133,10 @@ async fn hold_and_run(
         let attempt = async {
             let connect = waits.in_time(async { Ok(Client::connect(&url).await?) });
             let client = interruptible(connect, signals).await?;
+            client.set_command(recorded.as_deref());
+            if let Some(told) = waits.answered() {
+                say.warn(told);
+            }
             let limit = Limit::of(&client, ttl, args.lease);
             let timeline = Timeline::new(limit, grace, on_lost)?;
             if client.guarantees().scope == Scope::Process {
@@ -140,10 +146,17 @@ async fn hold_and_run(
             }
             let lock = lock(&client, &args.key, &args.terms).owner(&owner);
             let lock = limit.terms(lock, &timeline, ttl);
+            let (key, terms, until) = (&args.key, &args.terms, waits.until);
             let acquire = async {
+                let mut line = Line::new(say);
+                let waiting = Waiting { key, terms, since: started, until, drawn: line.drawn };
+                let tell = async {
+                    warn_of_ourselves(key, &place, say).await;
+                    waiting.tell(&client, |text| line.show(&text)).await
+                };
                 tokio::select! {
-                    acquired = acquire_until(&client, lock, &args.key, &args.terms, waits.until) => acquired,
-                    () = tell_whom_we_wait_for(&client, &args.key, &place, say) => unreachable!("it never returns"),
+                    acquired = acquire_until(&client, lock, key, terms, until) => acquired,
+                    never = tell => match never {},
                 }
             };
             match interruptible(acquire, signals).await {
@@ -242,20 +255,14 @@ async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Si
     }
 }
 
-/// If the wait gets long, reports it if it cannot end; with `-v`, also the holders.
-async fn tell_whom_we_wait_for(client: &Client, key: &str, place: &str, say: Say) {
-    tokio::time::sleep(Duration::from_secs(1)).await;
+/// If the wait gets long, reports it if it cannot end.
+async fn warn_of_ourselves(key: &str, place: &str, say: Say) {
+    tokio::time::sleep(WORTH_A_WORD).await;
     if nested::below_a_run_of(key, place) && nested::enter().is_some() {
         say.warn(format_args!(
             "the run around this one holds lock {key:?} and waits for us: give both the same --owner"
         ));
     }
-    if say.verbose
-        && let Some(holders) = holders(client, key).await
-    {
-        say.note(format_args!("waiting for lock {key:?}, held by {holders}"));
-    }
-    std::future::pending().await
 }
 
 fn command(args: &Run) -> Vec<OsString> {

@@ -78,8 +78,11 @@ pub(crate) async fn mark(
         terms: Terms { nonblock: true, note: Some(NOTE.to_owned()), ..Terms::default() },
         ttl: lockkeeper::DEFAULT_TTL,
         owner: Owner::new().id().to_owned(),
+        command: None,
+        shown: None,
         lease: Some(lease),
         pid: None,
+        on_yield: None,
     };
     match holder::start(&request, signals).await {
         Ok(granted) => Ok(Mark::Holder(granted.handle)),

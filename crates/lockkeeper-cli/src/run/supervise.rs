@@ -83,11 +83,7 @@ impl Supervisor<'_> {
 
     /// Resolves with the signal to send when the holder is asked to yield.
     async fn asked_to_yield(&self) -> Signal {
-        let signal = match self.on_yield {
-            OnYield::Term => Signal::SIGTERM,
-            OnYield::Usr1 => Signal::SIGUSR1,
-            OnYield::Ignore => std::future::pending().await,
-        };
+        let Some(signal) = self.on_yield.signal() else { return std::future::pending().await };
         match self.guard {
             Some(guard) => guard.yield_requested().await,
             None => std::future::pending().await,

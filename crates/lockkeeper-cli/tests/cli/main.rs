@@ -17,4 +17,5 @@ mod run;
 mod signals;
 mod terminal;
 mod usage;
+mod waiting;
 mod zookeeper;

@@ -170,6 +170,11 @@ impl Client {
         self.room.wait(self.room.client.request_yield(key))
     }
 
+    /// See [`crate::Client::set_command`].
+    pub fn set_command(&self, command: Option<&str>) {
+        self.room.client.set_command(command);
+    }
+
     /// See [`crate::Client::doctor`].
     ///
     /// # Errors

@@ -177,7 +177,7 @@ type Asking = Pin<Box<dyn Future<Output = (Box<dyn Claim>, Result<Option<Grant>>
 impl Acquisition {
     fn new(inner: &Arc<Inner>, terms: &Terms, ticket: Ticket, once: bool) -> Self {
         let token = inner.tokens.next();
-        let step = Step::Idle(inner.engine.claim(terms.request(token, !once)));
+        let step = Step::Idle(inner.engine.claim(terms.request(token, !once, inner.who())));
         let (key, ttl) = (terms.key.clone(), terms.ttl);
         Self { inner: inner.clone(), step, ticket: Some(ticket), key, token, ttl }
     }

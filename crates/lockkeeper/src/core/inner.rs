@@ -1,8 +1,8 @@
 //! What a client's locks, guards and background tasks share.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -17,6 +17,7 @@ use super::telemetry::Meters;
 use crate::engine::{Engine, Guarantees};
 use crate::error::{Error, Result};
 use crate::owner::{TokenSource, random};
+use crate::who::{command_line, signature};
 
 /// How long the last handle waits for pending releases.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
@@ -32,6 +33,8 @@ pub(crate) struct Inner {
     pub(crate) renewals: Arc<Renewals>,
     pub(crate) meters: Arc<Meters>,
     pub(crate) tokens: TokenSource,
+    /// Who takes its locks, as it is recorded.
+    who: RwLock<Arc<str>>,
     /// The process that created the client.
     process: u32,
     /// How many clients, locks and guards the user has.
@@ -66,6 +69,7 @@ impl Inner {
             renewals,
             meters,
             tokens: TokenSource::new(),
+            who: RwLock::new(signature(Some(&command_line()))),
             process,
             handles: AtomicUsize::new(0),
             background,
@@ -101,6 +105,16 @@ impl Inner {
 
     pub(crate) fn engine_name(&self) -> &'static str {
         self.guarantees.engine
+    }
+
+    /// Who takes its locks, as it is recorded.
+    pub(crate) fn who(&self) -> Arc<str> {
+        self.who.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records this as the command that takes its locks, or none.
+    pub(crate) fn set_command(&self, command: Option<&str>) {
+        *self.who.write().unwrap_or_else(PoisonError::into_inner) = signature(command);
     }
 
     /// Whether this process was forked from the one that created the client. The threads stayed in

@@ -42,7 +42,7 @@ impl Terms {
         }
     }
 
-    pub(crate) fn request(&self, token: Token, queue: bool) -> Request {
+    pub(crate) fn request(&self, token: Token, queue: bool, who: Arc<str>) -> Request {
         Request {
             key: self.key.clone(),
             token,
@@ -52,6 +52,7 @@ impl Terms {
             fixed: self.fixed,
             fair: self.fair,
             queue: queue && self.spin.is_none(),
+            who,
             note: self.note.clone(),
         }
     }

@@ -11,6 +11,7 @@ use super::Held;
 use crate::error::Error;
 use crate::key::Key;
 use crate::owner::{Owner, Token};
+use crate::who::whoami;
 
 /// A request for a lock.
 #[derive(Debug, Clone)]
@@ -32,6 +33,9 @@ pub struct Request {
     pub fair: bool,
     /// Whether to enter the queue if the lock is busy. Unset for a single attempt.
     pub queue: bool,
+    /// Who asks, for people who look: [`whoami`](crate::whoami), a space and a command line, if that is to be known.
+    /// It is one line, and recorded as it is; [`Entry::by`](super::Entry::by) reads it.
+    pub who: Arc<str>,
     /// Why the lock is held, for people who inspect it.
     pub note: Option<Arc<str>>,
 }
@@ -39,8 +43,18 @@ pub struct Request {
 impl Request {
     /// A request that queues, with defaults for everything else; set the fields that differ.
     pub fn new(key: Key, token: Token, mode: Mode, ttl: Duration) -> Self {
-        let (owner, note) = (None, None);
-        Self { key, token, owner, mode, ttl, fixed: false, fair: false, queue: true, note }
+        Self {
+            key,
+            token,
+            owner: None,
+            mode,
+            ttl,
+            fixed: false,
+            fair: false,
+            queue: true,
+            who: whoami().into(),
+            note: None,
+        }
     }
 
     /// The identity that the store compares: the owner if there is one, otherwise the token.
@@ -60,17 +74,7 @@ impl Request {
     pub(crate) fn probe(mode: Mode) -> Self {
         let token = Token::fresh();
         let key = Key::new(format!("lockkeeper-doctor-{token}")).expect("a token is visible text");
-        Self {
-            key,
-            token,
-            owner: None,
-            mode,
-            ttl: Duration::from_secs(5),
-            fixed: false,
-            fair: false,
-            queue: false,
-            note: None,
-        }
+        Self { queue: false, ..Self::new(key, token, mode, Duration::from_secs(5)) }
     }
 }
 

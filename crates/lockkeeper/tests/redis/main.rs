@@ -9,3 +9,4 @@ mod network;
 mod scripts;
 mod sentinel;
 mod storm;
+mod waiters;

@@ -69,15 +69,15 @@ function table(label, heading, rows) {
 
 function holders(list) {
   return table("Holders", ["who", "command", "note", "for", "lease", "fence"], list.map((party) => [
-    nameOf(party), known(null), party.note ?? "", spell(since(party.since ?? party.seen)), lease(party), known(party.fence)]));
+    nameOf(party), known(party.command), party.note ?? "", spell(since(party.since ?? party.seen)), lease(party), known(party.fence)]));
 }
 
 function waiters(lock) {
   if (!lock.waiters.length) return el("p", {}, "nobody waits");
   const rows = lock.waiters.map((party, n) =>
-    [String(n + 1), nameOf(party), party.kind, party.note ?? "", spell(since(party.since ?? party.seen))]);
+    [String(n + 1), nameOf(party), known(party.command), party.kind, party.note ?? "", spell(since(party.since ?? party.seen))]);
   const more = lock.waiting > lock.waiters.length ? el("p", {}, `and ${lock.waiting - lock.waiters.length} more`) : null;
-  return el("div", {}, table("Waiters in order", ["", "who", "wants", "note", "waits for"], rows), more);
+  return el("div", {}, table("Waiters in order", ["", "who", "command", "wants", "note", "waits for"], rows), more);
 }
 
 function lastHolders(list) {

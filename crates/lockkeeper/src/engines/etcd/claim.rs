@@ -322,17 +322,8 @@ mod tests {
         let shared = open(servers.url("").parse().unwrap()).await.unwrap().shared;
         let key = Key::new("key").unwrap();
         let claim = || {
-            let request = Request {
-                key: key.clone(),
-                token: Token::fresh(),
-                owner: None,
-                mode: Mode::Permits { take: 1, limit: 2 },
-                ttl: Duration::from_secs(30),
-                fixed: false,
-                fair: false,
-                queue: true,
-                note: None,
-            };
+            let (mode, ttl) = (Mode::Permits { take: 1, limit: 2 }, Duration::from_secs(30));
+            let request = Request::new(key.clone(), Token::fresh(), mode, ttl);
             EtcdClaim::new(shared.clone(), request)
         };
         let now = Clock::System.now();

@@ -14,7 +14,6 @@ use crate::core::admission;
 use crate::engine::{Fence, Mode, Request};
 use crate::error::{Error, Result};
 use crate::key::Key;
-use crate::owner::whoami;
 
 /// All keys from the first to the second, which is excluded.
 pub(super) type Range = (Vec<u8>, Vec<u8>);
@@ -208,7 +207,7 @@ impl Record {
     pub(super) fn of(request: &Request) -> Self {
         Self {
             mode: request.mode,
-            who: Some(whoami()),
+            who: Some(request.who.to_string()),
             note: request.note.as_deref().map(str::to_owned),
             since: Some(SystemTime::now()),
             asked: false,

@@ -19,12 +19,17 @@ use super::{Shared, failed, or_conflict};
 use crate::core::Backoff;
 use crate::core::admission::{self, Turn};
 use crate::core::clock::Moment;
-use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request};
+use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request, Signal};
 use crate::error::{Error, Result};
+use crate::key::Key;
+use crate::owner::Token;
 
 /// How the first waiter for a semaphore polls for a free permit: the kernel cannot wait for *any*
 /// of several bytes. One process per key polls, the others sleep behind it.
 const LOOK: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(25));
+
+/// How often a holder that listens looks whether it was asked to give way.
+const ASKED: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
 pub(super) struct FileClaim {
@@ -217,7 +222,12 @@ impl FileClaim {
         let (Some((fence, slots)), Some(opened)) = (self.granted.clone(), &self.opened) else {
             return Ok(None);
         };
-        let held = FileHeld { file: Arc::downgrade(&opened.file) };
+        let held = FileHeld {
+            file: Arc::downgrade(&opened.file),
+            shared: self.shared.clone(),
+            key: self.request.key.clone(),
+            token: self.request.token,
+        };
         let (ttl, since) = (self.request.ttl, asked);
         Ok(Some(Grant { fence, slots, ttl, since, held: Arc::new(held) }))
     }
@@ -311,11 +321,28 @@ impl Claim for FileClaim {
 #[derive(Debug)]
 struct FileHeld {
     file: Weak<File>,
+    shared: Arc<Shared>,
+    key: Key,
+    token: Token,
 }
 
 impl Held for FileHeld {
     fn expires(&self) -> bool {
         false
+    }
+
+    /// Nothing tells of a change in a file, so it is looked for.
+    fn yield_requested(&self) -> Option<Signal> {
+        let (shared, key, token) = (self.shared.clone(), self.key.clone(), self.token);
+        Some(Box::pin(async move {
+            loop {
+                match shared.granted(&key, token) {
+                    Ok(Some(record)) if record.asked => return,
+                    Ok(None) => std::future::pending().await,
+                    _ => sleep(ASKED).await,
+                }
+            }
+        }))
     }
 
     fn bequeath(&self) -> Option<OwnedFd> {

@@ -35,7 +35,7 @@ use self::directory::Directory;
 use self::epoch::{REMOVING, deciding};
 use self::ofd_lock::Hold;
 use self::opened::Opened;
-use self::record::{Left, LockFile, NotOurs, State};
+use self::record::{Left, LockFile, NotOurs, Record, State};
 use super::Registration;
 use crate::core::clock::Moment;
 use crate::engine::{
@@ -45,6 +45,7 @@ use crate::engine::{
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
 use crate::key::Key;
+use crate::owner::Token;
 
 /// How many open files are kept for the next claims of their keys.
 const SPARE: usize = 64;
@@ -149,6 +150,10 @@ impl Engine for Files {
         inspect::break_lock(&self.shared, key).await.map_err(|error| or_conflict(key, error))
     }
 
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.shared, key).await.map_err(|error| or_conflict(key, error))
+    }
+
     async fn doctor(&self) -> Result<Vec<Finding>> {
         self.shared.directory.make()?;
         Ok(doctor::examine(&self.shared.directory))
@@ -185,12 +190,18 @@ impl Shared {
 
     /// Whether a grant is still valid.
     fn vouch(&self, lease: &Lease) -> Result<Renewal> {
-        let path = self.directory.file_of(&lease.key);
-        let Some((_, file)) = self.read_path(&path)? else { return Ok(Renewal::Gone) };
-        let token = lease.token.to_string();
+        let ours = self.granted(&lease.key, lease.token)?;
+        Ok(if ours.is_some() { Renewal::Renewed } else { Renewal::Gone })
+    }
+
+    /// The record of a claim that holds.
+    fn granted(&self, key: &Key, token: Token) -> Result<Option<Record>> {
+        let Some((_, file)) = self.read_path(&self.directory.file_of(key))? else {
+            return Ok(None);
+        };
+        let token = token.to_string();
         let mut records = file.records.iter().flatten().filter_map(Left::read);
-        let ours = records.any(|record| record.token == token && record.state == State::Granted);
-        Ok(if ours { Renewal::Renewed } else { Renewal::Gone })
+        Ok(records.find(|record| record.token == token && record.state == State::Granted))
     }
 
     /// Removes a lock file that is not in use. A process that opened it meanwhile notices that, and

@@ -11,7 +11,6 @@ use crate::core::admission;
 use crate::engine::{Fence, Mode, Request};
 use crate::error::{Error, Result};
 use crate::key::Key;
-use crate::owner::whoami;
 
 const COUNTERS: usize = 128;
 /// The offset of the records.
@@ -63,6 +62,8 @@ pub(super) struct Record {
     pub(super) since: SystemTime,
     pub(super) who: String,
     pub(super) note: Option<String>,
+    /// Whether it was asked to give way.
+    pub(super) asked: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,8 +169,9 @@ impl Record {
             fence: Fence::default(),
             slots: Vec::new(),
             since: SystemTime::now(),
-            who: whoami(),
+            who: request.who.to_string(),
             note: request.note.as_deref().map(str::to_owned),
+            asked: false,
         }
     }
 
@@ -206,6 +208,9 @@ impl Record {
         );
         if let Some(owner) = &self.owner {
             let _ = writeln!(text, "owner {owner}");
+        }
+        if self.asked {
+            text += "asked yes\n";
         }
         if !self.slots.is_empty() {
             let _ = writeln!(text, "slots {}", ranges(&self.slots));
@@ -261,6 +266,7 @@ impl Record {
             since: SystemTime::UNIX_EPOCH.checked_add(since)?,
             who: field(text, "who").unwrap_or_default().to_owned(),
             note: field(text, "note").map(str::to_owned),
+            asked: field(text, "asked").is_some(),
         })
     }
 }
@@ -302,17 +308,9 @@ mod tests {
     use crate::owner::Token;
 
     fn record(mode: Mode, slots: Vec<u32>, note: Option<&str>) -> Record {
-        let request = Request {
-            key: Key::new("k").unwrap(),
-            token: Token::fresh(),
-            owner: None,
-            mode,
-            ttl: Duration::from_secs(30),
-            fixed: false,
-            fair: false,
-            queue: true,
-            note: note.map(Into::into),
-        };
+        let (key, ttl) = (Key::new("k").unwrap(), Duration::from_secs(30));
+        let mut request = Request::new(key, Token::fresh(), mode, ttl);
+        request.note = note.map(Into::into);
         let mut record = Record::new(&request, 7);
         record.since = SystemTime::UNIX_EPOCH + Duration::from_micros(1_794_775_251_093_962);
         record.slots = slots;

@@ -83,17 +83,8 @@ mod tests {
     use crate::owner::Token;
 
     fn request() -> Request {
-        Request {
-            key: Key::new("k").unwrap(),
-            token: Token::fresh(),
-            owner: None,
-            mode: Mode::Mutex,
-            ttl: Duration::from_secs(30),
-            fixed: false,
-            fair: false,
-            queue: true,
-            note: None,
-        }
+        let (key, ttl) = (Key::new("k").unwrap(), Duration::from_secs(30));
+        Request::new(key, Token::fresh(), Mode::Mutex, ttl)
     }
 
     #[tokio::test(start_paused = true)]

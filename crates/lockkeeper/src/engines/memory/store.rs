@@ -16,7 +16,7 @@ use crate::engine::{
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::Result;
 use crate::key::Key;
-use crate::owner::{Token, whoami};
+use crate::owner::Token;
 
 /// How long a silent waiter keeps its place. Waiters poll far more often.
 const WAITER_LEASE: Duration = Duration::from_secs(15);
@@ -256,14 +256,12 @@ impl Queue {
 impl Member {
     fn entry(&self) -> Entry {
         Entry {
-            identity: self.identity.clone(),
-            mode: self.request.mode,
-            who: Some(whoami()),
             note: self.request.note.as_deref().map(str::to_owned),
             since: Some(self.since),
             left: self.granted.map(|_| self.until.saturating_duration_since(Instant::now())),
             fence: self.granted,
             slots: self.slots.clone(),
+            ..Entry::new(&*self.identity, self.request.mode).by(&self.request.who)
         }
     }
 }

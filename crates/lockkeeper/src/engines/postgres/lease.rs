@@ -21,7 +21,6 @@ use crate::engines::sql::{
 };
 use crate::error::Result;
 use crate::key::Key;
-use crate::owner::whoami;
 
 /// Claims, as [`Row`] reads them.
 macro_rules! claims {
@@ -146,6 +145,27 @@ impl LeaseTable for Leases {
         let breaking = || sqlx::query_as(claims!("lockkeeper_break($1)")).bind(key.as_str());
         told!(wire, breaking().fetch_all(&mut *wire)).await
     }
+
+    async fn ask(wire: &mut PgConnection, key: &Key) -> sqlx::Result<()> {
+        let asking = sqlx::query(
+            "WITH alone AS (
+               UPDATE lockkeeper_lock SET who = 'asked ' || who
+               WHERE key = $1 AND token <> '' AND who NOT LIKE 'asked %')
+             UPDATE lockkeeper_claim SET who = 'asked ' || who
+             WHERE key = $1 AND fence IS NOT NULL AND who NOT LIKE 'asked %'",
+        );
+        asking.bind(key.as_str()).execute(wire).await.map(drop)
+    }
+
+    async fn is_asked(wire: &mut PgConnection, key: &Key, token: &str) -> sqlx::Result<bool> {
+        let looking = sqlx::query_scalar(
+            "SELECT EXISTS (
+               SELECT FROM lockkeeper_lock WHERE key = $1 AND token = $2 AND who LIKE 'asked %'
+               UNION ALL
+               SELECT FROM lockkeeper_claim WHERE key = $1 AND token = $2 AND who LIKE 'asked %')",
+        );
+        looking.bind(key.as_str()).bind(token).fetch_one(wire).await
+    }
 }
 
 /// Takes a lock whose row names nobody, or somebody whose lease is over.
@@ -169,7 +189,7 @@ async fn take(wire: &mut PgConnection, ask: &LeaseAsk) -> sqlx::Result<Option<i6
         .bind(&ask.identity)
         .bind(request.mode.kind())
         .bind(micros(request.ttl))
-        .bind(whoami())
+        .bind(&*request.who)
         .bind(note(ask));
     taking.fetch_optional(wire).await
 }
@@ -192,7 +212,7 @@ impl Leases {
         .bind(micros(request.ttl))
         .bind(stay)
         .bind(self.0.channel())
-        .bind(whoami())
+        .bind(&*request.who)
         .bind(note(ask))
         .fetch_one(wire)
         .await?;

@@ -12,7 +12,6 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::engine::{Mode, Request};
-use crate::owner::whoami;
 
 /// The names around one lock.
 #[derive(Debug, Clone)]
@@ -84,6 +83,16 @@ impl KeyNames {
 
     pub(in crate::engines) fn who(&self) -> String {
         self.own("lockkeeper_who")
+    }
+
+    /// Those who wait for a mutex that has no queue.
+    pub(in crate::engines) fn waiters(&self) -> String {
+        self.own("lockkeeper_waiters")
+    }
+
+    /// Holders that were asked to give way, and what the channel of each starts with.
+    pub(in crate::engines) fn asked(&self) -> String {
+        self.own("lockkeeper_asked")
     }
 
     pub(in crate::engines) fn permits(&self) -> String {
@@ -227,7 +236,7 @@ pub(in crate::engines) fn record(request: &Request, entry: &str) -> String {
         other => other.kind(),
     };
     let note = request.note.as_deref().unwrap_or_default();
-    [mode, &short(since), entry, &whoami(), note].join("\t")
+    [mode, &short(since), entry, &request.who, note].join("\t")
 }
 
 /// How long the data of a lock outlives its last use.

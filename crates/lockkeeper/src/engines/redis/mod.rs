@@ -38,6 +38,7 @@ pub(super) mod settings;
 mod subscriber;
 pub(super) mod tls_probe;
 pub(super) mod topology;
+pub(super) mod yielding;
 
 use claim::RedisClaim;
 use error::{NAME, sort};
@@ -166,6 +167,10 @@ impl Engine for Redis {
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
         inspect::break_lock(&self.store, key).await
+    }
+
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        yielding::request_yield(&self.store, key).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {

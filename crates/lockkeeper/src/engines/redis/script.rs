@@ -24,11 +24,11 @@ macro_rules! scripts {
 }
 
 scripts! {
-    MUTEX = "layout" "mutex";
+    MUTEX = "layout" "waiters" "mutex";
     MUTEX_RELEASE = "mutex_release";
     STRING = "string";
     STRING_RELEASE = "string_release";
-    QUEUE_MUTEX = "layout" "queue" "queue_mutex";
+    QUEUE_MUTEX = "layout" "waiters" "queue" "queue_mutex";
     QUEUE_MUTEX_RELEASE = "queue" "queue_mutex_release";
     READ = "layout" "queue" "readers" "read";
     READ_RELEASE = "queue" "readers" "read_release";
@@ -41,6 +41,8 @@ scripts! {
     BREAK = "layout" "break";
     CANDIDATES = "candidates";
     CONFIRM = "confirm";
+    YIELD = "yield";
+    ASKED = "asked";
     QUORUM_READ = "layout" "quorum_rw" "quorum_read";
     QUORUM_WRITE = "layout" "quorum_rw" "quorum_write";
     QUORUM_RW_RELEASE = "layout" "quorum_rw" "quorum_rw_release";

@@ -146,7 +146,12 @@ impl Claim for RedlockClaim {
                     slots: Vec::new(),
                     ttl: self.request.ttl,
                     since: asked,
-                    held: Arc::new(RedlockHeld { claims: self.claims.clone(), fence }),
+                    held: Arc::new(RedlockHeld {
+                        claims: self.claims.clone(),
+                        fence,
+                        quorum: self.quorum.clone(),
+                        lease: Lease::of(&self.request),
+                    }),
                 }));
             }
             self.undo(&votes).await;

@@ -5,7 +5,9 @@
 //! order of the fences does not depend on clocks. docs/engines/redlock.md describes what is
 //! promised and what is not, docs/redlock-proof.md why the fences rise.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,11 +16,12 @@ use tokio::time::Instant;
 use crate::core::clock::Moment;
 use crate::engine::{
     Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
-    Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
-use crate::engines::redis::tls_probe;
+use crate::engines::redis::layout::entry;
+use crate::engines::redis::{tls_probe, yielding};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -95,9 +98,29 @@ struct RedlockHeld {
     /// Its part at each server.
     claims: Arc<[Arc<NodeClaim>]>,
     fence: u64,
+    quorum: Arc<Quorum>,
+    lease: Lease,
 }
 
-impl Held for RedlockHeld {}
+impl Held for RedlockHeld {
+    /// Whichever server tells it first.
+    fn yield_requested(&self) -> Option<Signal> {
+        let token = self.lease.token.to_string();
+        let field = entry(&token, &token, self.lease.mode);
+        let listen = |node: &Arc<Node>| {
+            let store = node.store().clone();
+            let names = store.names(&self.lease.key);
+            yielding::asked(store, names, field.clone())
+        };
+        let mut signals: Vec<_> = self.quorum.nodes.iter().map(listen).collect();
+        Some(Box::pin(poll_fn(move |cx| {
+            match signals.iter_mut().any(|signal| signal.as_mut().poll(cx).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })))
+    }
+}
 
 impl Quorum {
     fn majority(&self) -> usize {
@@ -186,6 +209,10 @@ impl Engine for Redlock {
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
         inspect::break_lock(&self.quorum, key).await
+    }
+
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.quorum, key).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {

@@ -288,18 +288,8 @@ mod tests {
     use crate::owner::Token;
 
     fn writer(shared: &Arc<Shared>) -> LockClaim {
-        let request = Request {
-            key: Key::new("key").unwrap(),
-            token: Token::fresh(),
-            owner: None,
-            mode: Mode::Write,
-            ttl: Duration::from_secs(30),
-            fixed: false,
-            fair: false,
-            queue: true,
-            note: None,
-        };
-        LockClaim::new(shared, request)
+        let (key, ttl) = (Key::new("key").unwrap(), Duration::from_secs(30));
+        LockClaim::new(shared, Request::new(key, Token::fresh(), Mode::Write, ttl))
     }
 
     #[tokio::test(flavor = "multi_thread")]

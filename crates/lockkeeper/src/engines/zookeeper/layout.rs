@@ -14,7 +14,6 @@ use zookeeper_client as zk;
 
 use crate::engine::{Entry, Fence, Mode, Request};
 use crate::key::Key;
-use crate::owner::whoami;
 
 /// The directory of a semaphore's queue.
 pub(super) const LOCKS: &str = "locks";
@@ -226,7 +225,7 @@ pub(super) fn write_record(request: &Request, fence: Option<Fence>) -> Vec<u8> {
         _ => (0, 0),
     };
     let fence = fence.map_or(0, Fence::get);
-    let (identity, who) = (request.identity(), whoami());
+    let (identity, who) = (request.identity(), &request.who);
     let note = request.note.as_deref().unwrap_or_default();
     format!("{MARK} {take} {limit} {fence}\n{identity}\n{who}\n{note}").into_bytes()
 }
@@ -235,14 +234,9 @@ pub(super) fn write_record(request: &Request, fence: Option<Fence>) -> Vec<u8> {
 pub(super) fn read_record(name: &str, mode: Mode, data: &[u8], stat: &zk::Stat) -> Entry {
     let at = |ms: i64| SystemTime::UNIX_EPOCH + Duration::from_millis(ms.try_into().unwrap_or(0));
     let mut entry = Entry {
-        identity: name.to_owned(),
-        mode,
-        who: None,
-        note: None,
         since: Some(at(stat.ctime)),
-        left: None,
         fence: Some(Fence::new(stat.czxid.try_into().unwrap_or(0))),
-        slots: Vec::new(),
+        ..Entry::new(name, mode)
     };
     let text = std::str::from_utf8(data).unwrap_or_default();
     let mut lines = text.splitn(4, '\n');
@@ -266,7 +260,9 @@ pub(super) fn read_record(name: &str, mode: Mode, data: &[u8], stat: &zk::Stat) 
     }
     let mut text = || lines.next().filter(|line| !line.is_empty()).map(str::to_owned);
     entry.identity = text().unwrap_or(entry.identity);
-    entry.who = text();
+    if let Some(who) = text() {
+        entry = entry.by(&who);
+    }
     entry.note = text();
     entry
 }

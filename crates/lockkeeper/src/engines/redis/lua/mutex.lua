@@ -1,6 +1,7 @@
 -- The common mutex: no owner, no queue. Four to six server calls, one round trip.
 -- KEYS: lock, state [, Redisson's token]
--- ARGV: hint, life, ttl, field, record
+-- ARGV: hint, life, ttl, field, record; from a client that has waited for a while also how long to show it
+-- as a waiter, or 0, and its record
 -- Returns the new fence, or {1, fence} if it was ours already, or {0, milliseconds left}, or {-1,
 -- what is there instead}.
 -- If the hint is not a number, no counter is trusted. Numbers are passed to the server as text: Lua
@@ -12,12 +13,18 @@ if free then
   call('hset', lock, field, '1')
   call('pexpire', lock, ARGV[3])
   call('hset', state, 'held', ARGV[5])
+  if ARGV[6] then
+    call('hdel', beside(state, 'lockkeeper_waiters'), field)
+  end
 else
   local found, left, holder = kind_of(lock, state)
   if found ~= 'mutex' then
     return {-1, found}
   end
   if holder ~= field then
+    if (tonumber(ARGV[6]) or 0) > 0 then
+      show_waiter(beside(state, 'lockkeeper_waiters'), field, ARGV[6], ARGV[7])
+    end
     return {0, left}
   end
   -- Our own grant, whose reply was lost.

@@ -1,8 +1,11 @@
--- KEYS: lock
+-- KEYS: lock [, waiters, if it may be shown among them]
 -- ARGV: field, channel, publish
 -- Returns 0 if it was not there, otherwise 1 plus the number of subscribers that were notified.
 -- The field belongs to one claim, and the hash ends with its last field.
 
+if KEYS[2] then
+  redis.call('hdel', KEYS[2], ARGV[1])
+end
 local gone = redis.pcall('hdel', KEYS[1], ARGV[1])
 if type(gone) == 'table' then
   -- A string of another layout is there now: our lock is gone. Any other error is for the caller.

@@ -161,6 +161,13 @@ local function count_claim(hold, is_first)
   return true
 end
 
+-- An owner may hold the lock again later: a yield request does not outlive this hold.
+local function forget_question()
+  if claim ~= '' then
+    redis.call('hdel', 'lockkeeper_asked' .. string.sub(state, #'lockkeeper' + 1), entry)
+  end
+end
+
 -- How many records of dead holders may stay until a client that finds the lock free sweeps them.
 local UNSWEPT_RECORDS = 16
 

@@ -33,6 +33,7 @@ redis.call('del', timeout_key(entry, holds))
 if redis.call('hincrby', lock, entry, -1) == 0 then
   redis.call('hdel', lock, entry)
   redis.call('hdel', who, entry)
+  forget_question()
 end
 
 -- The lock lasts as long as the longest of the others.

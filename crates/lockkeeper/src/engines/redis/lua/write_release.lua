@@ -16,6 +16,7 @@ if claim ~= '' and redis.call('hincrby', lock, entry, -1) > 0 then
 end
 redis.call('hdel', lock, entry)
 redis.call('hdel', who, entry)
+forget_question()
 if redis.call('hlen', lock) == 1 then
   redis.call('del', lock)
   redis.call('del', claims)
