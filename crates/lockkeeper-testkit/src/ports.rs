@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_port_is_given_twice() {
+    fn no_port_is_assigned_twice() {
         let ports: BTreeSet<u16> = (0..100).map(|_| free_port()).collect();
         assert_eq!(ports.len(), 100);
         assert!(ports.iter().all(|port| RANGE.contains(port)));

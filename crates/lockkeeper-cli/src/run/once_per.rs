@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_the_same_for_all_who_are_in_it() {
+    fn a_slot_is_the_same_for_all_moments_in_it() {
         let hour = Duration::from_secs(3600);
         let at = |s| slot("k", Duration::from_secs(s), hour).unwrap();
         assert_eq!(at(7200).0, at(10_799).0);

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_lease_there_is_no_deadline_until_the_engine_speaks() {
+    fn without_a_lease_there_is_no_deadline_until_the_engine_reports_a_loss() {
         let timeline = Timeline::new(Limit::None, None, OnLost::Term).unwrap();
         assert_eq!(timeline.deadline(Duration::MAX), Deadline::NEVER);
         assert!(timeline.gone().kill < boot_time() + 3_000_000_000);

@@ -10,7 +10,7 @@ use crate::place::{Place, eventually};
 #[test]
 fn once_per_runs_once_in_a_slot() {
     let place = Place::new();
-    // A slot that nobody sees the end of.
+    // A slot that does not end during the test.
     let run = "run --once-per 1000d k -- echo ran >> runs";
     place.run(run).exits(0);
     place.run(run).exits(75).says("lock \"k\": this slot has already had its run");
@@ -57,7 +57,7 @@ fn the_next_slot_has_a_run_again() {
     let ran = second();
     eventually("the next slot", || (second() > ran).then_some(()));
     place.run("run --once-per 1s k true").exits(0);
-    // Marks do not stay for ever.
+    // Marks do not stay forever.
     eventually("the marks end", || (place.run("ls --json").stdout.trim() == "[]").then_some(()));
 }
 

@@ -77,7 +77,7 @@ async fn nothing_is_left(
     panic!("the lock is not taken within {POLLS} polls");
 }
 
-pub(super) async fn a_dropped_guard_is_given_back(store: Store) {
+pub(super) async fn a_dropped_guard_is_released(store: Store) {
     let (client, other) = (store.client().await, store.client().await);
     for Kind { lock, .. } in kinds(&store).await {
         drop(take(lock(&client)).await);
@@ -89,7 +89,7 @@ pub(super) async fn a_dropped_guard_is_given_back(store: Store) {
     }
 }
 
-pub(super) async fn a_guard_dropped_in_a_long_poll_is_given_back(store: Store) {
+pub(super) async fn a_guard_dropped_in_a_long_poll_is_released(store: Store) {
     let client = store.client().await;
     for Kind { lock, .. } in kinds(&store).await {
         for _ in 0..20 {
@@ -129,7 +129,7 @@ pub(super) async fn close_waits_for_releases(store: Store) {
     }
 }
 
-pub(super) async fn a_try_is_not_busy_with_an_acquire_that_was_given_up(store: Store) {
+pub(super) async fn an_abandoned_acquire_does_not_make_a_try_busy(store: Store) {
     let client = store.client().await;
     for polls in 1..POLLS {
         let complete = poll_times(client.mutex("key").acquire(), polls).await.is_some();

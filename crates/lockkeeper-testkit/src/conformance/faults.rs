@@ -76,7 +76,7 @@ pub(super) async fn a_lost_reply_to_a_release_frees_the_lock(store: Store) {
     nothing_left(&other, "key").await;
 }
 
-pub(super) async fn an_acquire_given_up_on_without_a_reply_leaves_nothing(store: Store) {
+pub(super) async fn an_acquire_abandoned_without_a_reply_leaves_nothing(store: Store) {
     let ((client, link), other) = (store.linked().await, store.client().await);
     for _ in 0..3 {
         link.cut(Call::Attempt, true);

@@ -113,7 +113,7 @@ pub(super) async fn a_hung_renewal_cannot_hide_a_loss(store: Store) {
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
 }
 
-pub(super) async fn a_release_after_the_loss_says_so(store: Store) {
+pub(super) async fn a_release_after_the_loss_reports_it(store: Store) {
     let client = store.client().await;
     let guard = take(client.mutex("key").lease(store.lease())).await;
     let unlike = take(client.mutex("another").lease(store.lease() * 20)).await;
@@ -145,7 +145,7 @@ pub(super) async fn a_broken_lock_is_free_and_its_holder_learns(store: Store) {
 }
 
 /// Before the watchdog, or the engine itself, would report it.
-pub(super) async fn a_renewal_that_is_asked_for_tells_at_once(store: Store) {
+pub(super) async fn a_requested_renewal_reports_a_loss_at_once(store: Store) {
     let (client, other) = (store.client().await, store.client().await);
     let guard = take(client.mutex("key")).await;
     guard.renew().await.unwrap();

@@ -74,7 +74,7 @@ pub(super) async fn a_foreign_order_does_not_deadlock(store: Store) {
     foreigner.await.unwrap();
 }
 
-pub(super) async fn a_crowd_at_one_lock_does_not_starve_it(store: Store) {
+pub(super) async fn a_multi_lock_is_not_starved_by_contention_on_one_lock(store: Store) {
     let client = store.client().await;
     let (mut crowd, entered) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
     for _ in 0..8 {

@@ -121,7 +121,7 @@ pub(super) async fn killed_waiters_do_not_jam_the_queue(store: Store) {
     nothing_left(&client, "key").await;
 }
 
-pub(super) async fn a_program_that_ends_gives_its_lock_back(store: Store) {
+pub(super) async fn a_program_that_ends_releases_its_lock(store: Store) {
     if !spans_processes(&store).await {
         return;
     }

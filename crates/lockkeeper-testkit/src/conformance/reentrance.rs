@@ -98,7 +98,7 @@ pub(super) async fn an_owner_enters_through_another_client_where_promised(store:
 }
 
 /// The holds of one owner in two clients last as long as each was requested, whichever came first.
-pub(super) async fn a_short_hold_does_not_take_a_long_one_of_its_owner_along(store: Store) {
+pub(super) async fn a_short_hold_does_not_end_a_long_one_of_its_owner(store: Store) {
     if store.guarantees().await.reentrance == Reentrance::Client || !store.does_read_write().await {
         return;
     }

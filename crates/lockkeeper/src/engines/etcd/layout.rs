@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_beside_the_queue_are_in_nobodys_queue() {
+    fn keys_next_to_a_queue_are_in_no_queue() {
         let names = KeyNames::new(String::new());
         for name in ["a", "a/b", "a:b", "a%2Fb", "/"] {
             for beside in [names.written(&key(name)), names.slot(&key(name), 3)] {

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_an_error_and_a_torn_record_is_nobody() {
+    fn garbage_is_an_error_and_a_torn_record_is_ignored() {
         for garbage in [&b""[..], b"hello", &[0xff; 4096], &[b'\n'; 4096]] {
             assert!(LockFile::parse(garbage, None).is_err());
         }

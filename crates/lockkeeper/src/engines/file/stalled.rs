@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn sleepers_are_passed_one_after_the_other() {
+    async fn stalled_claims_are_overtaken_one_after_the_other() {
         let records: Vec<Record> = (1..=2).map(|number| Record::new(&request(), number)).collect();
         let line = &records;
         let me = request();
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_passes_a_holder_or_those_who_wait_for_it() {
+    async fn a_holder_and_its_waiters_are_never_overtaken() {
         let mut records: Vec<Record> =
             (1..=2).map(|number| Record::new(&request(), number)).collect();
         records[0].state = State::Granted;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_sleeper_that_wakes_waits_for_the_one_who_passed_it() {
+    async fn a_stalled_claim_that_resumes_waits_for_the_one_that_overtook_it() {
         let mut passer = Record::new(&request(), 2);
         passer.state = State::Granted;
         assert_eq!(Stalled::default().turn(&request(), 1, &[passer]), Turn::Behind(0));

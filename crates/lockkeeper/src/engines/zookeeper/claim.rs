@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_writer_whose_lock_was_broken_does_not_note_its_fence_over_a_later_one() {
+    async fn a_writer_whose_lock_was_broken_does_not_overwrite_a_later_fence() {
         let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
         let url = servers.url("broken", Duration::from_secs(20));
         let shared = open(url.parse().unwrap()).await.unwrap().shared;

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_session_that_somebody_closed_takes_its_locks_along_and_another_one_is_made() {
+    async fn a_closed_session_takes_its_locks_with_it_and_is_replaced() {
         let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
         let url = servers.url("closed", Duration::from_secs(10));
         let engine = super::super::open(url.parse().unwrap()).await.unwrap();
