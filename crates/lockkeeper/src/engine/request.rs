@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fence_is_a_number_for_everyone() {
+    fn a_fence_converts_to_and_from_numbers() {
         let fence = Fence::new(u64::MAX);
         assert_eq!(fence.to_string().parse(), Ok(fence));
         assert_eq!(Fence::from(u64::from(fence)), fence);

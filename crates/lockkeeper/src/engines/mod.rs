@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_told_without_opening_is_what_the_open_engine_says() {
+    async fn promises_before_opening_are_those_of_the_open_engine() {
         let endpoint = Endpoint::parse("memory:").unwrap();
         assert_eq!(
             open(endpoint.clone()).await.unwrap().guarantees(),
@@ -247,7 +247,7 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[tokio::test]
-    async fn a_store_that_is_not_there_is_named_without_its_password() {
+    async fn a_missing_store_is_named_without_its_password() {
         // Nothing listens on the first port.
         let endpoint = Endpoint::parse("redis://me:canary@127.0.0.1:1").unwrap();
         let message = open(endpoint).await.unwrap_err().to_string();

@@ -171,7 +171,7 @@ async fn a_pooler_that_lends_by_session_is_as_good_as_the_server() {
 }
 
 #[tokio::test]
-async fn tls_knows_whom_it_talks_to() {
+async fn tls_verifies_the_server() {
     let directory = tempfile::tempdir().unwrap();
     certificates(directory.path());
     let server = Postgres::start();
