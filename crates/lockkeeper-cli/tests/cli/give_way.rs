@@ -83,9 +83,9 @@ fn holders_give_way(url: &str) {
     );
     next.end().exits(0).prints("next");
     // Another signal, and a lock that is kept all the same.
-    let marks = "trap 'echo usr1 >>marked' USR1; while :; do sleep 0.1; done";
+    let marks = "trap 'echo usr1 >>marked' USR1; echo ready >ready; while :; do sleep 0.1; done";
     let keeps = place.start(&format!("run --on-yield usr1 k -- {marks}"));
-    place.until("k", 1, 0);
+    place.content("ready");
     place.run("yield --json k").exits(0);
     assert_eq!(place.content("marked"), "usr1\n");
     place.until("k", 1, 0);
