@@ -19,6 +19,7 @@ mod output;
 mod prompt;
 mod run;
 mod table;
+mod top;
 mod ui;
 mod waiting;
 
@@ -78,6 +79,7 @@ fn dispatch(cli: Cli) -> exit::Outcome {
         Verb::Ls(args) => block_on(inspect::ls(args)),
         Verb::Show(args) => block_on(inspect::show(args)),
         Verb::Watch(args) => block_on(inspect::watch(args)),
+        Verb::Top(args) => block_on(top::top(args)),
         Verb::Ui(args) => block_on(ui::ui(*args)),
         Verb::Break(args) => block_on(inspect::break_lock(args)),
         Verb::Yield(args) => block_on(inspect::ask_to_yield(args)),

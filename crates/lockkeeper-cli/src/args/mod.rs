@@ -15,7 +15,7 @@ use clap::{Error, Parser, Subcommand};
 pub(crate) use self::common::{OnLost, OnYield, Secret, Supervision, Terms, Where};
 pub(crate) use self::verbs::{
     Acquire, Bench, Break, Completions, Doctor, Elect, Explain, Ls, Man, Release, Renew, Run, Show,
-    Ui, Watch, Yield,
+    Top, Ui, Watch, Yield,
 };
 
 use crate::output::human;
@@ -181,6 +181,15 @@ Example:
 Example:
   lockkeeper watch deploy/ --interval 500ms")]
     Watch(Watch),
+
+    /// Show who holds and who waits on the terminal, live, for several engines
+    ///
+    /// Sort with s, filter with /, Enter shows the details of a lock, ? lists the keys. A holder is asked
+    /// to yield with y, and a lock is broken with b, after a confirmation. `watch` is for pipes.
+    #[command(after_help = "\
+Example:
+  lockkeeper top redis://cache.example postgres://db.example/app")]
+    Top(Top),
 
     /// Show the locks of several engines in a browser, live
     ///

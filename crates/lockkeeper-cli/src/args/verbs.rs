@@ -144,6 +144,18 @@ pub(crate) struct Watch {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Top {
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+    /// How often to look at each engine; less often where a look takes long
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "2s")]
+    pub(crate) interval: Duration,
+    /// The engines: URLs, or names in the configuration [default: all of those, or as for `run`]
+    #[arg(value_name = "URL")]
+    pub(crate) urls: Vec<String>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Ui {
     #[command(flatten)]
     pub(crate) secret: Secret,
