@@ -182,7 +182,7 @@ Example:
   lockkeeper watch deploy/ --interval 500ms")]
     Watch(Watch),
 
-    /// Show who holds and who waits on the terminal, live, for several engines
+    /// Show holders and waiters on the terminal, live, for several engines
     ///
     /// Sort with s, filter with /, Enter shows the details of a lock, ? lists the keys. A holder is asked
     /// to yield with y, and a lock is broken with b, after a confirmation. `watch` is for pipes.
