@@ -25,7 +25,7 @@ pub(crate) const EXAMPLES: &str = "\
 lockkeeper holds a lock while a command runs. Three examples that work right here:
 
   lockkeeper run backup -- sleep 60          one at a time; a second one waits for the first
-  lockkeeper run -n backup -- echo done      do not wait: exit 75 if somebody is in
+  lockkeeper run -n backup -- echo done      do not wait: exit 75 if it is held
   lockkeeper show backup                     who holds it, and who waits
 
 More: lockkeeper --help, lockkeeper run --help.
