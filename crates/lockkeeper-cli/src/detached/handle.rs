@@ -124,7 +124,7 @@ fn ask(handle: &str, ask: Ask) -> exit::Outcome {
         Some(Answer::Lost { reason }) => Err(Failure::new(exit::LOST, reason)),
         Some(Answer::Unconfirmed { reason }) => Err(Failure::new(exit::UNAVAILABLE, reason)),
         Some(Answer::Asked) => {
-            tell("somebody asked for the lock; release it when you can");
+            tell("the holder was asked to yield; release the lock when you can");
             Ok(0)
         }
         Some(_) => Ok(0),

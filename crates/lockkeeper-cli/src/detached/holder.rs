@@ -53,7 +53,7 @@ pub(crate) struct Request {
     /// How long to hold it; `None` for as long as the process it is bound to lives.
     pub(crate) lease: Option<Duration>,
     pub(crate) pid: Option<i32>,
-    /// The signal that this process is sent when somebody asks for the lock.
+    /// The signal that this process gets when the holder is asked to yield.
     pub(crate) on_yield: Option<i32>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) enum Ask {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Done,
-    /// The same, and somebody asked for the lock.
+    /// The same, and the holder was asked to yield.
     Asked,
     Lost {
         reason: String,

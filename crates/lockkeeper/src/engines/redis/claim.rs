@@ -31,7 +31,7 @@ use super::yielding;
 /// How long a silent waiter keeps its place in the queue.
 pub(in crate::engines) const WAITER_LEASE: Duration = Duration::from_secs(6);
 
-/// Whoever waits longer for a mutex without a queue is shown to people who look.
+/// A waiter for a mutex without a queue is shown by `inspect` after this time.
 const SHOWN_AFTER: Duration = Duration::from_millis(100);
 
 /// For how long, unless it asks again: it does so after [`WAITER_LEASE`] at the latest.
@@ -63,7 +63,7 @@ pub(in crate::engines) struct RedisClaim {
 #[derive(Debug)]
 struct Waits {
     since: Instant,
-    /// Who waits, as people are shown it.
+    /// The waiter, as `inspect` shows it.
     record: String,
     /// When that was last written, if it was.
     shown: Option<Instant>,
@@ -212,7 +212,7 @@ impl RedisClaim {
         found > 1 && self.store.servers.hears(self.names.slot(), &self.simple_channel()).await
     }
 
-    /// What a script is told of a waiter that is shown, or was: for how long, and its record.
+    /// The arguments of a script for a waiter that is shown, or was: for how long, and its record.
     fn shown(&self, take: bool, show: bool) -> Vec<String> {
         match &self.waits {
             Some(Waits { shown: Some(_), record, .. }) => {
