@@ -18,7 +18,8 @@ use serde_json::json;
 
 use crate::args::{Acquire, Release, Renew};
 use crate::config::Config;
-use crate::detached::holder::{self, Answer, Ask, Request};
+use crate::detached::holder;
+use crate::detached::protocol::{Answer, Ask, Request};
 use crate::exit::{self, Failure};
 use crate::output::{Say, stdout, tell};
 use crate::run;
