@@ -6,17 +6,20 @@ use lockkeeper::endpoint::Endpoint;
 use lockkeeper::{Client, Owner, whoami};
 use tokio::time::Instant;
 
+use crate::acquire::{self, interruptible};
 use crate::args::{Elect, Terms};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::output::{Say, print};
+use crate::run;
 use crate::run::child::Job;
+use crate::run::end::{End, verdict};
 use crate::run::signals::Signals;
 use crate::run::status::{self, Status, seconds};
-use crate::run::supervise::{End, Supervisor};
+use crate::run::supervise::Supervisor;
 use crate::run::timeline::{Limit, Timeline};
-use crate::run::{self, interruptible};
 use crate::table::plain;
+use crate::waiting::{Line, Waiting};
 
 /// Between terms of a command that ends at once, so that --forever does not become a busy loop.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -26,11 +29,12 @@ pub(crate) async fn elect(args: Elect) -> exit::Outcome {
     let config = Config::load()?.quietly(args.supervision.quiet);
     let endpoint = config.endpoint(&args.place)?;
     let client = Client::connect(endpoint.spell_out()).await?;
+    client.set_command(config.command(&args.argv)?.as_deref());
     let outcome = match args.observe {
         true => interruptible(observe(&client, &args), &signals).await,
         false => lead(&client, &endpoint, &config, &args, &signals).await,
     };
-    run::close(client, outcome.is_ok()).await;
+    acquire::close(client, outcome.is_ok()).await;
     outcome
 }
 
@@ -64,7 +68,7 @@ async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
     }
 }
 
-/// Stands, leads, and stands again.
+/// Campaigns, leads, and campaigns again.
 async fn lead(
     client: &Client,
     endpoint: &Endpoint,
@@ -86,9 +90,18 @@ async fn lead(
         let owner = Owner::new();
         let limit = Limit::of(client, ttl, None);
         let timeline = Timeline::new(limit, grace, on_lost)?;
-        let lock = run::lock(client, &args.name, &terms).owner(&owner);
+        let lock = acquire::lock(client, &args.name, &terms).owner(&owner);
         let lock = limit.terms(lock, &timeline, ttl);
-        let guard = interruptible(run::acquire(client, lock, &args.name, &terms), signals).await?;
+        let standing = async {
+            let mut line = Line::new(say);
+            let (key, drawn) = (&args.name, line.drawn);
+            let waiting = Waiting { key, terms: &terms, since: started, until: None, drawn };
+            tokio::select! {
+                elected = acquire::acquire(client, lock, key, &terms) => elected,
+                never = waiting.tell(client, |text| line.show(&text)) => match never {},
+            }
+        };
+        let guard = interruptible(standing, signals).await?;
         let mut status = Status {
             key: args.name.clone(),
             url: Some(client.place().to_owned()),
@@ -118,10 +131,10 @@ async fn lead(
         };
         let ended = supervisor.run(job).await;
         status.held = seconds(granted.elapsed());
-        let released = run::release(guard, say).await;
+        let released = acquire::release(guard, say).await;
         let mut end = ended?;
         end.lost = end.lost.or(released.err().flatten());
-        let code = run::verdict(&end, say, &mut status);
+        let code = verdict(&end, say, &mut status);
         status.exit_code = code;
         status.tell(&args.supervision, say);
         if !again(args, &end) {
@@ -135,8 +148,8 @@ async fn lead(
     }
 }
 
-/// Whether to stand again: after a loss or after giving way unless --once, after the command's own end
-/// with --forever; never after somebody asked us to end.
+/// Whether to campaign again: after a loss or a yield unless --once, after the command's own end
+/// with --forever; never after a signal to end.
 fn again(args: &Elect, end: &End) -> bool {
     match &end.lost {
         _ if end.asked_to_end => false,

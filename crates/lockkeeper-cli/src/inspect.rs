@@ -9,12 +9,12 @@ use std::time::SystemTime;
 use lockkeeper::engine::{Entry, Snapshot};
 use serde_json::{Value, json};
 
+use crate::acquire::interruptible;
 use crate::args::{Break, Ls, Show, Watch, Yield};
 use crate::config::Config;
 use crate::detached::handle;
 use crate::exit::{self, Failure};
 use crate::output::{human, print, stderr, tell};
-use crate::run::interruptible;
 use crate::run::signals::Signals;
 use crate::table::{Table, plain, short};
 
@@ -166,8 +166,17 @@ fn add_leases_of_handles(snapshots: &mut [Snapshot]) {
 }
 
 fn table(snapshots: &[Snapshot]) -> String {
-    let mut table =
-        Table::new(["KEY", "STATE", "MODE", "WHO", "AGE", "LEASE LEFT", "FENCE", "NOTE"]);
+    let mut table = Table::new([
+        "KEY",
+        "STATE",
+        "MODE",
+        "WHO",
+        "AGE",
+        "LEASE LEFT",
+        "FENCE",
+        "COMMAND",
+        "NOTE",
+    ]);
     for snapshot in snapshots {
         let waiters = snapshot.waiters.iter().flatten().enumerate();
         let rows = snapshot.holders.iter().map(|holder| ("held".to_owned(), holder));
@@ -186,6 +195,7 @@ fn table(snapshots: &[Snapshot]) -> String {
                     None if held => unknown(),
                     None => String::new(),
                 },
+                entry.command.clone().unwrap_or_default(),
                 entry.note.clone().unwrap_or_default(),
             ]);
         }
@@ -193,12 +203,14 @@ fn table(snapshots: &[Snapshot]) -> String {
     table.to_string()
 }
 
-/// Who, for how long, and why, in one line.
+/// Who, doing what, for how long, and why, in one line.
 pub(crate) fn describe(entry: &Entry) -> String {
     let who = entry.who.clone().unwrap_or_else(|| format!("{}…", start_of(&entry.identity)));
+    let command = entry.command.as_ref();
+    let command = command.map(|command| format!(" running {command:?}")).unwrap_or_default();
     let since = age(entry).map(|age| format!(" for {}", human(age))).unwrap_or_default();
     let note = entry.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
-    short(&plain(&format!("{who}{since}{note}")))
+    short(&plain(&format!("{who}{command}{since}{note}")))
 }
 
 fn to_json(snapshot: &Snapshot) -> Value {
@@ -216,6 +228,7 @@ fn entry_to_json(entry: &Entry) -> Value {
         "identity": start_of(&entry.identity),
         "mode": entry.mode.kind(),
         "who": entry.who,
+        "command": entry.command,
         "note": entry.note,
         "since": entry.since.map(|since| humantime::format_rfc3339_millis(since).to_string()),
         "age": age(entry).map(|age| age.as_secs_f64()),

@@ -1,19 +1,13 @@
-//! The client: one engine, and everything that its locks share.
+//! The client: one engine, and everything its locks share.
 
-use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::{Notify, mpsc};
+use tokio::runtime::Handle;
 
 use crate::core::acquire::CALL_LIMIT;
-use crate::core::clock::Clock;
-use crate::core::local_queue::LocalQueues;
-use crate::core::release::{self, BackgroundWork};
-use crate::core::renewal::Renewals;
-use crate::core::telemetry::Meters;
+use crate::core::inner::Inner;
+use crate::core::release::BackgroundWork;
 use crate::election::Election;
 use crate::engine::{Engine, Entry, Finding, Guarantees, Mode, Query, Snapshot};
 use crate::engines;
@@ -21,21 +15,19 @@ use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 use crate::lock::Lock;
-use crate::owner::{TokenSource, random};
 
-/// How long the last handle waits for the releases that were begun.
-pub(crate) const LINGER: Duration = Duration::from_secs(2);
-
-/// A connection to one engine. Cheap to clone; clones share everything.
+/// A connection to one engine, from which you create locks. Cheap to clone; clones share
+/// everything.
 ///
-/// The last of a client's handles to be dropped, whether client, lock or guard, waits up to two
-/// seconds for the releases that were begun, so that a program which ends does not leave its locks
-/// to their leases. On a current-thread runtime nobody could carry them out meanwhile, and on a
-/// runtime with one worker nobody but that worker: end with [`Guard::release`](crate::Guard::release)
-/// or [`close`](Client::close) there, and where a client is in a `static`, which is never dropped.
+/// When the last handle of a client (a client, lock or guard) is dropped, the drop waits up to two
+/// seconds for pending releases, so that a program that ends does not leave its locks to expire.
+/// This needs a runtime thread that can make progress meanwhile: a current-thread runtime has none,
+/// and a runtime with one worker has none while that worker drops the handle. There, and if the
+/// client is in a `static`, which is never dropped, end with
+/// [`Guard::release`](crate::Guard::release) or [`close`](Client::close).
 ///
-/// A client does not survive `fork`: a forked process makes one of its own. The inherited one is
-/// refused there, and inherited guards do nothing.
+/// A client does not survive `fork`: the child process must connect its own. In the child, calls on
+/// the inherited client fail and inherited guards do nothing.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -60,23 +52,22 @@ impl Clone for Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if self.inner.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.inner.linger();
-        }
+        self.inner.remove_handle();
     }
 }
 
 impl Client {
-    /// Opens the engine that a URL names: `file:`, `file:///dir`, `redis://host`, `postgres://host/db`, …
+    /// Connects to the engine that a URL names: `file:`, `file:///dir`, `redis://host`,
+    /// `postgres://host/db`, …
     ///
     /// Every engine but `memory:` and `file:` needs its cargo feature.
     ///
     /// # Errors
-    /// [`Error::Url`] for a URL or option that is not understood, which names what is;
-    /// [`Error::Engine`] when the engine cannot be reached.
+    /// [`Error::Url`] for an unknown URL scheme or option; the message lists the accepted ones.
+    /// [`Error::Engine`] if the engine cannot be reached.
     ///
     /// # Cancel safety
-    /// Nothing happened if it is dropped.
+    /// Dropping the future has no effect on the engine.
     pub async fn connect(url: impl AsRef<str>) -> Result<Self> {
         let endpoint = Endpoint::parse(url.as_ref())?;
         let place = endpoint.to_string();
@@ -89,7 +80,7 @@ impl Client {
         Ok(Self::start(engine, place, runtime))
     }
 
-    /// A client of an engine of your own, or of one that you hold the knobs of.
+    /// Creates a client for an engine of your own, or for one that you configured in code.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -97,7 +88,7 @@ impl Client {
         Self::shared(Arc::new(engine))
     }
 
-    /// As [`new`](Client::new), for an engine that others share.
+    /// Like [`new`](Client::new), for an engine that is shared with other clients.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -107,38 +98,12 @@ impl Client {
     }
 
     fn start(engine: Arc<dyn Engine>, place: String, runtime: Handle) -> Self {
-        let (background, queue) = mpsc::unbounded_channel();
-        let renewals = Arc::new(Renewals::default());
-        let clock = engine.clock();
-        let meters = Arc::new(Meters::new(engine.guarantees().engine));
-        let process = std::process::id();
-        reseed(process);
-        runtime.spawn(renewals.clone().run(engine.clone(), clock, meters.clone()));
-        runtime.spawn(release::background(queue));
-        let inner = Inner {
-            guarantees: engine.guarantees(),
-            engine,
-            place,
-            clock,
-            runtime,
-            local: LocalQueues::default(),
-            renewals,
-            meters,
-            tokens: TokenSource::new(),
-            process,
-            handles: AtomicUsize::new(0),
-            background,
-            pending: Arc::default(),
-            guards: Arc::default(),
-            stopping: AtomicBool::new(false),
-            stopped: Notify::new(),
-        };
-        Self::of(&Arc::new(inner))
+        Self::of(&Inner::start(engine, place, runtime))
     }
 
-    /// One more handle.
+    /// Another handle of the same client.
     pub(crate) fn of(inner: &Arc<Inner>) -> Self {
-        inner.handles.fetch_add(1, Ordering::Relaxed);
+        inner.add_handle();
         Self { inner: inner.clone() }
     }
 
@@ -146,14 +111,15 @@ impl Client {
         &self.inner
     }
 
-    /// A lock that one holds alone.
+    /// A lock with one holder at a time.
     pub fn mutex(&self, key: impl AsRef<str>) -> Lock {
         Lock::new(self, key.as_ref(), Mode::Mutex)
     }
 
-    /// The shared side of a read-write lock: readers together, and never beside a writer.
+    /// The shared side of a read-write lock: any number of readers, but never together with a
+    /// writer.
     ///
-    /// A waiting writer goes before readers that come after it.
+    /// A waiting writer blocks readers that arrive after it.
     pub fn read(&self, key: impl AsRef<str>) -> Lock {
         Lock::new(self, key.as_ref(), Mode::Read)
     }
@@ -163,62 +129,63 @@ impl Client {
         Lock::new(self, key.as_ref(), Mode::Write)
     }
 
-    /// One of `limit` permits. Everyone must name the same limit: another one is refused.
+    /// One of `limit` permits. All clients must use the same limit; a different one is refused.
     pub fn semaphore(&self, key: impl AsRef<str>, limit: u32) -> Lock {
         Lock::new(self, key.as_ref(), Mode::Permits { take: 1, limit })
     }
 
-    /// Leadership: a mutex that one keeps for as long as one can.
+    /// A leader election: a mutex that the leader keeps as long as it can.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(self.clone(), name.as_ref())
     }
 
-    /// Who holds a lock and who waits for it; `None` when nobody does.
+    /// Returns the holders and waiters of a lock, or `None` if it has neither.
     ///
     /// # Errors
-    /// [`Error::Key`] for a bad key, [`Error::Engine`] when the engine cannot tell.
+    /// [`Error::Key`] for an invalid key, [`Error::Engine`] if the engine cannot be queried.
     ///
     /// # Cancel safety
-    /// Changes nothing, dropped or not.
+    /// Read-only, so it may be dropped at any time.
     pub async fn inspect(&self, key: impl AsRef<str>) -> Result<Option<Snapshot>> {
         let query = Query::Key(Key::new(key)?);
         Ok(self.inner.engine.inspect(&query).await?.into_iter().next())
     }
 
-    /// All locks in use whose key starts with `prefix`, in order; the empty prefix means all.
+    /// Returns all locks in use whose key starts with `prefix`, ordered by key; an empty prefix
+    /// means all.
     ///
     /// # Errors
-    /// [`Error::Engine`] when the engine cannot tell.
+    /// [`Error::Engine`] if the engine cannot be queried.
     ///
     /// # Cancel safety
-    /// Changes nothing, dropped or not.
+    /// Read-only, so it may be dropped at any time.
     pub async fn list(&self, prefix: impl Into<String>) -> Result<Vec<Snapshot>> {
         self.inner.engine.inspect(&Query::Prefix(prefix.into())).await
     }
 
-    /// Takes a lock away from whoever holds it, and says who that was. For operators.
+    /// Takes a lock away from its holders and returns them. For operators.
     ///
-    /// The holder may still be at work: its guard learns of the loss at its next renewal, and the
-    /// next grant has a higher fence, by which the resource can refuse it.
+    /// The holder may still be working: its guard detects the loss at its next renewal. The next
+    /// grant has a higher fence, so a resource that checks fences rejects the old holder.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where nobody but the holder can end a hold.
+    /// [`Error::Unsupported`] if only the holder can end a hold on this engine.
     ///
     /// # Cancel safety
-    /// If it is dropped, the lock may be broken or not.
+    /// If it is dropped, the lock may or may not have been broken.
     pub async fn break_lock(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
         let key = Key::new(key)?;
         tracing::warn!(%key, "breaking a lock");
         self.inner.engine.break_lock(&key).await
     }
 
-    /// Asks whoever holds a lock to give way, and says who was asked.
+    /// Asks the holders of a lock to release it, and returns those that were asked.
     ///
-    /// Holders that listen ([`Guard::yield_requested`](crate::Guard::yield_requested)) may then release it;
-    /// nothing is taken away from those that do not.
+    /// Holders that wait for [`Guard::yield_requested`](crate::Guard::yield_requested) can then
+    /// release the lock. Nothing is taken away from holders that do not.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the engine cannot carry the question.
+    /// [`Error::Unsupported`] if the engine cannot deliver the request.
     ///
     /// # Cancel safety
     /// If it is dropped, some holders may have been asked.
@@ -226,51 +193,64 @@ impl Client {
         self.inner.engine.request_yield(&Key::new(key)?).await
     }
 
-    /// Looks at the deployment for what would hurt.
+    /// Checks the deployment for problems: permissions, persistence, clocks, settings.
     ///
     /// # Errors
-    /// [`Error::Engine`] when the engine cannot be asked at all.
+    /// [`Error::Engine`] if the engine cannot be reached at all.
     pub async fn doctor(&self) -> Result<Vec<Finding>> {
         self.inner.engine.doctor().await
     }
 
-    /// How long a lock that is asked for with this `ttl` really lasts without a renewal, as far as is known
-    /// before it is granted; [`Guard::lease`](crate::Guard::lease) says it of a lock that is held.
+    /// Sets what the locks of this client and of its clones are recorded with as the command that takes
+    /// them, for people who look: [`Entry::command`]. `None` records nothing.
     ///
-    /// It is less than `ttl` where a session keeps the locks, and the servers keep it for a shorter time.
+    /// By default it is the command line of this process. Its first 80 characters are recorded, without
+    /// the passwords of URLs; set it if it may have other secrets in it. Everybody who can read the store
+    /// can read it.
+    pub fn set_command(&self, command: Option<&str>) {
+        self.inner.set_command(command);
+    }
+
+    /// Returns how long a lock requested with this `ttl` will last without renewal, as far as that
+    /// is known before the grant. For a lock that is held, use
+    /// [`Guard::lease`](crate::Guard::lease).
+    ///
+    /// It is less than `ttl` on an engine that binds locks to sessions if the servers allow only
+    /// shorter sessions.
     pub fn lease_of(&self, ttl: Duration) -> Duration {
         self.inner.engine.lease_of(ttl)
     }
 
-    /// What this engine promises.
+    /// Returns what this engine promises.
     pub fn guarantees(&self) -> Guarantees {
         self.inner.guarantees
     }
 
-    /// The URL without secrets.
+    /// Returns the engine's URL without secrets.
     pub fn place(&self) -> &str {
         &self.inner.place
     }
 
-    /// Waits until every release that was begun is confirmed or given up, then closes the engine.
+    /// Waits until every pending release is confirmed or abandoned, then closes the engine.
     ///
-    /// Guards that are still held stay held, and are released when they are dropped.
-    /// An engine that does not answer is waited for ten seconds.
+    /// Locks that are still held stay held, and are released when their guards are dropped. The
+    /// wait ends after ten seconds if the engine does not answer.
     pub async fn close(self) {
         self.flush().await;
         self.inner.engine.close().await;
     }
 
-    /// Ends the use of this client and of all its clones, and leaves nothing behind. For a service that is
-    /// told to end.
+    /// Shuts down this client and all its clones, and releases every lock. For a service that is
+    /// about to exit.
     ///
-    /// Acquires fail from now on, also those that wait, with [`Error::Shutdown`]. Holders are told by
-    /// [`Guard::lost`](crate::Guard::lost), with [`Loss::Shutdown`], so that `run` and `lead` drop their
-    /// work. Until they let go, their locks stay theirs and are renewed, for `grace` at most: then
-    /// [`Guard::check`](crate::Guard::check) fails too, and the locks are released under them.
-    /// Finally the engine is closed, as by [`close`](Client::close).
+    /// From now on, all acquires fail with [`Error::Shutdown`], including those that are waiting.
+    /// [`Guard::lost`](crate::Guard::lost) resolves with [`Loss::Shutdown`], so that `run` and
+    /// `lead` drop their work. Locks stay held and renewed until their holders release them, for at
+    /// most `grace`. After that, [`Guard::check`](crate::Guard::check) fails too, and the remaining
+    /// locks are released although their guards still exist. Finally the engine is closed, as by
+    /// [`close`](Client::close).
     ///
-    /// Returns the keys whose holders did not let go in time.
+    /// Returns the keys that were still held at the end of `grace`.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -283,7 +263,7 @@ impl Client {
     /// let worker = tokio::spawn(lock.run(async |_| std::future::pending::<()>().await));
     /// # tokio::task::yield_now().await;
     ///
-    /// // When SIGTERM comes:
+    /// // On SIGTERM:
     /// let late = client.shutdown(Duration::from_secs(10)).await;
     /// assert!(late.is_empty());
     /// let ended = worker.await.expect("it does not panic");
@@ -293,16 +273,11 @@ impl Client {
     /// ```
     ///
     /// # Cancel safety
-    /// If it is dropped, acquires go on to be refused, and guards are released when they are dropped.
-    /// Call it again on a clone to go on.
+    /// If it is dropped, acquires keep failing, and locks are released when their guards are
+    /// dropped. Call it again on a clone to resume.
     pub async fn shutdown(self, grace: Duration) -> Vec<Key> {
         let inner = &self.inner;
-        // In one order with the count of guards: an acquire counts itself and looks, we tell and count.
-        inner.stopping.store(true, Ordering::SeqCst);
-        inner.stopped.notify_waiters();
-        for hold in inner.local.holds() {
-            hold.look_at_the_clock();
-        }
+        inner.stop();
         let let_go = tokio::time::timeout(grace, inner.guards.none_left()).await;
         let late = if let_go.is_err() { inner.local.holds() } else { Vec::new() };
         for hold in &late {
@@ -314,198 +289,11 @@ impl Client {
         keys
     }
 
-    /// Waits for the releases that were begun.
+    /// Waits for pending releases.
     pub(crate) async fn flush(&self) {
         let flushed = self.inner.pending.none_left();
         if tokio::time::timeout(CALL_LIMIT, flushed).await.is_err() {
-            tracing::warn!("some releases were not confirmed in time; leases end by themselves");
-        }
-    }
-}
-
-/// What all locks, guards and background tasks of a client share.
-pub(crate) struct Inner {
-    pub(crate) engine: Arc<dyn Engine>,
-    pub(crate) guarantees: Guarantees,
-    pub(crate) place: String,
-    pub(crate) clock: Clock,
-    pub(crate) runtime: Handle,
-    pub(crate) local: LocalQueues,
-    pub(crate) renewals: Arc<Renewals>,
-    pub(crate) meters: Arc<Meters>,
-    pub(crate) tokens: TokenSource,
-    /// Who made it.
-    process: u32,
-    /// How many clients, locks and guards its users have.
-    handles: AtomicUsize,
-    background: mpsc::UnboundedSender<(BackgroundWork, Pending)>,
-    pending: Arc<Count>,
-    /// How many guards there are, of locks that are held or lost, and acquires under way.
-    guards: Arc<Count>,
-    stopping: AtomicBool,
-    /// Told once `stopping` is set.
-    stopped: Notify,
-}
-
-impl Inner {
-    pub(crate) fn engine_name(&self) -> &'static str {
-        self.guarantees.engine
-    }
-
-    /// Whether this process was forked from the one that made the client, whose threads stayed there,
-    /// and whose connections two processes cannot share.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.process != std::process::id()
-    }
-
-    /// Refuses to work in a forked process.
-    ///
-    /// # Errors
-    /// [`Error::Config`].
-    pub(crate) fn check_process(&self) -> Result<()> {
-        if !self.is_inherited() {
-            return Ok(());
-        }
-        Err(Error::Config(format!(
-            "this client belongs to process {}, from which this one was forked; make a client here",
-            self.process
-        )))
-    }
-
-    /// Waits for what is under way, if others can carry it out meanwhile.
-    fn linger(&self) {
-        if self.is_inherited()
-            || self.pending.open.load(Ordering::Acquire) == 0
-            || self.runtime.runtime_flavor() == RuntimeFlavor::CurrentThread
-        {
-            return;
-        }
-        let here = Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id());
-        if here && self.runtime.metrics().num_workers() == 1 && tokio::task::try_id().is_some() {
-            // As far as can be known, this thread is the one that would have to do it.
-            return;
-        }
-        // What a worker is to run next, nobody else can: another task in that place frees the one
-        // that we wait for. And a runtime that is shutting down ends every new task at once.
-        let bystander = self.runtime.spawn(std::future::pending::<()>());
-        let is_over = bystander.is_finished();
-        bystander.abort();
-        if !is_over && !self.pending.wait(LINGER) {
-            tracing::warn!("some releases were not confirmed in time; leases end by themselves");
-        }
-    }
-
-    /// Leaves work to the background task.
-    pub(crate) fn in_background(&self, work: BackgroundWork) {
-        // It fails when the runtime is gone. Then the claim is dropped, and its lease ends by itself.
-        let _ = self.background.send((work, self.pending()));
-    }
-
-    /// Runs work to its end in a task of its own, for those who may spawn one: it is the shorter way.
-    pub(crate) fn finish(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let pending = self.pending();
-        self.runtime.spawn(async move {
-            work.await;
-            drop(pending);
-        });
-    }
-
-    /// A mark of work that `close` waits for.
-    pub(crate) fn pending(&self) -> Pending {
-        Pending::of(&self.pending)
-    }
-
-    /// A mark of a guard or of an acquire under way, which `shutdown` waits for.
-    pub(crate) fn guard(&self) -> Pending {
-        Pending::of(&self.guards)
-    }
-
-    /// Whether it is shutting down.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
-    }
-
-    /// Resolves when it is shutting down.
-    pub(crate) async fn stopped(&self) {
-        // Made before looking, or the notice could come in between.
-        let stopped = self.stopped.notified();
-        if !self.is_stopping() {
-            stopped.await;
-        }
-    }
-}
-
-impl fmt::Debug for Inner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("place", &self.place).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.renewals.close();
-    }
-}
-
-/// Gives this thread's generator of random delays a new start in a forked process, where it would
-/// go in step with those of its siblings.
-fn reseed(process: u32) {
-    static SEEDED: AtomicU32 = AtomicU32::new(0);
-    let before = SEEDED.swap(process, Ordering::Relaxed);
-    if before != 0 && before != process {
-        fastrand::seed(random() as u64);
-    }
-}
-
-/// How many things are not done yet.
-#[derive(Debug, Default)]
-struct Count {
-    open: AtomicUsize,
-    changed: Notify,
-    /// For threads that wait.
-    thread: Mutex<()>,
-    none: Condvar,
-}
-
-impl Count {
-    async fn none_left(&self) {
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if self.open.load(Ordering::SeqCst) == 0 {
-                return;
-            }
-            changed.await;
-        }
-    }
-
-    /// Blocks until none is left, at most so long.
-    fn wait(&self, limit: Duration) -> bool {
-        let thread = self.thread.lock().expect("nothing panics under this lock");
-        let waited =
-            self.none.wait_timeout_while(thread, limit, |()| self.open.load(Ordering::Acquire) > 0);
-        !waited.expect("nothing panics under this lock").1.timed_out()
-    }
-}
-
-/// The mark of something that is not done yet.
-pub(crate) struct Pending(Arc<Count>);
-
-impl Pending {
-    fn of(count: &Arc<Count>) -> Self {
-        count.open.fetch_add(1, Ordering::SeqCst);
-        Self(count.clone())
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if self.0.open.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.changed.notify_waiters();
-            // Whoever looked at the count before is waiting by now.
-            drop(self.0.thread.lock());
-            self.0.none.notify_all();
+            tracing::warn!("some releases were not confirmed in time; their leases will expire");
         }
     }
 }

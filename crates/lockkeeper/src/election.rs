@@ -1,6 +1,6 @@
-//! Leadership: a lock that one keeps.
+//! Leader election: a lock that the leader keeps.
 //!
-//! A term is a guard; its number is the fence, so whatever the leader touches can refuse a former one.
+//! A term is a guard, and its number is the fence, so a resource can reject a former leader.
 
 use std::future::Future;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use crate::engine::Fence;
 use crate::error::{Error, Loss, Result};
 use crate::guard::{Guard, Release};
 use crate::lock::Lock;
-use crate::owner::whoami;
+use crate::who::whoami;
 
-/// An election that one can stand in or observe.
+/// An election in which you can stand as a candidate, or which you can observe.
 #[derive(Debug, Clone)]
 pub struct Election {
     client: Client,
@@ -28,46 +28,46 @@ impl Election {
         Self { client, name: name.to_owned(), lock }
     }
 
-    /// How long a leader that died stays leader. Default 30 s; see [`Lock::ttl`].
+    /// Sets how long a leader that has died stays leader. Default 30 s; see [`Lock::ttl`].
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.lock = self.lock.ttl(ttl);
         self
     }
 
-    /// What to tell about this candidate. Default: who and where it is.
+    /// Sets the note that observers see for this candidate. Default: `candidate` and [`whoami`].
     pub fn note(mut self, note: impl AsRef<str>) -> Self {
         self.lock = self.lock.note(note);
         self
     }
 
-    /// Waits until we lead.
+    /// Waits until this candidate is the leader.
     ///
     /// # Errors
-    /// As [`Lock::acquire`].
+    /// Same as [`Lock::acquire`].
     ///
     /// # Cancel safety
-    /// May be dropped at any time; we do not stand any more.
+    /// May be dropped at any time; the candidacy is then withdrawn.
     pub async fn campaign(&self) -> Result<Term> {
         Ok(Term { guard: self.lock.clone().acquire().await? })
     }
 
-    /// Leads if nobody else does.
+    /// Becomes the leader if there is none. Returns `None` if there is one.
     ///
     /// # Errors
-    /// As [`Lock::acquire`].
+    /// Same as [`Lock::acquire`].
     ///
     /// # Cancel safety
-    /// May be dropped at any time; we do not stand any more.
+    /// May be dropped at any time; the candidacy is then withdrawn.
     pub async fn try_campaign(&self) -> Result<Option<Term>> {
         Ok(self.lock.clone().try_acquire().await?.map(|guard| Term { guard }))
     }
 
-    /// Does work in every term that we win, until the work itself ends.
+    /// Campaigns, runs work in every term won, and returns when the work ends.
     ///
-    /// Work that is interrupted by the loss of leadership is dropped, and we stand again.
+    /// If leadership is lost, the work is dropped and the candidate campaigns again.
     ///
-    /// In a spawned task the work has to own what it uses (`async move`): the compiler cannot see yet
-    /// that a closure that borrows, and is called more than once, may move between threads.
+    /// In a spawned task, the work has to own what it uses (`async move`): the compiler cannot yet
+    /// prove that a borrowing closure that is called more than once is `Send`.
     ///
     /// ```
     /// # #[tokio::main]
@@ -84,10 +84,10 @@ impl Election {
     /// ```
     ///
     /// # Errors
-    /// As [`Lock::acquire`].
+    /// Same as [`Lock::acquire`].
     ///
     /// # Cancel safety
-    /// Dropping it drops the work and steps down.
+    /// Dropping the future drops the work and steps down.
     pub async fn lead<T>(&self, mut work: impl AsyncFnMut(&Term) -> T) -> Result<T> {
         loop {
             let term = self.campaign().await?;
@@ -104,15 +104,15 @@ impl Election {
         }
     }
 
-    /// Follows who leads, without standing.
+    /// Watches who leads, without standing as a candidate.
     ///
-    /// Asks the engine at most once per `every`; it costs one inspection each time.
+    /// It inspects the lock at most once per `every`.
     pub fn observe(&self, every: Duration) -> Observer {
         Observer { client: self.client.clone(), name: self.name.clone(), every, last: None }
     }
 }
 
-/// A time of leadership.
+/// One term of leadership, which ends when it is dropped.
 #[derive(Debug)]
 #[must_use = "leadership ends as soon as the term is dropped"]
 pub struct Term {
@@ -120,12 +120,12 @@ pub struct Term {
 }
 
 impl Term {
-    /// The number of this term: higher than that of every term before it.
+    /// The number of this term, higher than that of every earlier term.
     pub fn number(&self) -> Fence {
         self.guard.fence()
     }
 
-    /// Whether we still lead, by the clock at this very moment.
+    /// Checks whether this term still lasts, by the clock at this very moment.
     ///
     /// # Errors
     /// [`Error::Lost`] with the reason.
@@ -142,7 +142,7 @@ impl Term {
         self.guard
     }
 
-    /// The lock behind it.
+    /// The guard of the underlying lock.
     pub fn guard(&self) -> &Guard {
         &self.guard
     }
@@ -150,25 +150,25 @@ impl Term {
     /// Ends the term.
     ///
     /// # Errors
-    /// As [`Guard::release`].
+    /// Same as [`Guard::release`].
     pub async fn step_down(self) -> Result<Release> {
         self.guard.release().await
     }
 }
 
-/// Who leads, as an observer sees it.
+/// The current leader, as an observer sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The number of the term, where the engine can tell.
+    /// The number of the term, if the engine knows it.
     pub term: Option<Fence>,
-    /// `user@host pid`, where the engine can tell.
+    /// `user@host pid`, if the engine knows it.
     pub who: Option<String>,
-    /// What the candidate told about itself.
+    /// The note that the candidate set.
     pub note: Option<String>,
 }
 
-/// Follows an election.
+/// Watches an election; created by [`Election::observe`].
 #[derive(Debug)]
 pub struct Observer {
     client: Client,
@@ -178,13 +178,14 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// The next change: at first who leads now, later who leads instead; `None` means nobody.
+    /// Waits for the next change. The first call returns the current leader, later calls the one
+    /// that replaced it; `None` means that there is no leader.
     ///
     /// # Errors
-    /// [`Error::Engine`] when the engine cannot tell; call it again to go on.
+    /// [`Error::Engine`] if the engine cannot be queried; call it again to continue.
     ///
     /// # Cancel safety
-    /// May be dropped at any time; no change that lasts is missed.
+    /// May be dropped at any time; a lasting change is never missed.
     pub async fn next(&mut self) -> Result<Option<Leader>, Error> {
         loop {
             let snapshot = self.client.inspect(&self.name).await?;

@@ -1,7 +1,7 @@
-//! The errors a caller branches on.
+//! The errors of this crate.
 //!
-//! "Busy" is not among them: `try_acquire` answers `Ok(None)`.
-//! "I do not know" is never reported as "no": an engine that cannot be asked is [`Error::Engine`].
+//! "Busy" is not an error: `try_acquire` returns `Ok(None)`. "Unknown" is never reported as "no":
+//! an engine that cannot be reached is [`Error::Engine`].
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,80 +9,81 @@ use std::time::Duration;
 
 use crate::key::Key;
 
-/// What every fallible call of this crate returns.
+/// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Something a caller would handle differently from the other variants.
+/// An error of a lock or an engine. Each variant is one that a caller may handle differently.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The lock was busy for the whole of the time that the caller was ready to wait.
+    /// The lock stayed busy for the whole time the caller was willing to wait.
     #[non_exhaustive]
     Timeout {
-        /// The lock that was waited for.
+        /// The key that was waited for.
         key: Key,
         /// How long the caller waited.
         waited: Duration,
     },
 
-    /// The lock was held and is not any more, or nobody can vouch for it.
+    /// The lock was held and no longer is, or can no longer be vouched for.
     #[non_exhaustive]
     Lost {
-        /// The lock that was held.
+        /// The key that was held.
         key: Key,
-        /// Why it is not held any more.
+        /// Why it is no longer held.
         reason: Loss,
     },
 
-    /// The work of a `run` ended, but the lock was lost before its end, so that others may have been in
-    /// meanwhile. Unlike [`Lost`](Error::Lost), all of the work was done.
+    /// The work of a `run` finished, but the lock was lost before its end, so another client may
+    /// have held it meanwhile. Unlike with [`Lost`](Error::Lost), all of the work was done.
     #[non_exhaustive]
     Late {
-        /// The lock that was held.
+        /// The key that was held.
         key: Key,
-        /// Why it is not held any more.
+        /// Why it is no longer held.
         reason: Loss,
     },
 
     /// The client is shutting down: [`Client::shutdown`](crate::Client::shutdown) was called.
     Shutdown,
 
-    /// The engine cannot do this honestly. Refused before any I/O.
+    /// The engine does not support the request. Refused before any I/O.
     #[non_exhaustive]
     Unsupported {
-        /// The engine that was asked.
+        /// The engine.
         engine: &'static str,
-        /// What was asked for, why it is refused, and what would be accepted.
+        /// What was requested, why it is refused, and what would be accepted.
         what: String,
     },
 
-    /// A name that cannot be a key. Says what would be accepted.
+    /// The key is invalid. The message says what would be accepted.
     Key(String),
 
-    /// A URL, or one of its options, that is not understood. Says what would be accepted.
+    /// The URL or one of its options is invalid. The message says what would be accepted.
     Url(String),
 
-    /// A setting that makes no sense: a duration, a number of permits, an owner, a directory, a runtime.
-    /// Says what would be accepted.
+    /// A setting is invalid: a duration, a number of permits, an owner, a directory, a runtime. The
+    /// message says what would be accepted.
     Config(String),
 
-    /// The key holds another kind of thing than the one asked for.
+    /// The key is in use as another kind of lock, or by something that is no lock.
     #[non_exhaustive]
     Conflict {
-        /// The key that was asked for.
+        /// The key that was requested.
         key: Key,
-        /// What is there, and what was asked for.
+        /// What exists there, and what was requested.
         found: String,
     },
 
     /// The engine failed or could not be reached.
     ///
-    /// The message contains that of the cause, so [`source`](StdError::source) goes on behind it.
+    /// The message includes that of the cause, so [`source`](StdError::source) returns the cause of
+    /// the cause.
     #[non_exhaustive]
     Engine {
         /// The engine that failed.
         engine: &'static str,
-        /// What was being done, and to which key.
+        /// The operation that failed, and its key.
         doing: String,
         /// Whether the same call may succeed later.
         retryable: bool,
@@ -92,9 +93,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed later without anyone changing anything.
+    /// Whether the same call may succeed later without any other change.
     ///
-    /// A [`Timeout`](Error::Timeout) is retryable; so is an engine that could not be reached.
+    /// True for a [`Timeout`](Error::Timeout), and for an engine that could not be reached.
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Timeout { .. } => true,
@@ -103,7 +104,7 @@ impl Error {
         }
     }
 
-    /// An engine's failure that may pass: a connection lost, a reply that never came.
+    /// A transient failure of an engine: a lost connection, a missing reply.
     pub fn unreachable(
         engine: &'static str,
         doing: impl Into<String>,
@@ -112,7 +113,7 @@ impl Error {
         Error::Engine { engine, doing: doing.into(), retryable: true, source: source.into() }
     }
 
-    /// An engine's failure that trying again will not cure: permissions, a full disk, garbage.
+    /// A permanent failure of an engine: missing permissions, a full disk, corrupt data.
     pub fn broken(
         engine: &'static str,
         doing: impl Into<String>,
@@ -121,12 +122,13 @@ impl Error {
         Error::Engine { engine, doing: doing.into(), retryable: false, source: source.into() }
     }
 
-    /// What an engine does not do: what was asked for, why it is refused, and what would be accepted.
+    /// A request that the engine does not support: what was requested, why it is refused, and what
+    /// would be accepted.
     pub fn unsupported(engine: &'static str, what: impl Into<String>) -> Self {
         Error::Unsupported { engine, what: what.into() }
     }
 
-    /// Another kind of thing at a key: what is there, and what was asked for.
+    /// A key that is in use as something else: what exists there, and what was requested.
     pub fn conflict(key: &Key, found: impl Into<String>) -> Self {
         Error::Conflict { key: key.clone(), found: found.into() }
     }
@@ -159,31 +161,32 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            // Its own message is part of ours: a report that prints the chain must not say it twice.
+            // Our message includes that of the source: a report that prints the chain must not
+            // repeat it.
             Error::Engine { source, .. } => source.source(),
             _ => None,
         }
     }
 }
 
-/// Why a lock that was held is not held any more.
+/// Why a lock that was held no longer is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Loss {
     /// The lease ran out by the local clock: no renewal was confirmed in time.
     #[error("its lease ran out without a confirmed renewal")]
     Expired,
-    /// A fixed lease reached its end, as asked.
+    /// A fixed lease ended, as requested.
     #[error("its fixed lease ended")]
     Ended,
-    /// The engine says positively that the lock is not ours.
+    /// The engine reported that this client no longer holds the lock.
     #[error("the engine says that it is no longer ours")]
     Gone,
     /// The engine lost the connection, session or file that the lock was bound to.
     #[error("the engine can no longer vouch for it: {0}")]
     Disconnected(String),
-    /// The client is [shutting down](crate::Client::shutdown). The lock is still ours until its guard is
-    /// dropped or the grace is over.
+    /// The client is [shutting down](crate::Client::shutdown). The lock is still held until its
+    /// guard is dropped or the grace period ends.
     #[error("the client is shutting down")]
     Shutdown,
     /// The guard was released.
@@ -196,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_of_the_chain_says_everything_once() {
+    fn a_report_of_the_chain_prints_everything_once() {
         #[derive(Debug, thiserror::Error)]
         #[error("no route")]
         struct Cause(#[source] std::io::Error);

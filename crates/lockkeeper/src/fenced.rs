@@ -1,16 +1,17 @@
-//! The resource's side of a lock: data that refuses a holder which is too late.
+//! The resource's side of a lock: data that rejects stale holders.
 //!
-//! This is the whole rule, for data in this process. A database, a queue or a service of yours does the
-//! same with a column, a key or a header; `docs/semantics.md` has it in SQL and Lua.
+//! This is the whole rule, for data in this process. A database, a queue or a service does the same
+//! with a column, a key or a header; `docs/semantics.md` shows it in SQL and Lua.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::engine::Fence;
 
-/// Data that is reached with a fence, and never with an older one than it has seen.
+/// Data that can only be accessed with a fence, and rejects fences older than the newest it has
+/// seen.
 ///
-/// Looking at the fence and doing the work are one step, so nobody gets in between.
+/// Comparing the fence and doing the work are one atomic step.
 ///
 /// ```
 /// use lockkeeper::{Fence, Fenced};
@@ -24,31 +25,31 @@ use crate::engine::Fence;
 /// # Ok::<(), lockkeeper::Stale>(())
 /// ```
 ///
-/// A semaphore's permits have a fence per slot: keep one of these per slot.
+/// The permits of a semaphore have one fence per slot: keep one `Fenced` per slot.
 #[derive(Debug)]
 pub struct Fenced<T> {
     inner: Mutex<(Fence, T)>,
 }
 
 impl<T> Fenced<T> {
-    /// Data that nobody has reached yet.
+    /// Wraps data that has not been accessed yet.
     pub fn new(data: T) -> Self {
         Self::after(Fence::default(), data)
     }
 
-    /// Data that was stored together with the highest fence it had seen.
+    /// Wraps data that was stored together with the highest fence it had seen.
     pub fn after(fence: Fence, data: T) -> Self {
         Self { inner: Mutex::new((fence, data)) }
     }
 
-    /// Works on the data, unless somebody with a higher fence was here.
+    /// Runs `work` on the data, unless it was accessed with a higher fence before.
     ///
-    /// Also a read raises the fence: what was read stays true until this holder writes.
+    /// Reads raise the fence too: what a holder reads stays true until that holder writes.
     ///
     /// # Errors
-    /// [`Stale`] when the fence is too old. Nothing was done then.
+    /// [`Stale`] if the fence is too old. The work is not run then.
     pub fn access<R>(&self, fence: Fence, work: impl FnOnce(&mut T) -> R) -> Result<R, Stale> {
-        // Work that panicked left its fence behind, which is all that has to be right here.
+        // A panic in `work` leaves the fence set, which is all that has to be consistent here.
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let (highest, data) = &mut *inner;
         if fence < *highest {
@@ -58,7 +59,7 @@ impl<T> Fenced<T> {
         Ok(work(data))
     }
 
-    /// The data and the highest fence, to be stored together.
+    /// Returns the highest fence and the data, to be stored together.
     pub fn into_parts(self) -> (Fence, T) {
         self.inner.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -70,13 +71,13 @@ impl<T: Default> Default for Fenced<T> {
     }
 }
 
-/// A holder came too late: somebody with a higher fence was here before it.
+/// The fence of an access was too old: the data was accessed with a higher one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stale {
-    /// What it came with.
+    /// The fence of the access.
     pub fence: Fence,
-    /// The highest that was seen.
+    /// The highest fence seen so far.
     pub highest: Fence,
 }
 
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_holder_comes_as_often_as_it_likes() {
+    fn the_same_holder_may_access_repeatedly() {
         let data: Fenced<u32> = Fenced::default();
         for _ in 0..3 {
             data.access(Fence::new(1), |data| *data += 1).unwrap();

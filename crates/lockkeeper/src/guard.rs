@@ -1,4 +1,4 @@
-//! A lock in the user's hands.
+//! A lock that is held.
 
 use std::fmt;
 use std::future::Future;
@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::client::{Client, Pending};
+use crate::client::Client;
+use crate::core::count::Counted;
 use crate::core::hold::Hold;
 use crate::core::release::{self, BackgroundWork};
 use crate::core::renewal;
@@ -14,78 +15,83 @@ use crate::engine::{Fence, Mode, Renewal};
 use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 
-/// A lock that is held until the guard is released or dropped, or the lock is lost.
+/// A lock that you hold until the guard is released or dropped, or the lock is lost.
 ///
-/// Every kind of lock on every engine gives this one type. It is owned and `Send`: keep it in a
+/// Every kind of lock on every engine returns this type. It is owned and `Send`: keep it in a
 /// struct, move it between tasks.
 ///
-/// Dropping it gives the lock back in the background, without blocking; only the last handle of a
-/// [client](crate::Client) waits for that. [`release`](Guard::release) does the same and tells how it went.
-#[must_use = "the lock is given back as soon as the guard is dropped"]
+/// Dropping the guard releases the lock in the background, without blocking; only the last handle
+/// of a [client](crate::Client) waits for it. [`release`](Guard::release) waits and reports the
+/// outcome.
+#[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard {
     /// Taken out by `release`, so that the drop after it does nothing.
     hold: Option<Arc<Hold>>,
-    /// Dropped after the release was begun, so that a shutdown finds that begun.
-    _mark: Pending,
-    // Dropped after the release was begun, and may wait for it.
+    /// Dropped after the release has begun, so that a shutdown counts the release.
+    _mark: Counted,
+    // Dropped after the release has begun; it may wait for it.
     _client: Client,
 }
 
-/// How a release went.
+/// The outcome of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Release {
-    /// It was ours until now, and the engine confirmed that it is free
-    /// (or another guard of the same owner still holds it).
+    /// The lock was held until now, and the engine confirmed the release (or another guard of the
+    /// same owner still holds the lock).
     Released,
-    /// It was lost before it was released. Somebody else may have been in meanwhile.
+    /// The lock was lost before it was released. Another client may have held it meanwhile.
     AlreadyLost,
-    /// The engine did not answer. We are out; the release is repeated in the background until it is
-    /// confirmed or the lease has run out by itself.
+    /// The engine did not answer. The lock no longer counts as held; the release is repeated in the
+    /// background until it is confirmed or the lease has expired.
     Unconfirmed,
 }
 
-/// Renewals that failed since the engine confirmed one.
+/// The renewals that failed since the last confirmed one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trouble {
     /// How many failed in a row.
     pub failures: u32,
-    /// What the last one failed with.
+    /// The error of the last one.
     pub error: String,
 }
 
 impl Guard {
-    /// The number to send along with every access to the protected resource, which refuses lower ones.
+    /// The fencing token: send it with every access to the protected resource, which rejects lower
+    /// ones.
     pub fn fence(&self) -> Fence {
         self.hold().fence
     }
 
-    /// The lock.
+    /// The key of the lock.
     pub fn key(&self) -> &Key {
         self.hold().key()
     }
 
-    /// How it is held. A re-entrant reader inside its own write lock holds by that.
+    /// How the lock is held. A re-entrant reader inside its own write lock has the mode of that
+    /// write lock.
     pub fn mode(&self) -> Mode {
         self.hold().mode
     }
 
-    /// Which permits of a semaphore this is, numbered from 0; empty for other kinds.
+    /// Which permits of a semaphore are held, numbered from 0; empty for other kinds.
     ///
     /// A resource keeps one fence per slot.
     pub fn slots(&self) -> &[u32] {
         &self.hold().slots
     }
 
-    /// How many replicas of the store had the lock when it was granted; `None` where nobody asked them.
+    /// How many replicas of the store had the lock when it was granted; `None` if the engine did
+    /// not ask them.
     pub fn replicas(&self) -> Option<u32> {
         self.hold().held().replicas()
     }
 
-    /// Whether the lock is still ours, by the clock at this very moment.
+    /// Checks whether the lock is still held, by the clock at this very moment.
     ///
-    /// Also right after the process was stopped or suspended, and with the executor blocked.
+    /// The answer is right even after the process was stopped or suspended, and while the executor
+    /// is blocked.
     ///
     /// # Errors
     /// [`Error::Lost`] with the reason.
@@ -96,14 +102,14 @@ impl Guard {
         }
     }
 
-    /// Why the lock is not ours any more, by the clock at this very moment.
+    /// Why the lock is no longer held, by the clock at this very moment.
     pub(crate) fn loss(&self) -> Option<Loss> {
         self.hold().loss()
     }
 
-    /// How long the lock is certainly ours if no renewal succeeds from now on.
+    /// How long the lock is certainly held if no further renewal succeeds.
     ///
-    /// [`Duration::MAX`] when there is no lease, because the kernel or a connection holds the lock.
+    /// [`Duration::MAX`] if there is no lease because the kernel or a connection holds the lock.
     pub fn remaining(&self) -> Duration {
         let hold = self.hold();
         if hold.loss().is_some() {
@@ -112,27 +118,27 @@ impl Guard {
         hold.until_end().unwrap_or(Duration::MAX)
     }
 
-    /// How long the lock lasts without a renewal: what the store granted, which may be less than the
-    /// `ttl` that was asked for.
+    /// How long the lock lasts without a renewal. This is what the store granted, which may be less
+    /// than the requested `ttl`.
     ///
-    /// `None` when there is no lease, because the kernel or a connection holds the lock.
+    /// `None` if there is no lease because the kernel or a connection holds the lock.
     pub fn lease(&self) -> Option<Duration> {
         let hold = self.hold();
         hold.state().validity.map(|_| hold.ttl())
     }
 
-    /// Asks the engine now whether the lock is still ours, and extends its lease.
+    /// Asks the engine now whether the lock is still held, and extends its lease.
     ///
-    /// The watchdog does this by itself; call it where the answer matters, for instance before a step that
-    /// cannot be taken back.
+    /// The watchdog does this by itself. Call it where the answer matters, for instance before a
+    /// step that cannot be undone.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lock is not ours any more, [`Error::Engine`] if the engine does not answer (the
-    /// lock is ours as long as [`check`](Guard::check) says so), [`Error::Unsupported`] for a
-    /// [fixed lease](crate::Lock::lease), which is never extended.
+    /// [`Error::Lost`] if the lock is no longer held, [`Error::Engine`] if the engine does not
+    /// answer (the lock is still held as long as [`check`](Guard::check) succeeds),
+    /// [`Error::Unsupported`] for a [fixed lease](crate::Lock::lease), which is never extended.
     ///
     /// # Cancel safety
-    /// May be dropped at any time; the renewal goes on.
+    /// May be dropped at any time; the renewal continues.
     pub async fn renew(&self) -> Result<()> {
         self.check()?;
         let hold = self.hold();
@@ -152,21 +158,22 @@ impl Guard {
         }
     }
 
-    /// The renewals that failed since the engine confirmed one; `None` while all is well.
+    /// The renewals that failed since the last confirmed one; `None` if there are none.
     ///
-    /// The lock is still ours until [`check`](Guard::check) says otherwise. After a loss this tells what
+    /// The lock is still held until [`check`](Guard::check) fails. After a loss, this shows what
     /// led to it.
     pub fn trouble(&self) -> Option<Trouble> {
-        self.hold().state().trouble.clone()
+        self.hold().state().answers.trouble().cloned()
     }
 
-    /// Resolves when the lock is lost, with the reason.
+    /// Resolves with the reason when the lock is lost.
     ///
-    /// It fires a margin (a third of the lease, unless [set](crate::Lock::margin)) before the lock
-    /// can pass on, and also when nobody answers at all: work that stops then has stopped in time.
-    /// The future is independent of the guard; it resolves with [`Loss::Released`] after a release.
-    /// When the client [shuts down](Client::shutdown), it resolves with [`Loss::Shutdown`] although the lock
-    /// is still ours: the holder has the grace to stop in.
+    /// It resolves a margin (a third of the lease, unless [set](crate::Lock::margin)) before
+    /// another client can acquire the lock, even if the store does not answer at all: work that
+    /// stops on this signal stops in time. The future is independent of the guard, and resolves
+    /// with [`Loss::Released`] after a release. When the client [shuts down](Client::shutdown), it
+    /// resolves with [`Loss::Shutdown`] while the lock is still held: the holder then has the grace
+    /// period to stop.
     ///
     /// # Cancel safety
     /// May be dropped and called again at any time.
@@ -175,10 +182,11 @@ impl Guard {
         async move { hold.lost().await }
     }
 
-    /// Resolves when somebody asked the holder to give way, by [`Client::request_yield`](crate::Client::request_yield).
+    /// Resolves when an operator or another client asks the holder to release the lock, by
+    /// [`Client::request_yield`](crate::Client::request_yield).
     ///
-    /// Nothing is taken away: it is for the holder to come to a good place and release.
-    /// It never resolves where the engine cannot carry the question, nor after a release.
+    /// Nothing is taken away: finish what must be finished, then release. It never resolves after a
+    /// release, nor on an engine that cannot deliver the request.
     ///
     /// # Cancel safety
     /// May be dropped and called again at any time.
@@ -192,12 +200,13 @@ impl Guard {
         }
     }
 
-    /// Gives the lock back and tells how that went.
+    /// Releases the lock and reports the outcome.
     ///
-    /// An answer that does not come within ten seconds is [`Release::Unconfirmed`].
+    /// If the engine does not answer within ten seconds, the outcome is [`Release::Unconfirmed`].
     ///
     /// # Errors
-    /// [`Error::Engine`] when the engine refuses for good, for instance because a right was withdrawn.
+    /// [`Error::Engine`] if the engine refuses permanently, for instance because a permission was
+    /// revoked.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the rest of the release to the background.
@@ -210,20 +219,20 @@ impl Guard {
             return Ok(if lost { Release::AlreadyLost } else { Release::Released });
         };
         hold.end(Loss::Released);
-        // That it was lost is what the caller has to know, whether the engine answers or not.
+        // The caller has to know of the loss, whether the engine answers or not.
         let outcome = release::release(&hold, claim).await?;
         Ok(if lost { Release::AlreadyLost } else { outcome })
     }
 
-    /// The open file whose kernel lock this guard is, where the engine has one.
+    /// The open file that carries the kernel lock of this guard, on engines that have one.
     ///
-    /// A child process that inherits it keeps the lock alive after this process is gone.
+    /// A child process that inherits it keeps the lock after this process has ended.
     #[cfg(unix)]
     pub fn bequeath(&self) -> Option<std::os::fd::OwnedFd> {
         self.hold().held().bequeath()
     }
 
-    /// Another guard of the same hold, for a re-entrant owner. Called under the lock of `local`.
+    /// Another guard of the same hold, for a re-entrant owner. Called with `local` locked.
     pub(crate) fn another(hold: &Arc<Hold>) -> Self {
         hold.guards.fetch_add(1, Ordering::Relaxed);
         Self::first(hold)

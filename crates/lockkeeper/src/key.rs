@@ -7,9 +7,9 @@ use crate::error::{Error, Result};
 
 /// The name of a lock: 1 to 512 bytes of UTF-8 without control characters, case-sensitive.
 ///
-/// Two different keys never share a lock on any engine, and `a` does not wait for `a/b`:
-/// a key is compared byte by byte, nothing in it has a meaning.
-/// (`é` as one code point and as `e` with an accent are two keys.)
+/// Two different keys never share a lock on any engine, and `a` is independent of `a/b`: keys are
+/// compared byte by byte, and no character has a special meaning. (`é` as one code point and `é` as
+/// `e` with a combining accent are two keys.)
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
 
@@ -17,10 +17,10 @@ impl Key {
     /// The longest key, in bytes.
     pub const MAX: usize = 512;
 
-    /// Checks a name.
+    /// Validates a name.
     ///
     /// # Errors
-    /// [`Error::Key`] that says what is wrong with it.
+    /// [`Error::Key`], with a message that says what is wrong.
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
         let refuse = |what: &str| {

@@ -7,14 +7,14 @@
 //!
 //! let client = Client::connect("memory:").await?; // or "file:", which needs nothing either
 //!
-//! // The work is cancelled before anyone else can be let in, should the lock be lost.
+//! // If the lock is lost, the work is cancelled before any other client can acquire it.
 //! let fence = client.mutex("orders/42").run(async |hold| hold.fence()).await?;
 //! println!("done under fence {fence}");
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Or with the guard in your own hands, waiting for as long as you like, or not at all:
+//! Or hold the guard yourself, and wait as long as you like or not at all:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -25,18 +25,19 @@
 //!
 //! let guard = client.mutex("report").acquire().await?;
 //!
-//! // Busy is an answer, not an error; a wait that took too long is one.
+//! // Busy is an answer, not an error; a wait that exceeds its limit is an error.
 //! assert!(client.mutex("report").try_acquire().await?.is_none());
 //! let late = client.mutex("report").acquire_within(Duration::from_millis(10)).await;
 //! assert!(matches!(late, Err(Error::Timeout { .. })));
 //!
-//! guard.check()?; // is it still ours, by the clock, now?
+//! guard.check()?; // is it still held, by the clock, now?
 //! guard.release().await?; // or drop it
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Work that cannot simply be dropped hears of a loss a margin before the lock can pass on:
+//! Work that must not simply be dropped can wait for the loss instead, which is signalled a margin
+//! before another client can acquire the lock:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -57,9 +58,10 @@
 //! # }
 //! ```
 //!
-//! A service that ends on SIGTERM leaves nothing behind if it [shuts the client down](Client::shutdown).
-//! Without that, a guard that is dropped is released as long as the runtime lives, and whatever is held
-//! when `main` returns, the runtime is dropped or the process is killed stays locked for its lease.
+//! A service that ends on SIGTERM should [shut the client down](Client::shutdown), which releases
+//! everything. Otherwise dropped guards are released only as long as the runtime lives, and locks
+//! that are still held when `main` returns, the runtime is dropped or the process is killed stay
+//! locked until their leases expire.
 //!
 //! ```no_run
 //! # #[tokio::main(flavor = "current_thread")]
@@ -78,22 +80,24 @@
 //!
 //! Every engine is a cargo feature: `memory` and `file` (the default), `redis` (which brings
 //! `redis:` and `redlock:`), `postgres`, `mysql`, `zookeeper`, `zookeeper-tls` and `etcd`.
-//! [`Guarantees`] is what an engine promises, as data.
+//! [`Guarantees`] describes what an engine promises, as data.
 //!
-//! - [`Client`] opens an engine and makes locks: [`mutex`](Client::mutex), [`read`](Client::read),
-//!   [`write`](Client::write), [`semaphore`](Client::semaphore), [`election`](Client::election).
-//! - [`Lock`] has the terms and the ways to acquire; [`Multi`] takes several at once.
-//! - [`Guard`] is a lock that is held: its [`fence`](Guard::fence), whether it is
-//!   [still ours](Guard::check), and the [news of its loss](Guard::lost).
-//! - [`blocking`] has the same words for code without async; [`testing`] is for tests of your own.
-//! - [`engine`] is the contract for those who write an engine; [`admission`] is the rule by which
-//!   engines admit; [`layers`] wraps engines.
+//! - [`Client`] connects to an engine and creates locks: [`mutex`](Client::mutex),
+//!   [`read`](Client::read), [`write`](Client::write), [`semaphore`](Client::semaphore),
+//!   [`election`](Client::election).
+//! - [`Lock`] configures a lock and acquires it; [`Multi`] acquires several at once.
+//! - [`Guard`] is a lock that you hold: its [`fence`](Guard::fence), whether it is [still
+//!   held](Guard::check), and a [signal when it is lost](Guard::lost).
+//! - [`blocking`] is the same API for code without async; [`testing`] helps to test code that uses
+//!   locks.
+//! - [`engine`] is the contract for writing an engine; [`admission`] is the rule by which engines
+//!   grant locks to waiters; [`layers`] are engines that wrap engines.
 //!
 //! A lease lock alone never protects data: a holder can be paused for any length of time between
-//! looking at the clock and writing. The resource has to refuse fences lower than one it has seen,
-//! as [`Fenced`] does for data in memory.
+//! checking the clock and writing. The resource has to reject fences lower than one it has seen, as
+//! [`Fenced`] does for data in memory.
 
-// Badges that name the feature of each engine, on docs.rs.
+// docs.rs shows which feature enables each engine.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod blocking;
@@ -112,6 +116,7 @@ mod multi;
 mod owner;
 #[cfg(feature = "memory")]
 pub mod testing;
+mod who;
 
 pub use crate::core::{Backoff, admission, clock};
 pub use client::Client;
@@ -124,4 +129,5 @@ pub use guard::{Guard, Release, Trouble};
 pub use key::Key;
 pub use lock::{DEFAULT_TTL, Lock};
 pub use multi::{Multi, MultiGuard};
-pub use owner::{Owner, Token, whoami};
+pub use owner::{Owner, Token};
+pub use who::whoami;

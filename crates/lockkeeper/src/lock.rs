@@ -1,38 +1,34 @@
-//! A lock that is asked for: what kind, on which terms, and the ways to get it.
+//! A lock before it is acquired: its kind, its settings, and the ways to acquire it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-use tracing::Instrument;
-
-use crate::client::{Client, Inner};
-use crate::core::clock::usable;
-use crate::core::local_queue::{Enter, Wake};
-use crate::core::telemetry::Outcome;
-use crate::core::{Backoff, acquire, release};
-use crate::engine::{Mode, Order, Request, Support};
+use crate::client::Client;
+use crate::core::inner::Inner;
+use crate::core::terms::Terms;
+use crate::core::{Backoff, acquire};
+use crate::engine::{Mode, Order, Support};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::key::Key;
-use crate::owner::{Owner, Token};
+use crate::owner::Owner;
 
-/// How long a lock lasts after its holder died, unless set: the lease that the watchdog renews.
+/// The default of [`Lock::ttl`]: how long a lock lasts after its holder has died.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// The shortest and the longest lease that make sense.
+/// The shortest and the longest accepted lease.
 const TTL_RANGE: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(366 * 24 * 3600);
 
-/// A lock that can be acquired, any number of times.
+/// A lock that you can configure and then acquire, any number of times.
 ///
-/// Made by [`Client::mutex`](crate::Client::mutex) and its siblings. Setters take and return it;
-/// what is wrong with a key or a setting is said when it is acquired.
+/// Created by [`Client::mutex`](crate::Client::mutex) and its siblings. Setters take and return
+/// `self`; an invalid key or setting is reported when the lock is acquired.
 #[derive(Debug, Clone)]
 #[must_use = "a lock does nothing before it is acquired"]
 pub struct Lock {
     client: Client,
-    /// What is wrong with a key is said when it is used, so that setters need no `?`.
+    /// An invalid key is reported when the lock is acquired, so that setters need no `?`.
     key: std::result::Result<Key, String>,
     mode: Mode,
     ttl: Duration,
@@ -43,7 +39,7 @@ pub struct Lock {
     kept_when_lost: bool,
     owner: Option<Owner>,
     note: Option<Arc<str>>,
-    /// A number of permits that was set for a lock without any.
+    /// A number of permits that was set on a lock that is no semaphore.
     misplaced_permits: Option<u32>,
 }
 
@@ -65,48 +61,53 @@ impl Lock {
         }
     }
 
-    /// How long the lock lasts after its holder died. Default 30 s; renewed every third while held.
+    /// Sets how long the lock lasts after its holder has died. Default 30 s; renewed every third of
+    /// it while held.
     ///
-    /// It is not how long the work may take: the watchdog renews it for as long as the guard lives.
+    /// It does not limit how long the work may take: the watchdog renews the lease as long as the
+    /// guard lives.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self.fixed = false;
         self
     }
 
-    /// A fixed lease: no watchdog, it ends by itself.
+    /// Sets a fixed lease: it is never renewed and ends by itself.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.ttl = lease;
         self.fixed = true;
         self
     }
 
-    /// How long before the lock may pass on [`Guard::lost`] fires.
+    /// Sets how long before the lock can pass to another client [`Guard::lost`] resolves.
     ///
-    /// Default: a third of the lease; for a fixed lease, whose end is known, the clocks' tolerance alone.
+    /// Default: a third of the lease. For a fixed lease, whose end is known, only the tolerance for
+    /// clock drift.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.margin = Some(margin);
         self
     }
 
-    /// Leaves it to the guard alone to give the lock back, also after it was lost to the clock.
+    /// Leaves the release to the guard alone, even after the lease has run out by the clock.
     ///
-    /// Where the store keeps a lock for as long as a session, a connection or this process lives, the
-    /// client gives back what ran out by the clock, so that a guard that somebody forgot does not keep
-    /// the lock for ever. A holder that always lets go, but may need longer than its lease to stop,
-    /// keeps the others out until then. Nothing changes where the store itself ends a lease.
+    /// Some stores keep a lock as long as a session, a connection or this process lives. There, the
+    /// client releases a lock whose lease has run out by the clock, so that a forgotten guard does
+    /// not keep it forever. With this setting it does not: a holder that always releases, but may
+    /// need longer than its lease to stop, keeps other clients out until it has. It has no effect
+    /// where the store itself expires leases.
     pub fn keep_when_lost(mut self) -> Self {
         self.kept_when_lost = true;
         self
     }
 
-    /// First come, first served, also between processes. Some engines always do so.
+    /// Grants the lock in first-come, first-served order, across processes too. Some engines always
+    /// do.
     pub fn fair(mut self) -> Self {
         self.fair = true;
         self
     }
 
-    /// Waits by asking again after growing delays instead of being woken by the engine.
+    /// Waits by polling with growing delays instead of being notified by the engine.
     pub fn spin(mut self, backoff: Backoff) -> Self {
         self.spin = Some(backoff);
         self
@@ -114,21 +115,23 @@ impl Lock {
 
     /// Makes the lock re-entrant for this owner.
     ///
-    /// While a guard of the same owner is held through this client, acquiring again gives another
-    /// guard of the same hold, with the same fence and terms, at no cost; the last one dropped gives
-    /// the lock back. A writer may enter again as a reader. Permits of a semaphore always count.
+    /// While a guard of the same owner is held through this client, acquiring again returns another
+    /// guard of the same hold, with the same fence and terms and without a request to the engine.
+    /// The lock is released when the last of these guards is dropped. A writer may re-enter as a
+    /// reader. Permits of a semaphore are always counted.
     pub fn owner(mut self, owner: &Owner) -> Self {
         self.owner = Some(owner.clone());
         self
     }
 
-    /// Why the lock is held, for people who look.
+    /// Sets a note that says why the lock is held, shown by [`inspect`](Client::inspect).
     pub fn note(mut self, note: impl AsRef<str>) -> Self {
         self.note = Some(note.as_ref().into());
         self
     }
 
-    /// How many permits of a semaphore to take at once. Default 1. Other kinds refuse it.
+    /// Sets how many permits of a semaphore to acquire at once. Default 1. Refused for other kinds
+    /// of lock.
     pub fn permits(mut self, take: u32) -> Self {
         match &mut self.mode {
             Mode::Permits { take: current, .. } => *current = take,
@@ -137,13 +140,13 @@ impl Lock {
         self
     }
 
-    /// Waits until the lock is ours.
+    /// Waits until the lock is acquired.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the engine does not do this kind; [`Error::Conflict`] if the key is
-    /// in use as another kind; [`Error::Key`] for a bad key; [`Error::Config`] for a bad setting;
-    /// [`Error::Engine`] if the engine fails for longer than a few seconds; [`Error::Shutdown`] if the
-    /// client [is shut down](Client::shutdown).
+    /// [`Error::Unsupported`] if the engine does not support this kind of lock; [`Error::Conflict`]
+    /// if the key is in use as another kind; [`Error::Key`] for an invalid key; [`Error::Config`]
+    /// for an invalid setting; [`Error::Engine`] if the engine keeps failing for more than a few
+    /// seconds; [`Error::Shutdown`] if the client [is shut down](Client::shutdown).
     ///
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
@@ -154,10 +157,10 @@ impl Lock {
         }
     }
 
-    /// Takes the lock if it is free now. `None` means busy.
+    /// Acquires the lock if it is free now. Returns `None` if it is busy.
     ///
     /// # Errors
-    /// As [`acquire`](Lock::acquire).
+    /// Same as [`acquire`](Lock::acquire).
     ///
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
@@ -165,10 +168,11 @@ impl Lock {
         self.acquire_or_busy(true, None).await
     }
 
-    /// Waits until the lock is ours, at most so long.
+    /// Waits until the lock is acquired, for at most `limit`.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when it was busy all the time; otherwise as [`acquire`](Lock::acquire).
+    /// [`Error::Timeout`] if the lock was busy all the time; otherwise the same as
+    /// [`acquire`](Lock::acquire).
     ///
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
@@ -180,9 +184,9 @@ impl Lock {
         }
     }
 
-    /// Does work while holding the lock, and cancels it when the lock is lost.
+    /// Runs work while holding the lock, and cancels it if the lock is lost.
     ///
-    /// The work is dropped a margin before anyone else can be let in.
+    /// On a loss, the work is dropped a margin before another client can acquire the lock.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -193,7 +197,7 @@ impl Lock {
     /// # }
     /// ```
     ///
-    /// Work that can fail returns a `Result` of its own. The first `?` is for the lock, the second for
+    /// Work that can fail returns its own `Result`. The first `?` is for the lock, the second for
     /// the work:
     ///
     /// ```
@@ -213,8 +217,8 @@ impl Lock {
     /// # }
     /// ```
     ///
-    /// A result that must not get lost is kept outside the work. It is there whenever the work ended, also
-    /// if the lock was lost before the end and `run` says [`Error::Late`]:
+    /// Keep a result that must not get lost outside the work. It is set whenever the work has
+    /// finished, even if the lock was lost before the end and `run` returns [`Error::Late`]:
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -229,23 +233,24 @@ impl Lock {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lock was lost and the work dropped; [`Error::Late`] when the work ended, but
-    /// the lock was lost before its end, for instance while it blocked its thread; otherwise as
-    /// [`acquire`](Lock::acquire).
+    /// [`Error::Lost`] if the lock was lost and the work was dropped; [`Error::Late`] if the work
+    /// finished, but the lock was lost before its end, for instance because it blocked its thread;
+    /// otherwise the same as [`acquire`](Lock::acquire).
     ///
     /// # Cancel safety
-    /// Dropping it drops the work and gives the lock back.
+    /// Dropping the future drops the work and releases the lock.
     pub async fn run<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T> {
         run_with(self.acquire().await?, work).await
     }
 
-    /// As [`run`](Lock::run) if the lock is free now. `None` means that it was busy and nothing was done.
+    /// Like [`run`](Lock::run) if the lock is free now. Returns `None`, without running the work,
+    /// if it is busy.
     ///
     /// # Errors
-    /// As [`run`](Lock::run).
+    /// Same as [`run`](Lock::run).
     ///
     /// # Cancel safety
-    /// Dropping it drops the work and gives the lock back.
+    /// Dropping the future drops the work and releases the lock.
     pub async fn try_run<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<Option<T>> {
         match self.try_acquire().await? {
             Some(guard) => run_with(guard, work).await.map(Some),
@@ -253,13 +258,15 @@ impl Lock {
         }
     }
 
-    /// As [`run`](Lock::run), but waits for the lock for `limit` at most. The work itself has no limit.
+    /// Like [`run`](Lock::run), but waits for the lock for at most `limit`. The work itself has no
+    /// limit.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when it was busy all the time; otherwise as [`run`](Lock::run).
+    /// [`Error::Timeout`] if the lock was busy all the time; otherwise the same as
+    /// [`run`](Lock::run).
     ///
     /// # Cancel safety
-    /// Dropping it drops the work and gives the lock back.
+    /// Dropping the future drops the work and releases the lock.
     pub async fn run_within<T>(
         self,
         limit: Duration,
@@ -277,39 +284,14 @@ impl Lock {
     }
 
     async fn acquire_or_busy(self, once: bool, limit: Option<Duration>) -> Result<Option<Guard>> {
-        // Before it is asked whether the client is shutting down: whoever shuts it down waits for an acquire
-        // that did not see it, and so for its guard.
+        // Counted before the check for a shutdown: a shutdown waits for every acquire that did not
+        // see it, and so for its guard.
         let _under_way = self.inner().guard();
         let terms = self.terms()?;
-        let inner = self.inner();
-        let mut watch = Watch::new(inner, terms.mode);
-        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let span = tracing::debug_span!("acquire", key = %terms.key, mode = %terms.mode, engine = inner.engine_name());
-        let acquisition = acquire_in_turn(inner, &terms, once).instrument(span);
-        let acquisition = async {
-            tokio::select! {
-                biased;
-                result = acquisition => result,
-                () = inner.stopped() => Err(Error::Shutdown),
-            }
-        };
-        let result = match deadline {
-            None => acquisition.await,
-            Some(at) => match tokio::time::timeout_at(at, acquisition).await {
-                Ok(result) => result,
-                Err(_) => Ok(None),
-            },
-        };
-        watch.outcome = match &result {
-            Ok(Some(_)) => Outcome::Acquired,
-            Ok(None) if once => Outcome::Busy,
-            Ok(None) => Outcome::Timeout,
-            Err(_) => Outcome::Error,
-        };
-        result
+        acquire::acquire(self.inner(), &terms, once, limit).await
     }
 
-    /// Checks everything, and refuses what the engine does not do before any I/O.
+    /// Checks all settings, and refuses before any I/O what the engine does not support.
     fn terms(&self) -> Result<Terms> {
         let key = self.key()?;
         let inner = self.inner();
@@ -332,7 +314,7 @@ impl Lock {
         }
         if let Some(take) = self.misplaced_permits {
             return Err(Error::Config(format!(
-                "a {} lock has no permits to take {take} of; only a semaphore has",
+                "a {} lock has no permits ({take} requested); only a semaphore has",
                 self.mode.kind()
             )));
         }
@@ -384,10 +366,10 @@ impl Lock {
     }
 }
 
-/// Does work under a lock that is held, and gives it back.
+/// Runs work under a lock that is held, and releases it.
 async fn run_with<T>(guard: Guard, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T> {
     let done = tokio::select! {
-        // Looked at first, so that work that never yields cannot hide a loss at its end.
+        // Polled first, so that work that never yields cannot hide a loss at its end.
         biased;
         reason = guard.lost() => return Err(Error::Lost { key: guard.key().clone(), reason }),
         done = work(&guard) => done,
@@ -395,104 +377,7 @@ async fn run_with<T>(guard: Guard, work: impl AsyncFnOnce(&Guard) -> T) -> Resul
     if let Some(reason) = guard.loss() {
         return Err(Error::Late { key: guard.key().clone(), reason });
     }
-    // The work is done; how the release goes on is for the background.
+    // The work is done; an unconfirmed release continues in the background.
     let _ = guard.release().await;
     Ok(done)
-}
-
-/// A lock's terms, checked.
-#[derive(Debug)]
-pub(crate) struct Terms {
-    pub(crate) key: Key,
-    pub(crate) mode: Mode,
-    pub(crate) ttl: Duration,
-    pub(crate) fixed: bool,
-    pub(crate) spin: Option<Backoff>,
-    pub(crate) owner: Option<Owner>,
-    pub(crate) kept_when_lost: bool,
-    fair: bool,
-    margin: Option<Duration>,
-    note: Option<Arc<str>>,
-}
-
-impl Terms {
-    /// How long after the request left the holder of such a lease is told to stop.
-    pub(crate) fn signal_after(&self, ttl: Duration) -> Duration {
-        usable(ttl).min(ttl.saturating_sub(self.margin(ttl)))
-    }
-
-    /// The notice that the holder of such a lease gets.
-    pub(crate) fn margin(&self, ttl: Duration) -> Duration {
-        match self.margin {
-            // A session or a connection keeps it alive until its end, and is renewed meanwhile.
-            _ if self.fixed && ttl < self.ttl => ttl / 3,
-            Some(margin) => margin,
-            // The end of a fixed lease is known from the start: nobody needs an early warning of it.
-            None if self.fixed => Duration::ZERO,
-            None => ttl / 3,
-        }
-    }
-
-    pub(crate) fn request(&self, token: Token, queue: bool) -> Request {
-        Request {
-            key: self.key.clone(),
-            token,
-            owner: self.owner.clone(),
-            mode: self.mode,
-            ttl: self.ttl,
-            fixed: self.fixed,
-            fair: self.fair,
-            queue: queue && self.spin.is_none(),
-            note: self.note.clone(),
-        }
-    }
-}
-
-/// Waits for the turn to ask in this process, then asks the engine.
-async fn acquire_in_turn(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option<Guard>> {
-    let ticket = loop {
-        match inner.local.enter(inner, &terms.key, terms.mode, terms.owner.as_ref(), once) {
-            Enter::Gate(ticket) => break ticket,
-            Enter::Wait(ticket, woken) => match woken.await {
-                Ok(Wake::Gate) => break ticket,
-                Ok(Wake::Again(guard)) => return Ok(Some(guard)),
-                Err(_) => unreachable!("a ticket is kept as long as its owner waits"),
-            },
-            Enter::Again(guard) => return Ok(Some(guard)),
-            Enter::Leaving(hold) => release::begin_release(&hold).await,
-            Enter::Busy => return Ok(None),
-            Enter::Upgrade => {
-                return Err(Error::Unsupported {
-                    engine: inner.engine_name(),
-                    what: format!(
-                        "turn the read lock {:?} into a write lock: two owners who both try would wait \
-                         for each other for ever; release it first, or take the write lock from the start",
-                        terms.key
-                    ),
-                });
-            }
-        }
-    };
-    acquire::acquire(inner, terms, ticket, once).await
-}
-
-/// Reports how an acquire went, also when it is dropped before its end.
-struct Watch<'a> {
-    inner: &'a Inner,
-    mode: Mode,
-    started: Instant,
-    outcome: Outcome,
-}
-
-impl<'a> Watch<'a> {
-    fn new(inner: &'a Inner, mode: Mode) -> Self {
-        inner.meters.waiting(mode);
-        Self { inner, mode, started: Instant::now(), outcome: Outcome::Cancelled }
-    }
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        self.inner.meters.acquire(self.mode, self.outcome, self.started.elapsed());
-    }
 }

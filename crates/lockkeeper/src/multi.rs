@@ -1,9 +1,10 @@
-//! Several locks at once, of any kinds on any engines: all or nothing, and no deadlock.
+//! Several locks at once, of any kind and on any engine: all or nothing, without deadlock.
 //!
-//! Locks are taken in one order, whatever order they were named in. That alone is not enough, because
-//! others may take the same locks in theirs: so nobody waits for long while holding. When a lock stays
-//! busy, we give back what we have, keep our place in its line, and take the others again once we have it:
-//! who left the line would come to its end again, and might never get to its head.
+//! All locks are acquired in one global order, whatever order you list them in. That alone is not
+//! enough, because other programs may acquire the same locks in another order. So no acquire waits
+//! for long while it holds something: if a lock stays busy, we release the locks we hold, keep our
+//! place in its queue, and acquire the others again afterwards. Leaving the queue instead would put
+//! us at its end each time, and we might starve.
 
 use std::future::Future;
 use std::time::Duration;
@@ -16,11 +17,11 @@ use crate::guard::{Guard, Release};
 use crate::key::Key;
 use crate::lock::Lock;
 
-/// How long one lock is waited for while others are held, at most. Half of it at least: of two who
-/// wait for each other, one gives way before the other does.
+/// The longest wait for one lock while others are held. The actual wait is a random time between
+/// half of this and all of it, so that of two clients that wait for each other, one gives up first.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Locks that are acquired together or not at all.
+/// Several locks that are acquired together or not at all.
 #[derive(Debug, Clone)]
 #[must_use = "locks do nothing before they are acquired"]
 pub struct Multi {
@@ -28,19 +29,19 @@ pub struct Multi {
 }
 
 impl Multi {
-    /// Locks of any kinds, of any clients.
+    /// Combines locks of any kind, of any clients.
     pub fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
         let mut locks: Vec<Lock> = locks.into_iter().collect();
-        // Bad keys, which are refused later, come first.
+        // Locks with an invalid key sort first; they are refused later.
         locks.sort_by_cached_key(place_of);
         Self { locks }
     }
 
-    /// Waits until all of them are ours.
+    /// Waits until all locks are acquired.
     ///
     /// # Errors
-    /// As [`Lock::acquire`], for the first lock that fails; then none is held.
-    /// [`Error::Config`] if there is none, or one is named twice.
+    /// Same as [`Lock::acquire`], for the first lock that fails; none is held then.
+    /// [`Error::Config`] if the list is empty or names a lock twice.
     ///
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
@@ -51,10 +52,10 @@ impl Multi {
         }
     }
 
-    /// Takes all of them if they are free now. `None` means that one was busy.
+    /// Acquires all locks if they are free now. Returns `None` if one is busy.
     ///
     /// # Errors
-    /// As [`acquire`](Multi::acquire).
+    /// Same as [`acquire`](Multi::acquire).
     ///
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
@@ -70,10 +71,11 @@ impl Multi {
         Ok(Some(MultiGuard { guards }))
     }
 
-    /// Waits until all of them are ours, at most so long.
+    /// Waits until all locks are acquired, for at most `limit`.
     ///
     /// # Errors
-    /// [`Error::Timeout`] that names the first lock; otherwise as [`acquire`](Multi::acquire).
+    /// [`Error::Timeout`], which names the first lock; otherwise the same as
+    /// [`acquire`](Multi::acquire).
     ///
     /// # Cancel safety
     /// May be dropped at any time; nothing is left behind.
@@ -86,25 +88,25 @@ impl Multi {
         }
     }
 
-    /// Does work while holding all of them, and cancels it when one is lost.
+    /// Runs work while holding all locks, and cancels it if one of them is lost.
     ///
     /// # Errors
-    /// As [`Lock::run`].
+    /// Same as [`Lock::run`].
     ///
     /// # Cancel safety
-    /// Dropping it drops the work and gives the locks back.
+    /// Dropping the future drops the work and releases the locks.
     pub async fn run<T>(self, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<T> {
         run_with(self.acquire().await?, work).await
     }
 
-    /// As [`run`](Multi::run) if all of them are free now. `None` means that one was busy and nothing was
-    /// done.
+    /// Like [`run`](Multi::run) if all locks are free now. Returns `None`, without running the
+    /// work, if one is busy.
     ///
     /// # Errors
-    /// As [`Lock::run`].
+    /// Same as [`Lock::run`].
     ///
     /// # Cancel safety
-    /// Dropping it drops the work and gives the locks back.
+    /// Dropping the future drops the work and releases the locks.
     pub async fn try_run<T>(self, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<Option<T>> {
         match self.try_acquire().await? {
             Some(guard) => run_with(guard, work).await.map(Some),
@@ -112,13 +114,14 @@ impl Multi {
         }
     }
 
-    /// As [`run`](Multi::run), but waits for the locks for `limit` at most. The work itself has no limit.
+    /// Like [`run`](Multi::run), but waits for the locks for at most `limit`. The work itself has
+    /// no limit.
     ///
     /// # Errors
-    /// [`Error::Timeout`] that names the first lock; otherwise as [`Lock::run`].
+    /// [`Error::Timeout`], which names the first lock; otherwise the same as [`Lock::run`].
     ///
     /// # Cancel safety
-    /// Dropping it drops the work and gives the locks back.
+    /// Dropping the future drops the work and releases the locks.
     pub async fn run_within<T>(
         self,
         limit: Duration,
@@ -162,11 +165,11 @@ impl Multi {
             guards[next] = Some(guard?);
             if guards.iter().all(Option::is_some) {
                 let all = MultiGuard::of(&mut guards);
-                // What was taken first may have been lost while the rest was waited for.
+                // The locks acquired first may have been lost while we waited for the rest.
                 if all.check().is_ok() {
                     return Ok(Some(all));
                 }
-                // Confirmed, so that our next round does not meet what this one left.
+                // Confirmed, so that the next round does not find locks that this one left.
                 all.give_back().await;
                 let pause = pause.delay(tries);
                 tries += 1;
@@ -177,12 +180,12 @@ impl Multi {
             }
         }
         unreachable!(
-            "there is at least one lock, and once all are held they are returned or given back"
+            "there is at least one lock, and once all are held they are returned or released"
         )
     }
 }
 
-/// Does work under locks that are held, and gives them back; see [`Lock::run`].
+/// Runs work under locks that are held, and releases them; see [`Lock::run`].
 async fn run_with<T>(guard: MultiGuard, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<T> {
     let done = tokio::select! {
         biased;
@@ -198,7 +201,7 @@ async fn run_with<T>(guard: MultiGuard, work: impl AsyncFnOnce(&MultiGuard) -> T
     Ok(done)
 }
 
-/// Waits for something, up to a moment if there is one.
+/// Waits for a future, until a deadline if there is one.
 async fn until<T>(limit: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
     match limit {
         None => Some(work.await),
@@ -206,44 +209,44 @@ async fn until<T>(limit: Option<Instant>, work: impl Future<Output = T>) -> Opti
     }
 }
 
-/// Where a lock stands in the common order. The key comes first: programs may well name the same
-/// store by different URLs.
+/// The position of a lock in the global order. The key comes first, because programs may name the
+/// same store by different URLs.
 fn place_of(lock: &Lock) -> (Option<Key>, String) {
     (lock.key().ok(), lock.inner().place.clone())
 }
 
-/// All locks of a [`Multi`], held.
+/// All locks of a [`Multi`], held until the guard is released or dropped.
 #[derive(Debug)]
-#[must_use = "the locks are given back as soon as the guard is dropped"]
+#[must_use = "the locks are released as soon as the guard is dropped"]
 pub struct MultiGuard {
     guards: Vec<Guard>,
 }
 
 impl MultiGuard {
-    /// Takes what there is of them.
+    /// Takes the guards that are there.
     fn of(guards: &mut [Option<Guard>]) -> Self {
         Self { guards: guards.iter_mut().filter_map(Option::take).collect() }
     }
 
-    /// The single guards, in the order of their keys.
+    /// The individual guards, ordered by key.
     pub fn guards(&self) -> &[Guard] {
         &self.guards
     }
 
-    /// Whether all of them are still ours, by the clock at this very moment.
+    /// Checks whether all locks are still held, by the clock at this very moment.
     ///
     /// # Errors
-    /// [`Error::Lost`] for the first that is not.
+    /// [`Error::Lost`] for the first one that is not.
     pub fn check(&self) -> Result<()> {
         self.guards.iter().try_for_each(Guard::check)
     }
 
-    /// How long all of them are certainly ours if no renewal succeeds from now on.
+    /// How long all locks are certainly held if no further renewal succeeds.
     pub fn remaining(&self) -> Duration {
         self.guards.iter().map(Guard::remaining).min().unwrap_or_default()
     }
 
-    /// Resolves when the first of them is lost, with its key and the reason.
+    /// Resolves with the key and the reason when the first of the locks is lost.
     ///
     /// # Cancel safety
     /// May be dropped and called again at any time.
@@ -260,15 +263,15 @@ impl MultiGuard {
         })
     }
 
-    /// Gives all of them back, the last one first, also if one of them fails.
+    /// Releases all locks, in reverse order, even if the release of one fails.
     ///
-    /// The worst outcome is reported: unconfirmed before lost before released.
+    /// Returns the worst outcome: unconfirmed, then already lost, then released.
     ///
     /// # Errors
-    /// The first [`Error::Engine`], after all were tried.
+    /// The first [`Error::Engine`], after all releases were attempted.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the rest to the background.
+    /// Dropping the future leaves the remaining releases to the background.
     pub async fn release(self) -> Result<Release> {
         let outcomes = self.give_back().await;
         let mut worst = Release::Released;

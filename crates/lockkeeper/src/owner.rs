@@ -1,27 +1,25 @@
-//! Who holds: an explicit owner for re-entrance, a token for every single claim.
+//! Identities: an explicit owner for re-entrance, a token for every claim.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::core::platform;
 use crate::error::{Error, Result};
 
-/// An identity under which a lock is re-entrant.
+/// An identity for which a lock is re-entrant.
 ///
-/// Re-entrance never belongs to a thread or a task: whoever has the `Owner` may enter again.
-/// Treat an owner's id as a secret where others can reach the store: who knows it can enter.
+/// Re-entrance is never bound to a thread or a task: any code that has the `Owner` may re-enter. If
+/// others can access the store, treat the id as a secret: anyone who knows it can re-enter.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Owner(Arc<str>);
 
 impl Owner {
-    /// A new random owner, unlike any other.
+    /// Creates a random, unique owner.
     pub fn new() -> Self {
         Self(Token::fresh().to_string().into())
     }
 
-    /// An owner with an id of your own, for instance to re-enter from a second process.
+    /// Creates an owner with an id of your choice, for instance to re-enter from another process.
     ///
     /// # Errors
     /// [`Error::Config`] unless the id is 1 to 128 visible ASCII characters.
@@ -35,7 +33,7 @@ impl Owner {
         Ok(Self(id.into()))
     }
 
-    /// The id, as stores and the command's environment carry it.
+    /// The id, as it appears in the store and in the command's environment.
     pub fn id(&self) -> &str {
         &self.0
     }
@@ -48,15 +46,16 @@ impl Default for Owner {
 }
 
 impl fmt::Debug for Owner {
-    /// Shows the start only: the whole id is a bearer secret.
+    /// Prints only the start: the whole id is a bearer secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Owner({}…)", self.0.chars().take(8).collect::<String>())
     }
 }
 
-/// Identifies one claim, chosen before the first byte leaves, so that a lost reply can be recognised.
+/// Identifies one claim. It is chosen before the first request is sent, so that a claim can
+/// recognise its own grant after a lost reply.
 ///
-/// 128 random bits per source and a number: printed as `<uuid>:<n>`.
+/// 128 random bits per source and a counter, printed as `<uuid>:<n>`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token {
     source: u128,
@@ -64,7 +63,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// A token that nobody else has. The core chooses them; tests of an engine need them too.
+    /// Creates a unique token. The core creates tokens itself; this is for tests of engines.
     pub fn fresh() -> Self {
         TokenSource::new().next()
     }
@@ -72,7 +71,7 @@ impl Token {
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // By hand and in one piece, because every acquire and release needs it.
+        // Formatted by hand into one buffer, because every acquire and release needs it.
         let mut text = [b'-'; 36 + 1 + 20];
         let mut at = 0;
         for (n, byte) in self.source.to_be_bytes().into_iter().enumerate() {
@@ -94,16 +93,16 @@ impl fmt::Display for Token {
 }
 
 impl fmt::Debug for Token {
-    /// Shows the start and the number only: the whole token is a bearer secret.
+    /// Prints only the start and the number: the whole token is a bearer secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({:08x}…:{})", self.source >> 96, self.n)
     }
 }
 
-/// Makes tokens without asking the system for random bits each time.
+/// Creates tokens without a system call for random bits each time.
 ///
-/// Easy to get wrong: a process that is forked inherits it, and would make the same tokens. So every
-/// client has one of its own, and a client is refused in a process that did not make it.
+/// Easy to get wrong: a forked process inherits it and would create the same tokens. So every
+/// client has its own source, and is refused in a process that did not create it.
 #[derive(Debug)]
 pub(crate) struct TokenSource {
     source: u128,
@@ -120,19 +119,11 @@ impl TokenSource {
     }
 }
 
-/// Bits that nobody else has, also in a process that was forked a moment ago.
+/// Unique random bits, even in a process that was forked a moment ago.
 pub(crate) fn random() -> u128 {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits).expect("the operating system gives random bits");
     u128::from_le_bytes(bits)
-}
-
-/// `user@host pid`, recorded with every hold where the layout has room for it.
-pub fn whoami() -> String {
-    static WHO: OnceLock<String> = OnceLock::new();
-    let who = WHO.get_or_init(platform::user_and_host);
-    // Not remembered: a forked process has another one.
-    format!("{who} {}", std::process::id())
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! What the tests of code that uses locks need: no server, no waiting, and failures on demand.
+//! Testing code that uses locks: no server, no waiting, and failures on demand.
 //!
-//! [`Memory`] is the engine `memory:` with knobs. Its only clock is the runtime's, so that with
-//! `#[tokio::test(start_paused = true)]` (tokio's feature `test-util`) an hour of leases takes no time.
+//! [`Memory`] is the engine `memory:` with controls for tests. Its only clock is the runtime's, so
+//! with `#[tokio::test(start_paused = true)]` (tokio's feature `test-util`) an hour of leases takes
+//! no time.
 //!
 //! ```
 //! use std::time::Duration;
@@ -26,15 +27,15 @@
 //! # }
 //! ```
 //!
-//! | what happens | how |
+//! | to test that | use |
 //! |---|---|
-//! | a lock is busy | acquire it through a second client of a clone of the store |
-//! | a lease ends behind the holder's back | [`Memory::expire`] |
+//! | a lock is busy | a second client of a clone of the store, which acquires it |
+//! | a lease expires without the holder noticing | [`Memory::expire`] |
 //! | the store does not answer | [`Memory::partition`] |
 //! | the store is slow | [`Memory::delay`] |
 //! | calls fail, or their replies get lost, at random with a seed | [`Faults`] around the store, with a [`Plan`] |
 //! | an operator breaks a lock, or asks for it | [`Client::break_lock`](crate::Client::break_lock), [`Client::request_yield`](crate::Client::request_yield) |
-//! | the service ends | [`Client::shutdown`](crate::Client::shutdown) |
+//! | the service shuts down | [`Client::shutdown`](crate::Client::shutdown) |
 
 pub use crate::engines::memory::Memory;
 pub use crate::layers::faults::{Faults, Plan};

@@ -1,34 +1,33 @@
-//! What only Redis is asked: two floors through the same client crate, and what the server counts.
+//! Figures for Redis only: two floors through the same client crate, and the server's command
+//! counts.
 //!
-//! *naive* is `SET NX PX` and compare-and-delete, which has neither a fence nor a wake-up; *same* is
-//! the library's own two scripts, called without the library. Rounds of everything follow each other,
-//! so that a machine that is slow for a while is so for all of them.
+//! *naive* is `SET NX PX` and compare-and-delete, without a fence and without a wake-up; *same* is
+//! the library's own two scripts, called without the library. Rounds of everything alternate, so
+//! that a machine that is slow for a while affects all of them.
 
 use std::time::Duration;
 
 use lockkeeper::endpoint::Endpoint;
-use lockkeeper::engines::redis::Redis;
 use lockkeeper::{Client, Guard};
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisResult, Value};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
+use super::redis_floor::{Bare, Floor, counts, is_script, trouble};
 use super::{Meter, Spread, hand_off};
 use crate::bench::worker::{Crew, Work};
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 use crate::table::Table;
 
 /// How often each figure is measured in turn.
 const ROUNDS: u32 = 10;
 
-/// How many tasks work on keys of their own.
+/// How many tasks use their own keys.
 const TASKS: usize = 64;
 
-/// How many wait for one lock.
+/// How many clients wait for one lock.
 const WAITERS: [usize; 3] = [4, 64, 512];
 
-/// Over how many clients the tasks are spread that wait for a plain mutex.
+/// How many clients the tasks that wait for a plain mutex are spread over.
 const CLIENTS: usize = 4;
 
 /// Microseconds for one task alone, cycles per second for many.
@@ -57,7 +56,7 @@ struct Commands {
     fair: f64,
 }
 
-/// Measures one server; `None` for anything else that speaks Redis, or another layout.
+/// Measures one server; `None` for any other topology or layout.
 pub(super) async fn measure(
     endpoint: &Endpoint,
     client: &Client,
@@ -129,9 +128,9 @@ async fn alone(client: &Client, floor: &Floor, time: Duration) -> Result<Figures
     })
 }
 
-/// Cycles per second of many tasks, each on a key of its own: naive, same, ours.
+/// Cycles per second of many tasks, each on its own key: naive, same, ours.
 ///
-/// On a runtime with a thread per core, as a service with so many tasks has one.
+/// On a runtime with a thread per core, like that of a service with this many tasks.
 async fn together(url: String, endpoint: Endpoint, time: Duration) -> Result<[f64; 3], Failure> {
     let measured = tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -180,7 +179,7 @@ async fn throughput(client: &Client, floor: &Floor, time: Duration) -> Result<[f
     Ok([0, 1, 2].map(|n| cycles[n] as f64 / spent[n].as_secs_f64()))
 }
 
-/// Commands per hand-off while tasks of a few clients want one mutex again and again.
+/// Commands per hand-off while tasks of a few clients repeatedly acquire one mutex.
 async fn commands_of_tasks(url: &str, floor: &Floor, waiters: usize) -> Result<f64, Failure> {
     const GRANTS: usize = 400;
     let key = floor.key(&format!("plain {waiters}"));
@@ -193,7 +192,7 @@ async fn commands_of_tasks(url: &str, floor: &Floor, waiters: usize) -> Result<f
     for n in 0..waiters {
         let (client, key, granted) = (clients[n % CLIENTS].clone(), key.clone(), granted.clone());
         tasks.spawn(async move {
-            // Nobody goes on before the last grant was counted.
+            // No task continues before the last grant was counted.
             while let Ok(guard) = client.mutex(&key).acquire().await {
                 if granted.send(()).await.is_err() {
                     return;
@@ -218,7 +217,7 @@ async fn commands_of_tasks(url: &str, floor: &Floor, waiters: usize) -> Result<f
     Ok((after - before) as f64 / GRANTS as f64)
 }
 
-/// Commands per hand-off in a line of so many clients.
+/// Commands per hand-off in a queue of this many clients.
 async fn commands_of_line(url: &str, floor: &Floor, waiters: usize) -> Result<f64, Failure> {
     let key = floor.key(&format!("fair {waiters}"));
     let mut clients = Vec::new();
@@ -231,7 +230,7 @@ async fn commands_of_line(url: &str, floor: &Floor, waiters: usize) -> Result<f6
     for client in &clients[..waiters] {
         line.spawn(client.mutex(&key).fair().acquire());
     }
-    // Everyone asks for a place, and looks again once it hears of releases.
+    // Each client enters the queue, and checks again once it is subscribed to releases.
     while floor.commands(is_script).await.map_err(trouble)? < scripts + 1 + 2 * waiters as u64 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -249,125 +248,6 @@ async fn commands_of_line(url: &str, floor: &Floor, waiters: usize) -> Result<f6
         client.close().await;
     }
     Ok((after - before) as f64 / waiters as f64)
-}
-
-/// A connection of the same client crate, without the library.
-#[derive(Clone)]
-struct Floor {
-    connection: MultiplexedConnection,
-    prefix: String,
-    naive_release: String,
-    take: String,
-    give: String,
-}
-
-impl Floor {
-    async fn connect(endpoint: &Endpoint) -> RedisResult<Self> {
-        const NAIVE: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then \
-            return redis.call('del', KEYS[1]) end return 0";
-        let mut url = endpoint.expose().clone();
-        url.set_query(None);
-        let patient =
-            redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
-        let client = redis::Client::open(url)?;
-        let mut connection = client.get_multiplexed_async_connection_with_config(&patient).await?;
-        let [take, give] = Redis::mutex_scripts();
-        let mut load = async |text: &str| {
-            redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await
-        };
-        let (naive_release, take, give) =
-            (load(NAIVE).await?, load(take).await?, load(give).await?);
-        let prefix = endpoint.options().take("prefix").ok().flatten().unwrap_or_default();
-        Ok(Self { connection, prefix, naive_release, take, give })
-    }
-
-    /// A key that nobody else uses.
-    fn key(&self, name: &str) -> String {
-        format!("lockkeeper-bench-{} {name}", std::process::id())
-    }
-
-    /// What a key is called in the store.
-    fn stored(&self, key: &str) -> String {
-        format!("{}{key}", self.prefix)
-    }
-
-    async fn ask(&self, command: &Cmd) -> Result<Value, Failure> {
-        self.connection.clone().send_packed_command(command).await.map_err(trouble)
-    }
-
-    /// How many of these commands the server ran so far.
-    async fn commands(&self, of: fn(&str) -> bool) -> RedisResult<u64> {
-        let mut connection = self.connection.clone();
-        let text: String =
-            redis::cmd("INFO").arg("commandstats").query_async(&mut connection).await?;
-        Ok(calls(&text, of))
-    }
-}
-
-/// The calls in an answer to `INFO commandstats`.
-fn calls(stats: &str, of: fn(&str) -> bool) -> u64 {
-    let calls = stats.lines().filter_map(|line| {
-        let (command, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        let calls = rest.split(',').next()?.parse::<u64>().ok()?;
-        of(command).then_some(calls)
-    });
-    calls.sum()
-}
-
-/// Everything but our own looking.
-fn counts(command: &str) -> bool {
-    command != "info"
-}
-
-fn is_script(command: &str) -> bool {
-    matches!(command, "eval" | "evalsha")
-}
-
-/// The names that a hand-written client would have made once.
-struct Bare {
-    lock: String,
-    state: String,
-    channel: String,
-    text: String,
-}
-
-/// As a token of the library looks.
-const FIELD: &str = "0d1c0000-0000-4000-8000-000000000000:57";
-
-impl Bare {
-    fn new(floor: &Floor, name: &str) -> Self {
-        let lock = floor.stored(&floor.key(&format!("bare {name}")));
-        Self {
-            state: format!("lockkeeper:{{{lock}}}"),
-            channel: format!("redisson_lock__channel:{{{lock}}}"),
-            text: format!("{lock} text"),
-            lock,
-        }
-    }
-
-    async fn naive(&self, floor: &Floor) -> Result<(), Failure> {
-        let mut take = redis::cmd("SET");
-        take.arg(&self.text).arg(FIELD).arg("NX").arg("PX").arg(30_000);
-        floor.ask(&take).await?;
-        let mut give = redis::cmd("EVALSHA");
-        give.arg(&floor.naive_release).arg(1).arg(&self.text).arg(FIELD);
-        floor.ask(&give).await.map(drop)
-    }
-
-    async fn same(&self, floor: &Floor) -> Result<(), Failure> {
-        let mut take = redis::cmd("EVALSHA");
-        take.arg(&floor.take).arg(2).arg(&self.lock).arg(&self.state);
-        // A counter that is trusted, a lifetime, a lease, a holder and its record.
-        take.arg(1).arg(3_600_000).arg(30_000).arg(FIELD).arg("mutex\t1\tx\tuser@host 1\t");
-        floor.ask(&take).await?;
-        let mut give = redis::cmd("EVALSHA");
-        give.arg(&floor.give).arg(1).arg(&self.lock).arg(FIELD).arg(&self.channel).arg("publish");
-        floor.ask(&give).await.map(drop)
-    }
-}
-
-fn trouble(error: redis::RedisError) -> Failure {
-    Failure::new(exit::UNAVAILABLE, format!("redis: cannot measure the floor: {error}"))
 }
 
 /// Hundreds of clients are more connections than many shells allow.
@@ -410,21 +290,9 @@ impl Figures {
         );
         for Commands { waiters, plain, fair } in &self.commands {
             text += &format!(
-                "commands per hand-off, {waiters} waiters: {plain:.1} as tasks of {CLIENTS} clients, {fair:.1} as a line of clients\n"
+                "commands per hand-off, {waiters} waiters: {plain:.1} as tasks of {CLIENTS} clients, {fair:.1} as a queue of clients\n"
             );
         }
         text
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn commands_are_counted_but_for_our_own_looking() {
-        let stats = "# Commandstats\r\ncmdstat_info:calls=7,usec=9\r\n\
-            cmdstat_evalsha:calls=3,usec=10,usec_per_call=3.33\r\ncmdstat_hset:calls=2,usec=1\r\n";
-        assert_eq!((calls(stats, counts), calls(stats, is_script)), (5, 3));
     }
 }

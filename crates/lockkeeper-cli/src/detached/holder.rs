@@ -1,8 +1,8 @@
 //! The holder: a small process that keeps a lock for a script that cannot keep it itself.
 //!
 //! It is started with a request on its standard input, answers on the same socket, and from then on
-//! listens on a socket of its own in a directory that only its user can enter. It releases when it is
-//! told to, when its time is up, or when the process it was bound to is gone.
+//! listens on its own socket in a directory that only its user can enter. It releases the lock on
+//! request, when its time is up, or when the process it was bound to is gone.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -15,26 +15,30 @@ use std::time::Duration;
 
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::{Client, Error, Guard, Owner};
-use nix::unistd::setsid;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, setsid};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufStream};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::time::Instant;
 
+use crate::acquire::{self, Waits};
 use crate::args::Terms;
 use crate::detached::handle::Handle;
 use crate::exit::{self, Failure};
 use crate::output::Say;
 use crate::run::guardian::boot_time;
 use crate::run::signals::Signals;
-use crate::run::{self, Waits};
+use crate::waiting::{Line, Waiting};
 
 /// The hidden verb.
 pub(crate) const VERB: &str = "__holder";
 
-/// How often to look whether the process it is bound to is still there.
+/// How often to check whether the process it is bound to still exists.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What a holder is started with. Carries the URL with its secrets, which is why it is not in argv.
+/// The request that starts a holder. Contains the URL with its secrets, which is why it is not in
+/// argv.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
     pub(crate) url: String,
@@ -42,16 +46,24 @@ pub(crate) struct Request {
     pub(crate) terms: Terms,
     pub(crate) ttl: Duration,
     pub(crate) owner: String,
+    /// What is recorded as the command that takes it.
+    pub(crate) command: Option<String>,
+    /// Whether the wait is shown, and then whether it is drawn.
+    pub(crate) shown: Option<bool>,
     /// How long to hold it; `None` for as long as the process it is bound to lives.
     pub(crate) lease: Option<Duration>,
     pub(crate) pid: Option<i32>,
+    /// The signal that this process is sent when somebody asks for the lock.
+    pub(crate) on_yield: Option<i32>,
 }
 
 /// The answer to a request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// Not an answer yet: what is waited for.
+    /// Not an answer yet: what the holder is waiting for.
     Waits(String),
+    /// The same, in a line that the next one replaces.
+    Line(String),
     Granted(Granted),
     Refused {
         code: u8,
@@ -68,7 +80,7 @@ pub(crate) struct Granted {
     pub(crate) pid: u32,
 }
 
-/// What a later call wants of a holder.
+/// What a later call requests from a holder.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) enum Ask {
     /// Extends the lease from now: by this, or by the lease of `acquire`.
@@ -80,10 +92,12 @@ pub(crate) enum Ask {
     Tell,
 }
 
-/// What the holder says to that.
+/// The holder's answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Done,
+    /// The same, and somebody asked for the lock.
+    Asked,
     Lost {
         reason: String,
     },
@@ -98,7 +112,7 @@ pub(crate) enum Answer {
     },
 }
 
-/// Starts a holder, and waits for its answer for as long as it waits for the lock.
+/// Starts a holder, and waits for its answer as long as it waits for the lock.
 pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Granted, Failure> {
     let refuse = |error: io::Error| {
         Failure::own("start /proc/self/exe as a process to hold the lock", error)
@@ -106,7 +120,7 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
     let (ours, theirs) = StdStream::pair().map_err(refuse)?;
     ours.set_nonblocking(true).map_err(refuse)?;
     let request = serde_json::to_string(request).expect("plain fields serialize") + "\n";
-    // Not waited for: it outlives us. Init, or whoever reaps here, takes care of it in the end.
+    // Not waited for: it outlives us. Init, or another subreaper, reaps it in the end.
     Command::new("/proc/self/exe")
         .arg0("lockkeeper")
         .arg(VERB)
@@ -120,18 +134,23 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
         let mut socket = BufStream::new(UnixStream::from_std(ours)?);
         socket.write_all(request.as_bytes()).await?;
         socket.flush().await?;
+        let mut shown = Line::new(Say::default());
         loop {
             let mut line = String::new();
             socket.read_line(&mut line).await?;
             match serde_json::from_str(&line) {
-                Ok(Reply::Waits(what)) => Say::default().warn(what),
+                Ok(Reply::Line(text)) => shown.show(&text),
+                Ok(Reply::Waits(what)) => {
+                    shown.clear();
+                    Say::default().warn(what);
+                }
                 reply => return Ok(reply.ok()),
             }
         }
     };
-    // If a signal ends us first, the socket ends too, and the holder gives up.
+    // If a signal ends us first, the socket is closed too, and the holder gives up.
     let talk = async { talk.await.map_err(refuse) };
-    let reply = run::interruptible(talk, signals).await?;
+    let reply = acquire::interruptible(talk, signals).await?;
     match reply {
         Some(Reply::Granted(granted)) => Ok(granted),
         Some(Reply::Refused { code, message }) => Err(Failure::new(code, message)),
@@ -139,8 +158,8 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
     }
 }
 
-/// Closes what we were started with but do not need: a lock of `flock`, the end of a pipe that somebody
-/// else waits for. Called before anything of our own is open.
+/// Closes inherited descriptors that we do not need: a lock of `flock`, the end of a pipe that
+/// another process waits for. Called before anything of our own is open.
 pub(crate) fn close_inherited() {
     let Ok(listed) = fs::read_dir("/proc/self/fd") else { return };
     let names =
@@ -153,10 +172,10 @@ pub(crate) fn close_inherited() {
     }
 }
 
-/// The whole life of a holder.
+/// The entry point of a holder.
 pub(crate) async fn main() -> exit::Outcome {
     let own = |error: io::Error| Failure::own("hold a lock", error);
-    // A session of its own: a terminal that is closed, or a shell that ends its jobs, does not end it.
+    // A new session: closing the terminal, or a shell that ends its jobs, does not end it.
     let _ = setsid();
     let signals = Signals::collect().map_err(own)?;
     let mut starter = StdStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(own)?);
@@ -179,7 +198,7 @@ pub(crate) async fn main() -> exit::Outcome {
             let handle = socket.handle.to_string();
             let fence = guard.fence().get();
             if tell(&Reply::Granted(Granted { handle, fence, pid: std::process::id() })) {
-                // The number stays taken, so that nothing else becomes standard input.
+                // The descriptor stays in use, so that nothing else becomes standard input.
                 let _ = fs::File::open("/dev/null").map(nix::unistd::dup2_stdin);
                 keep(guard, &socket, &request, &signals).await;
             }
@@ -189,7 +208,7 @@ pub(crate) async fn main() -> exit::Outcome {
     }
 }
 
-/// Takes the lock, unless the one who started us is gone before.
+/// Acquires the lock, unless the process that started us is gone before.
 async fn hold(
     request: &Request,
     signals: &Signals,
@@ -198,27 +217,40 @@ async fn hold(
     let starter =
         io::stdin().as_fd().try_clone_to_owned().map_err(|e| Failure::own("listen", e))?;
     let starter = StdStream::from(starter);
-    let own = |error: io::Error| Failure::own("listen to who started this", error);
+    let own = |error: io::Error| Failure::own("listen to the process that started this", error);
     starter.set_nonblocking(true).map_err(own)?;
     let mut starter = UnixStream::from_std(starter).map_err(own)?;
     let owner = Owner::named(&request.owner)?;
-    // Before the lock is taken: one that nobody could release must not be.
+    // Before the lock is acquired: a lock that cannot be released must not be.
     let mut socket = Socket::open()?;
     let place = Endpoint::parse(&request.url)?.to_string();
     let mut waits = Waits::new(&place, request.terms.wait);
+    let since = Instant::now();
     let (client, guard) = loop {
         let attempt = async {
             let connect = waits.in_time(async { Ok(Client::connect(&request.url).await?) });
             let client = unless_over(connect, signals, &mut starter).await?;
-            let lock = run::lock(&client, &request.key, &request.terms);
+            client.set_command(request.command.as_deref());
+            let lock = acquire::lock(&client, &request.key, &request.terms);
             let lock = lock.owner(&owner).ttl(request.ttl);
             let (key, terms) = (&request.key, &request.terms);
-            let acquire = run::acquire_until(&client, lock, key, terms, waits.until);
+            if let Some(told) = waits.answered() {
+                tell(&Reply::Waits(told));
+            }
+            let (until, drawn) = (waits.until, request.shown == Some(true));
+            let waiting = Waiting { key, terms, since, until, drawn };
+            let acquire = async {
+                tokio::select! {
+                    acquired = acquire::acquire_until(&client, lock, key, terms, until) => acquired,
+                    never = waiting.tell(&client, |text| { tell(&Reply::Line(text)); }),
+                        if request.shown.is_some() => match never {},
+                }
+            };
             match unless_over(acquire, signals, &mut starter).await {
                 Ok(guard) => Ok((client, guard)),
                 Err(failure) => {
-                    // What was begun, the undoing of a claim, ends before we do.
-                    run::close(client, !failure.retryable).await;
+                    // What is pending, such as undoing a claim, ends before we do.
+                    acquire::close(client, !failure.retryable).await;
                     Err(failure)
                 }
             }
@@ -239,26 +271,28 @@ async fn hold(
     Ok((client, guard, socket))
 }
 
-/// Does something, unless a signal comes or the one who started us is gone.
+/// Runs something, unless a signal arrives or the process that started us is gone.
 async fn unless_over<T>(
     work: impl Future<Output = Result<T, Failure>>,
     signals: &Signals,
     starter: &mut UnixStream,
 ) -> Result<T, Failure> {
     tokio::select! {
-        done = run::interruptible(work, signals) => done,
-        // Nothing is ever said here, so this is the end.
+        done = acquire::interruptible(work, signals) => done,
+        // Nothing is ever sent here, so this is the end.
         _ = starter.read_u8() => Err(Failure::silent(exit::OWN)),
     }
 }
 
-/// Keeps the lock until it is to be released.
+/// Keeps the lock until it has to be released.
 async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signals) {
     let after = |lease: Option<Duration>| {
         let nanos = lease.and_then(|lease| u64::try_from(lease.as_nanos()).ok());
         boot_time().saturating_add(nanos.unwrap_or(u64::MAX))
     };
     let mut until = after(request.lease);
+    let mut asked = std::pin::pin!(guard.yield_requested());
+    let mut yielding = false;
     let bound_to = request.pid.map(|pid| (pid, started_at(pid)));
     loop {
         let left = Duration::from_nanos(until.saturating_sub(boot_time()));
@@ -269,6 +303,14 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
         tokio::select! {
             () = tokio::time::sleep(left.min(LOOK)) => {}
             _ = signals.next() => break,
+            () = &mut asked, if !yielding => {
+                yielding = true;
+                let signal = request.on_yield.and_then(|signal| Signal::try_from(signal).ok());
+                if let (Some(pid), Some(signal)) = (request.pid, signal) {
+                    // If it is gone, the lock is about to be released.
+                    let _ = kill(Pid::from_raw(pid), signal);
+                }
+            }
             Ok((stream, _)) = socket.listener.accept() => {
                 let mut stream = BufStream::new(stream);
                 let Some(ask) = hear(&mut stream).await else { continue };
@@ -276,7 +318,7 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
                     (Ok(()), Ask::Renew { lease }) => match renew(&guard).await {
                         Answer::Done => {
                             until = after(lease.or(request.lease));
-                            Answer::Done
+                            if yielding { Answer::Asked } else { Answer::Done }
                         }
                         answer => answer,
                     },
@@ -286,7 +328,7 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
                         left: (until != u64::MAX).then_some(left),
                     },
                     (Ok(()), Ask::Release) => {
-                        let lost = run::release(guard, Say { quiet: true, verbose: false }).await;
+                        let lost = acquire::release(guard, Say { quiet: true, verbose: false }).await;
                         let answer = match lost {
                             Ok(()) => Answer::Done,
                             Err(Some(reason)) => Answer::Lost { reason },
@@ -309,12 +351,12 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
             }
         }
     }
-    let _ = run::release(guard, Say { quiet: true, verbose: false }).await;
+    let _ = acquire::release(guard, Say { quiet: true, verbose: false }).await;
 }
 
-/// Asks the engine whether the lock is still ours.
+/// Asks the engine whether the lock is still held.
 async fn renew(guard: &Guard) -> Answer {
-    let renewed = tokio::time::timeout(run::CONFIRMATION, guard.renew()).await;
+    let renewed = tokio::time::timeout(acquire::CONFIRMATION, guard.renew()).await;
     let reason = match renewed {
         Ok(Ok(())) => return Answer::Done,
         Ok(Err(error @ Error::Lost { .. })) => return Answer::Lost { reason: error.to_string() },
@@ -326,7 +368,7 @@ async fn renew(guard: &Guard) -> Answer {
 
 async fn hear(stream: &mut BufStream<UnixStream>) -> Option<Ask> {
     let mut line = String::new();
-    // A caller that connects and says nothing must not keep the lock's end from us.
+    // A caller that connects and sends nothing must not delay the end of the lock.
     let read = tokio::time::timeout(Duration::from_secs(1), stream.read_line(&mut line)).await;
     read.ok()?.ok()?;
     serde_json::from_str(&line).ok()
@@ -339,17 +381,24 @@ async fn say(stream: &mut BufStream<UnixStream>, answer: &Answer) {
     let _ = stream.flush().await;
 }
 
-/// When a process was started, which tells it from a later one with the same number.
+/// The command line of a process, as far as it is visible.
+pub(crate) fn command_of(pid: i32) -> Vec<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
+/// When a process was started, which distinguishes it from a later one with the same pid.
 pub(crate) fn started_at(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     let mut words = rest.split_whitespace();
-    // One that is dead but not waited for does nothing any more.
+    // A zombie does nothing any more.
     words.next().filter(|state| !matches!(*state, "Z" | "X"))?;
     words.nth(18)?.parse().ok()
 }
 
-/// Where later calls reach a holder; removed with it.
+/// The socket by which later calls reach a holder; removed with it.
 struct Socket {
     listener: UnixListener,
     path: PathBuf,
@@ -357,7 +406,7 @@ struct Socket {
 }
 
 impl Socket {
-    /// With a handle that lacks the fence.
+    /// Creates it, with a handle that lacks the fence.
     fn open() -> Result<Self, Failure> {
         let handle = Handle::new(0)?;
         let path = handle.socket()?;

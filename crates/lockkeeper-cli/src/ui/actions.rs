@@ -54,7 +54,7 @@ pub(crate) async fn break_lock(
         return Err(bad("type the key of the lock to confirm that it is this one"));
     }
     if order.why.trim().is_empty() {
-        return Err(bad("say in some words why, for instance 'host backup-3 is gone'"));
+        return Err(bad("give a reason, for instance 'host backup-3 is gone'"));
     }
     carry_out("break", order, peer, app, audit, async |client, key| client.break_lock(key).await)
         .await

@@ -8,17 +8,17 @@ mod actions;
 mod api;
 mod audit;
 mod blocking;
-mod collect;
+pub(crate) mod collect;
 mod episode;
 mod events;
-mod history;
+pub(crate) mod history;
 mod http;
 mod metrics;
-mod model;
+pub(crate) mod model;
 mod page;
 mod processes;
 mod record;
-mod rows;
+pub(crate) mod rows;
 mod security;
 mod time;
 
@@ -36,11 +36,11 @@ use self::history::History;
 use self::model::EngineName;
 use self::record::Recorder;
 use self::security::{Access, SHORTEST_TOKEN};
-use crate::args::Ui;
+use crate::acquire::interruptible;
+use crate::args::{Secret, Ui};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::output::{print, tell};
-use crate::run::interruptible;
 use crate::run::signals::Signals;
 
 /// What every request can reach.
@@ -73,7 +73,7 @@ pub(crate) async fn ui(args: Ui) -> exit::Outcome {
         }
         false => None,
     };
-    let sources = sources(&args).await?;
+    let sources = sources(&args.urls, &args.secret).await?;
     let (recorder, past) = match &args.record {
         Some(path) => Recorder::open(path).map(|(recorder, past)| (Some(recorder), past))?,
         None => (None, Vec::new()),
@@ -131,9 +131,9 @@ fn given_token(args: &Ui) -> Result<Option<String>, Failure> {
 }
 
 /// The engines. One that does not answer is shown as that; one that cannot work is refused.
-async fn sources(args: &Ui) -> Result<Vec<Source>, Failure> {
+pub(crate) async fn sources(urls: &[String], secret: &Secret) -> Result<Vec<Source>, Failure> {
     let mut sources: Vec<Source> = Vec::new();
-    for (name, endpoint) in Config::load()?.engines(&args.urls, &args.secret)? {
+    for (name, endpoint) in Config::load()?.engines(urls, secret)? {
         let name: EngineName = name.into();
         if sources.iter().any(|source| source.name == name) {
             return Err(Failure::usage(format!("{name} is named twice")));

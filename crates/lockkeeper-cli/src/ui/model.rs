@@ -73,6 +73,8 @@ pub(crate) struct Party {
     pub(crate) who: Option<String>,
     pub(crate) host: Option<String>,
     pub(crate) pid: Option<u32>,
+    /// The first characters of its command line.
+    pub(crate) command: Option<String>,
     pub(crate) note: Option<String>,
     #[serde(serialize_with = "time::optional")]
     pub(crate) since: Option<SystemTime>,
@@ -143,6 +145,7 @@ impl Party {
             host,
             pid,
             who,
+            command: entry.command.map(bounded),
             note: entry.note.map(bounded),
             since: entry.since,
             seen: now,

@@ -1,5 +1,6 @@
 //! `yield`, and what `run` and `elect` do when somebody asks for their lock.
 
+use lockkeeper_testkit::server::redis::Server;
 use lockkeeper_testkit::server::zookeeper::Ensemble;
 
 use crate::place::Place;
@@ -9,14 +10,45 @@ const POLITE: &str = "trap 'echo bye >>said; exit 3' TERM; echo at work >>said; 
                       while :; do sleep 0.1; done";
 
 #[test]
-fn an_engine_that_cannot_reach_holders_says_what_to_do_instead() {
-    let place = Place::new();
-    let holder = place.start("run k -- sleep 60");
-    place.until("k", 1, 0);
+fn a_client_of_another_library_cannot_be_asked() {
+    let server = Server::start();
+    let place = Place::at(&server.url());
+    // As Redisson writes it.
+    server.ask(&["HSET", "k", "0d1c0000-0000-4000-8000-000000000000:57", "1"]);
+    server.ask(&["PEXPIRE", "k", "30000"]);
     place.run("yield k").exits(64).says("break the lock instead");
     place.run("yield").exits(64).says("<KEY>");
-    holder.signal(nix::sys::signal::Signal::SIGTERM);
-    holder.end().exits(143);
+}
+
+#[test]
+fn a_handle_passes_the_question_on() {
+    let place = Place::new();
+    let script = "trap 'echo asked >>said' USR1; echo $$ >pid; while :; do sleep 0.1; done";
+    let mut command = std::process::Command::new("sh");
+    let mut script = command.args(["-c", script]).current_dir(place.path("")).spawn().unwrap();
+    let pid = place.content("pid");
+    let words = format!("acquire k --pid {} --on-yield usr1", pid.trim());
+    let handle = place.run(&words).exits(0).stdout;
+    place.run("yield k").exits(0);
+    assert_eq!(place.content("said"), "asked\n");
+    place.run(&format!("renew {handle}")).exits(0).says("somebody asked for the lock");
+    place.run("run -n k true").exits(75);
+    place.run(&format!("release {handle}")).exits(0);
+    script.kill().unwrap();
+    script.wait().unwrap();
+    place.run("acquire k --on-yield usr1").exits(64).says("--pid");
+}
+
+#[test]
+fn holders_give_way_on_files() {
+    let elsewhere = Place::new();
+    holders_give_way(&elsewhere.url());
+}
+
+#[test]
+fn holders_give_way_on_redis() {
+    let server = Server::start();
+    holders_give_way(&server.url());
 }
 
 #[test]

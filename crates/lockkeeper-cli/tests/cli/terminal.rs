@@ -9,15 +9,15 @@ use lockkeeper_testkit::server::redis::Server;
 
 use crate::place::{Place, eventually};
 
-/// Somebody who types at a shell.
-struct Session {
+/// A user at a shell.
+pub(crate) struct Session {
     script: Child,
     keys: ChildStdin,
     screen: Arc<Mutex<String>>,
 }
 
 impl Session {
-    fn at(place: &Place) -> Self {
+    pub(crate) fn at(place: &Place) -> Self {
         // Only for its environment.
         let settings = place.lockkeeper("");
         let mut command = std::process::Command::new("script");
@@ -50,20 +50,21 @@ impl Session {
         session
     }
 
-    fn keys(&mut self, keys: &str) {
+    pub(crate) fn keys(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
         self.keys.flush().unwrap();
     }
 
-    /// Waits until the screen shows something after the last time.
+    /// Waits until the screen shows something new, and returns what came before it.
     #[track_caller]
-    fn shows(&self, what: &str) {
+    pub(crate) fn shows(&self, what: &str) -> String {
         eventually(what, || {
             let mut screen = self.screen.lock().unwrap();
             let at = screen.find(what)?;
+            let before = screen[..at].to_owned();
             *screen = screen[at + what.len()..].to_owned();
-            Some(())
-        });
+            Some(before)
+        })
     }
 }
 

@@ -45,7 +45,7 @@ fn a_break_needs_the_key_and_a_reason_and_is_written_down() {
     for (order, right) in [
         (json!({"engine": engine, "key": "k", "confirm": "K", "why": "x"}), "type the key"),
         (json!({"engine": engine, "key": "k", "why": "x"}), "type the key"),
-        (json!({"engine": engine, "key": "k", "confirm": "k", "why": "  "}), "in some words why"),
+        (json!({"engine": engine, "key": "k", "confirm": "k", "why": "  "}), "give a reason"),
         (json!({"engine": "other", "key": "k", "confirm": "k", "why": "x"}), "no such engine"),
         (json!({"key": "k"}), "missing field"),
         (

@@ -19,11 +19,14 @@ pub(super) async fn holders_and_waiters_are_seen(store: Store) {
     let observer = store.client().await;
     assert!(observer.inspect("key").await.unwrap().is_none(), "nobody was there yet");
     let holder = store.client().await;
+    holder.set_command(Some("nightly\t--all"));
     let guard = take(holder.mutex("key").note("the holder's why")).await;
     let mut waiters = Vec::new();
     let mut line = true;
     for note in ["one", "two", "three"] {
-        let lock = store.client().await.mutex("key").note(note);
+        let waiter = store.client().await;
+        waiter.set_command(Some(note).filter(|note| *note != "two"));
+        let lock = waiter.mutex("key").note(note);
         waiters.push(tokio::spawn(async move {
             lock.acquire().await.unwrap().release().await.unwrap()
         }));
@@ -35,6 +38,8 @@ pub(super) async fn holders_and_waiters_are_seen(store: Store) {
     assert_eq!(entry.mode, Mode::Mutex);
     assert_eq!(entry.note.as_deref(), Some("the holder's why"));
     assert_eq!(entry.who.as_deref(), Some(whoami().as_str()));
+    assert_eq!(entry.command.as_deref(), Some("nightly --all"));
+    assert!(entry.since.is_some());
     assert_eq!(entry.fence.unwrap_or(guard.fence()), guard.fence());
     assert!(snapshot.fence.unwrap_or(guard.fence()) >= guard.fence());
     let listed = observer.list("key").await.unwrap();
@@ -44,6 +49,18 @@ pub(super) async fn holders_and_waiters_are_seen(store: Store) {
     if line && matches!(store.guarantees().await.order, Order::Fifo) {
         let notes: Vec<_> = snapshot.waiters.iter().flatten().map(|w| w.note.as_deref()).collect();
         assert_eq!(notes, [Some("one"), Some("two"), Some("three")]);
+    }
+    let mut commands = Vec::new();
+    for waiter in snapshot.waiters.iter().flatten() {
+        assert_eq!(waiter.who.as_deref(), Some(whoami().as_str()));
+        assert!(waiter.since.is_some(), "{waiter:?}");
+        commands.extend(waiter.command.as_deref());
+    }
+    // A name of a connection, where a server keeps nothing else of a waiter, may be too short for it.
+    let known = snapshot.waiters.iter().flatten().any(|waiter| waiter.note.is_some());
+    if line && known {
+        commands.sort_unstable();
+        assert_eq!(commands, ["one", "three"], "{snapshot:?}");
     }
     guard.release().await.unwrap();
     for waiter in waiters {

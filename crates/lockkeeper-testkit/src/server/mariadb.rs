@@ -91,7 +91,7 @@ impl Dialect for MariadbDialect {
             ),
         );
         let kills: Vec<_> = threads.lines().map(|thread| format!("KILL {thread};")).collect();
-        // One that just ended by itself is no failure.
+        // A session that has just ended is no failure.
         let _ = Self::client(server.port(), "mysql", &kills.concat()).arg("--force").output();
         kills.len()
     }

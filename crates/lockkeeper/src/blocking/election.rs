@@ -1,4 +1,4 @@
-//! Leadership for code without async.
+//! Leader election for code without async.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use crate::engine::Fence;
 use crate::error::{Loss, Result};
 use crate::guard::Release;
 
-/// An election that one can stand in or observe; see [`crate::Election`].
+/// An election in which you can stand as a candidate, or which you can observe; see
+/// [`crate::Election`].
 #[derive(Debug, Clone)]
 pub struct Election {
     election: crate::Election,
@@ -33,19 +34,19 @@ impl Election {
         self
     }
 
-    /// Blocks until we lead.
+    /// Blocks until this candidate is the leader.
     ///
     /// # Errors
-    /// As [`crate::Election::campaign`].
+    /// Same as [`crate::Election::campaign`].
     pub fn campaign(&self) -> Result<Term> {
         let term = self.room.wait(self.election.campaign())?;
         Ok(Term { guard: Guard::new(term.into_guard(), &self.room) })
     }
 
-    /// Leads if nobody else does.
+    /// Becomes the leader if there is none. Returns `None` if there is one.
     ///
     /// # Errors
-    /// As [`crate::Election::try_campaign`].
+    /// Same as [`crate::Election::try_campaign`].
     pub fn try_campaign(&self) -> Result<Option<Term>> {
         let term = self.room.wait(self.election.try_campaign())?;
         Ok(term.map(|term| Term { guard: Guard::new(term.into_guard(), &self.room) }))
@@ -57,7 +58,7 @@ impl Election {
     }
 }
 
-/// A time of leadership; see [`crate::Term`].
+/// One term of leadership; see [`crate::Term`].
 #[derive(Debug)]
 #[must_use = "leadership ends as soon as the term is dropped"]
 pub struct Term {
@@ -65,12 +66,12 @@ pub struct Term {
 }
 
 impl Term {
-    /// The number of this term: higher than that of every term before it.
+    /// The number of this term, higher than that of every earlier term.
     pub fn number(&self) -> Fence {
         self.guard.fence()
     }
 
-    /// Whether we still lead, by the clock at this very moment.
+    /// Checks whether this term still lasts, by the clock at this very moment.
     ///
     /// # Errors
     /// [`Error::Lost`](crate::Error::Lost) with the reason.
@@ -78,12 +79,12 @@ impl Term {
         self.guard.check()
     }
 
-    /// Blocks until leadership is lost, at most so long; `None` when it was not.
+    /// Blocks until leadership is lost, for at most `limit`. Returns `None` if it was not lost.
     pub fn lost_within(&self, limit: Duration) -> Option<Loss> {
         self.guard.lost_within(limit)
     }
 
-    /// The lock behind it.
+    /// The guard of the underlying lock.
     pub fn guard(&self) -> &Guard {
         &self.guard
     }
@@ -91,13 +92,13 @@ impl Term {
     /// Ends the term.
     ///
     /// # Errors
-    /// As [`crate::Guard::release`].
+    /// Same as [`crate::Guard::release`].
     pub fn step_down(self) -> Result<Release> {
         self.guard.release()
     }
 }
 
-/// Follows an election; see [`crate::Observer`].
+/// Watches an election; see [`crate::Observer`].
 #[derive(Debug)]
 pub struct Observer {
     observer: crate::Observer,
@@ -105,10 +106,11 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Blocks until the next change: at first who leads now, later who leads instead; `None` means nobody.
+    /// Blocks until the next change. The first call returns the current leader, later calls the one
+    /// that replaced it; `None` means that there is no leader.
     ///
     /// # Errors
-    /// As [`crate::Observer::next`].
+    /// Same as [`crate::Observer::next`].
     #[expect(clippy::should_implement_trait, reason = "it never ends, and it may fail")]
     pub fn next(&mut self) -> Result<Option<Leader>> {
         self.room.wait(self.observer.next())

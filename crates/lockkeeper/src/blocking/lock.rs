@@ -11,7 +11,7 @@ use crate::guard::{Release, Trouble};
 use crate::key::Key;
 use crate::owner::Owner;
 
-/// A lock that can be acquired; see [`crate::Lock`].
+/// A lock that you can configure and then acquire; see [`crate::Lock`].
 #[derive(Debug, Clone)]
 #[must_use = "a lock does nothing before it is acquired"]
 pub struct Lock {
@@ -85,7 +85,7 @@ impl Lock {
     /// See [`crate::Lock::acquire`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn acquire(self) -> Result<Guard> {
         let guard = self.room.wait(self.lock.acquire())?;
         Ok(Guard::new(guard, &self.room))
@@ -94,7 +94,7 @@ impl Lock {
     /// See [`crate::Lock::try_acquire`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn try_acquire(self) -> Result<Option<Guard>> {
         let guard = self.room.wait(self.lock.try_acquire())?;
         Ok(guard.map(|guard| Guard::new(guard, &self.room)))
@@ -103,34 +103,37 @@ impl Lock {
     /// See [`crate::Lock::acquire_within`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn acquire_within(self, limit: Duration) -> Result<Guard> {
         let guard = self.room.wait(self.lock.acquire_within(limit))?;
         Ok(Guard::new(guard, &self.room))
     }
 
-    /// Does work while holding the lock. A thread cannot be cancelled: the work has to look at
-    /// [`Guard::check`] before everything that must not happen twice.
+    /// Runs work while holding the lock. A thread cannot be cancelled: call [`Guard::check`] before
+    /// every step that must not happen twice.
     ///
     /// # Errors
-    /// [`Error::Late`] when the lock was lost before the work was done; otherwise as
+    /// [`Error::Late`] if the lock was lost before the work was done; otherwise the same as
     /// [`crate::Lock::acquire`].
     pub fn run<T>(self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
         run_with(self.acquire()?, work)
     }
 
-    /// As [`run`](Lock::run) if the lock is free now. `None` means that it was busy and nothing was done.
+    /// Like [`run`](Lock::run) if the lock is free now. Returns `None`, without running the work,
+    /// if it is busy.
     ///
     /// # Errors
-    /// As [`run`](Lock::run).
+    /// Same as [`run`](Lock::run).
     pub fn try_run<T>(self, work: impl FnOnce(&Guard) -> T) -> Result<Option<T>> {
         self.try_acquire()?.map(|guard| run_with(guard, work)).transpose()
     }
 
-    /// As [`run`](Lock::run), but waits for the lock for `limit` at most. The work itself has no limit.
+    /// Like [`run`](Lock::run), but waits for the lock for at most `limit`. The work itself has no
+    /// limit.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when it was busy all the time; otherwise as [`run`](Lock::run).
+    /// [`Error::Timeout`] if the lock was busy all the time; otherwise the same as
+    /// [`run`](Lock::run).
     pub fn run_within<T>(self, limit: Duration, work: impl FnOnce(&Guard) -> T) -> Result<T> {
         run_with(self.acquire_within(limit)?, work)
     }
@@ -145,13 +148,13 @@ fn run_with<T>(guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
     Ok(done)
 }
 
-/// A lock that is held; see [`crate::Guard`].
+/// A lock that you hold; see [`crate::Guard`].
 ///
-/// Dropping it gives the lock back, and waits up to two seconds until the engine has confirmed that.
+/// Dropping it releases the lock, and waits up to two seconds for the engine to confirm that.
 #[derive(Debug)]
-#[must_use = "the lock is given back as soon as the guard is dropped"]
+#[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard {
-    /// Taken out by `release` and by dropping.
+    /// Taken by `release` and by `drop`.
     guard: Option<crate::Guard>,
     room: Arc<Room>,
 }
@@ -166,7 +169,7 @@ impl Guard {
         self.guard().fence()
     }
 
-    /// The lock.
+    /// The key of the lock.
     pub fn key(&self) -> &Key {
         self.guard().key()
     }
@@ -189,7 +192,7 @@ impl Guard {
     /// See [`crate::Guard::check`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn check(&self) -> Result<()> {
         self.guard().check()
     }
@@ -209,14 +212,15 @@ impl Guard {
         self.guard().trouble()
     }
 
-    /// Blocks until the lock is lost, at most so long; `None` when it was not. See [`crate::Guard::lost`].
+    /// Blocks until the lock is lost, for at most `limit`. Returns `None` if it was not lost. See
+    /// [`crate::Guard::lost`].
     pub fn lost_within(&self, limit: Duration) -> Option<Loss> {
         let lost = self.guard().lost();
         self.room.wait(async { tokio::time::timeout(limit, lost).await.ok() })
     }
 
-    /// Blocks until somebody asks the holder to give way, at most so long; whether somebody did.
-    /// See [`crate::Guard::yield_requested`].
+    /// Blocks until the holder is asked to release the lock, for at most `limit`. Returns whether
+    /// it was asked. See [`crate::Guard::yield_requested`].
     pub fn yield_requested_within(&self, limit: Duration) -> bool {
         let asked = self.guard().yield_requested();
         self.room.wait(async { tokio::time::timeout(limit, asked).await.is_ok() })
@@ -225,7 +229,7 @@ impl Guard {
     /// See [`crate::Guard::renew`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn renew(&self) -> Result<()> {
         self.room.wait(self.guard().renew())
     }
@@ -233,7 +237,7 @@ impl Guard {
     /// See [`crate::Guard::release`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn release(mut self) -> Result<Release> {
         let guard = self.guard.take().expect("only release and dropping take it");
         self.room.wait(guard.release())
@@ -251,7 +255,7 @@ impl Guard {
 }
 
 impl Drop for Guard {
-    /// Like `release`, in a way that async code may use too: it blocks, but it does not panic.
+    /// Like `release`, but safe in async code: it blocks, but it does not panic.
     fn drop(&mut self) {
         if let Some(guard) = self.guard.take() {
             self.room.let_go(async { drop(guard.release().await) });

@@ -1,11 +1,11 @@
-//! The same words for code without async.
+//! The same API for code without async.
 //!
-//! A client has a small runtime of its own, which keeps leases alive while your threads work.
-//! Do not use it inside async code: it would block the executor. There, taking a lock panics;
-//! dropping a guard or a client does not.
+//! A client has a small runtime of its own, which renews leases while your threads work. Do not use
+//! it inside async code: it would block the executor. There, acquiring a lock panics; dropping a
+//! guard or a client does not.
 //!
-//! A thread cannot be cancelled. Long work looks at [`Guard::check`] before everything that must not
-//! happen twice, and asks [`Guard::lost_within`] whether it is to stop.
+//! A thread cannot be cancelled. In long work, call [`Guard::check`] before every step that must
+//! not happen twice, and [`Guard::lost_within`] to learn whether to stop.
 //!
 //! ```
 //! # fn main() -> lockkeeper::Result<()> {
@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::client::LINGER;
+use crate::core::inner::LINGER;
 use crate::engine::{Entry, Finding, Guarantees, Snapshot};
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -41,19 +41,19 @@ pub struct Client {
     room: Arc<Room>,
 }
 
-/// A client with the runtime that works for it.
+/// A client with its runtime.
 #[derive(Debug)]
 struct Room {
-    // Dropped before the runtime: it waits for releases that were begun by dropping guards.
+    // Dropped before the runtime: it waits for the releases of dropped guards.
     client: crate::Client,
     runtime: Own,
 }
 
-/// A runtime that ends without waiting, wherever it is dropped.
+/// A runtime that shuts down without waiting, wherever it is dropped.
 #[derive(Debug)]
 struct Own {
     runtime: Option<Runtime>,
-    /// Who started it.
+    /// The process that started it.
     process: u32,
 }
 
@@ -62,19 +62,20 @@ impl Drop for Own {
         let Some(runtime) = self.runtime.take() else { return };
         match self.process == std::process::id() {
             true => runtime.shutdown_background(),
-            // A forked process has its memory, but not its threads.
+            // A forked process has the parent's memory, but not its threads.
             false => std::mem::forget(runtime),
         }
     }
 }
 
 impl Room {
-    /// Waits for something that the client does.
+    /// Blocks on a future of the client.
     fn wait<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime().block_on(work)
     }
 
-    /// Waits until a release is confirmed, not for long, and in a way that async code may use too.
+    /// Waits for a release to be confirmed, for a short time, and in a way that is safe in async
+    /// code.
     fn let_go(&self, release: impl Future<Output = ()> + Send + 'static) {
         if self.client.inner().is_inherited() {
             return;
@@ -93,10 +94,10 @@ impl Room {
 }
 
 impl Client {
-    /// Opens the engine that a URL names.
+    /// Connects to the engine that a URL names.
     ///
     /// # Errors
-    /// As [`crate::Client::connect`].
+    /// Same as [`crate::Client::connect`].
     ///
     /// # Panics
     /// Inside async code.
@@ -140,7 +141,7 @@ impl Client {
     /// See [`crate::Client::inspect`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn inspect(&self, key: impl AsRef<str>) -> Result<Option<Snapshot>> {
         self.room.wait(self.room.client.inspect(key))
     }
@@ -148,7 +149,7 @@ impl Client {
     /// See [`crate::Client::list`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn list(&self, prefix: impl Into<String>) -> Result<Vec<Snapshot>> {
         self.room.wait(self.room.client.list(prefix))
     }
@@ -156,7 +157,7 @@ impl Client {
     /// See [`crate::Client::break_lock`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn break_lock(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
         self.room.wait(self.room.client.break_lock(key))
     }
@@ -164,15 +165,20 @@ impl Client {
     /// See [`crate::Client::request_yield`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn request_yield(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
         self.room.wait(self.room.client.request_yield(key))
+    }
+
+    /// See [`crate::Client::set_command`].
+    pub fn set_command(&self, command: Option<&str>) {
+        self.room.client.set_command(command);
     }
 
     /// See [`crate::Client::doctor`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn doctor(&self) -> Result<Vec<Finding>> {
         self.room.wait(self.room.client.doctor())
     }
@@ -182,12 +188,12 @@ impl Client {
         self.room.client.lease_of(ttl)
     }
 
-    /// The URL without secrets.
+    /// Returns the engine's URL without secrets.
     pub fn place(&self) -> &str {
         self.room.client.place()
     }
 
-    /// What this engine promises.
+    /// Returns what this engine promises.
     pub fn guarantees(&self) -> Guarantees {
         self.room.client.guarantees()
     }
@@ -197,7 +203,7 @@ impl Client {
         self.room.wait(self.room.client.clone().close());
     }
 
-    /// See [`crate::Client::shutdown`]. A holder learns of it by [`Guard::lost_within`].
+    /// See [`crate::Client::shutdown`]. Holders learn of it through [`Guard::lost_within`].
     pub fn shutdown(self, grace: Duration) -> Vec<Key> {
         self.room.wait(self.room.client.clone().shutdown(grace))
     }

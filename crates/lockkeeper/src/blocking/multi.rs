@@ -9,17 +9,17 @@ use crate::error::{Error, Loss, Result};
 use crate::guard::Release;
 use crate::key::Key;
 
-/// Locks that are acquired together or not at all; see [`crate::Multi`].
+/// Several locks that are acquired together or not at all; see [`crate::Multi`].
 #[derive(Debug, Clone)]
 #[must_use = "locks do nothing before they are acquired"]
 pub struct Multi {
     multi: crate::Multi,
-    /// Of all clients whose locks these are.
+    /// Of all the clients that these locks belong to.
     rooms: Vec<Arc<Room>>,
 }
 
 impl Multi {
-    /// Locks of any kinds, of any clients.
+    /// Combines locks of any kind, of any clients.
     pub fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
         let (locks, rooms): (Vec<_>, _) = locks.into_iter().map(Lock::into_parts).unzip();
         Self { multi: crate::Multi::new(locks), rooms }
@@ -28,7 +28,7 @@ impl Multi {
     /// See [`crate::Multi::acquire`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn acquire(self) -> Result<MultiGuard> {
         let guard = room(&self.rooms)?.wait(self.multi.acquire())?;
         Ok(MultiGuard { guard: Some(guard), rooms: self.rooms })
@@ -37,7 +37,7 @@ impl Multi {
     /// See [`crate::Multi::try_acquire`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn try_acquire(self) -> Result<Option<MultiGuard>> {
         let guard = room(&self.rooms)?.wait(self.multi.try_acquire())?;
         Ok(guard.map(|guard| MultiGuard { guard: Some(guard), rooms: self.rooms }))
@@ -46,7 +46,7 @@ impl Multi {
     /// See [`crate::Multi::acquire_within`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn acquire_within(self, limit: Duration) -> Result<MultiGuard> {
         let guard = room(&self.rooms)?.wait(self.multi.acquire_within(limit))?;
         Ok(MultiGuard { guard: Some(guard), rooms: self.rooms })
@@ -61,11 +61,11 @@ fn room(rooms: &[Arc<Room>]) -> Result<&Room> {
 
 /// All locks of a [`Multi`], held; see [`crate::MultiGuard`].
 ///
-/// Dropping it gives the locks back, and waits up to two seconds until the engines have confirmed that.
+/// Dropping it releases the locks, and waits up to two seconds for the engines to confirm that.
 #[derive(Debug)]
-#[must_use = "the locks are given back as soon as the guard is dropped"]
+#[must_use = "the locks are released as soon as the guard is dropped"]
 pub struct MultiGuard {
-    /// Taken out by `release` and by dropping.
+    /// Taken by `release` and by `drop`.
     guard: Option<crate::MultiGuard>,
     rooms: Vec<Arc<Room>>,
 }
@@ -79,7 +79,7 @@ impl MultiGuard {
     /// See [`crate::MultiGuard::check`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn check(&self) -> Result<()> {
         self.guard().check()
     }
@@ -89,7 +89,7 @@ impl MultiGuard {
         self.guard().remaining()
     }
 
-    /// Blocks until one of them is lost, at most so long; `None` when none was.
+    /// Blocks until one of the locks is lost, for at most `limit`. Returns `None` if none was lost.
     pub fn lost_within(&self, limit: Duration) -> Option<(Key, Loss)> {
         let lost = self.guard().lost();
         self.room().wait(async { tokio::time::timeout(limit, lost).await.ok() })
@@ -98,7 +98,7 @@ impl MultiGuard {
     /// See [`crate::MultiGuard::release`].
     ///
     /// # Errors
-    /// As there.
+    /// Same as there.
     pub fn release(mut self) -> Result<Release> {
         let guard = self.guard.take().expect("only release and dropping take it");
         self.room().wait(guard.release())

@@ -1,8 +1,8 @@
 //! The only wait loop: asks an engine until a claim is granted.
 //!
-//! A caller may drop its future at any await. What it leaves unfinished, an attempt on the wire or a
-//! claim in a queue, goes to the client's background task, which runs it to its end and undoes it.
-//! Dropping therefore never blocks, and nothing is left behind.
+//! A caller may drop its future at any await. Whatever it leaves unfinished, an attempt on the wire
+//! or a claim in a queue, goes to the client's background task, which completes it and undoes it.
+//! So dropping never blocks, and nothing is left behind.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -10,36 +10,100 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::Instrument;
 
 use super::backoff::RETRIES;
 use super::clock::Moment;
 use super::hold::Hold;
-use super::local_queue::Ticket;
-use super::release::{BackgroundWork, Releasing};
-use crate::client::Inner;
-use crate::engine::{Claim, Grant};
+use super::inner::Inner;
+use super::local_queue::{Enter, Ticket, Wake};
+use super::release::{BackgroundWork, Releasing, begin_release};
+use super::telemetry::Outcome;
+use super::terms::Terms;
+use crate::engine::{Claim, Grant, Mode};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::key::Key;
 use crate::layers::Call;
-use crate::lock::Terms;
 use crate::owner::Token;
 
-/// How long a single call to an engine may take before its caller is told that there is no answer.
+/// The longest time a single call to an engine may take before it counts as unanswered.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long an acquire goes on asking an engine that fails, with the same token.
+/// How long an acquire keeps retrying a failing engine, with the same token.
 const RETRY_FOR: Duration = Duration::from_secs(3);
 
-/// The longest time that a waiter trusts the engine to wake it.
+/// The longest time a waiter relies on the engine's wake-up before it checks again.
 const RECHECK: Duration = Duration::from_secs(5);
 
-/// Asks for a lock until it is granted, or once.
+/// Acquires a lock, within a limit or at once. `None` means that it was busy all the time.
 ///
 /// # Cancel safety
 /// May be dropped at any await.
 pub(crate) async fn acquire(
+    inner: &Arc<Inner>,
+    terms: &Terms,
+    once: bool,
+    limit: Option<Duration>,
+) -> Result<Option<Guard>> {
+    let mut watch = Watch::new(inner, terms.mode);
+    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let span = tracing::debug_span!("acquire", key = %terms.key, mode = %terms.mode, engine = inner.engine_name());
+    let acquisition = acquire_in_turn(inner, terms, once).instrument(span);
+    let acquisition = async {
+        tokio::select! {
+            biased;
+            result = acquisition => result,
+            () = inner.stopped() => Err(Error::Shutdown),
+        }
+    };
+    let result = match deadline {
+        None => acquisition.await,
+        Some(at) => match timeout_at(at, acquisition).await {
+            Ok(result) => result,
+            Err(_) => Ok(None),
+        },
+    };
+    watch.outcome = match &result {
+        Ok(Some(_)) => Outcome::Acquired,
+        Ok(None) if once => Outcome::Busy,
+        Ok(None) => Outcome::Timeout,
+        Err(_) => Outcome::Error,
+    };
+    result
+}
+
+/// Waits for its turn in the queue of this process, then asks the engine.
+async fn acquire_in_turn(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option<Guard>> {
+    let ticket = loop {
+        match inner.local.enter(inner, &terms.key, terms.mode, terms.owner.as_ref(), once) {
+            Enter::Gate(ticket) => break ticket,
+            Enter::Wait(ticket, woken) => match woken.await {
+                Ok(Wake::Gate) => break ticket,
+                Ok(Wake::Again(guard)) => return Ok(Some(guard)),
+                Err(_) => unreachable!("a ticket is kept as long as its owner waits"),
+            },
+            Enter::Again(guard) => return Ok(Some(guard)),
+            Enter::Leaving(hold) => begin_release(&hold).await,
+            Enter::Busy => return Ok(None),
+            Enter::Upgrade => {
+                return Err(Error::Unsupported {
+                    engine: inner.engine_name(),
+                    what: format!(
+                        "turn the read lock {:?} into a write lock: two owners who both try would wait \
+                         for each other for ever; release it first, or take the write lock from the start",
+                        terms.key
+                    ),
+                });
+            }
+        }
+    };
+    ask(inner, terms, ticket, once).await
+}
+
+/// Asks the engine until the lock is granted, or once.
+async fn ask(
     inner: &Arc<Inner>,
     terms: &Terms,
     ticket: Ticket,
@@ -58,7 +122,7 @@ pub(crate) async fn acquire(
                 if !grant.held.expires() || old < terms.signal_after(grant.ttl) {
                     return Ok(Some(acquisition.admit(terms, grant, asked)));
                 }
-                // The holder would have to stop before it began. The next answer may be faster.
+                // The holder would have to stop before it starts. The next answer may be faster.
                 let late = "its answers take longer than the lease";
                 Error::unreachable(
                     inner.engine_name(),
@@ -90,11 +154,11 @@ pub(crate) async fn acquire(
     }
 }
 
-/// A claim on its way to a grant. Dropped before that, it is undone in the background.
+/// A claim on its way to a grant. If dropped before that, it is undone in the background.
 struct Acquisition {
     inner: Arc<Inner>,
     step: Step,
-    /// Given up only after the undoing is on the wire.
+    /// Dropped only once the request that undoes the claim is on the wire.
     ticket: Option<Ticket>,
     key: Key,
     token: Token,
@@ -107,23 +171,24 @@ enum Step {
     Done,
 }
 
-/// A call under way, which gives the claim back with its answer.
+/// A call in progress, which returns the claim with its answer.
 type Asking = Pin<Box<dyn Future<Output = (Box<dyn Claim>, Result<Option<Grant>>)> + Send>>;
 
 impl Acquisition {
     fn new(inner: &Arc<Inner>, terms: &Terms, ticket: Ticket, once: bool) -> Self {
         let token = inner.tokens.next();
-        let step = Step::Idle(inner.engine.claim(terms.request(token, !once)));
+        let step = Step::Idle(inner.engine.claim(terms.request(token, !once, inner.who())));
         let (key, ttl) = (terms.key.clone(), terms.ttl);
         Self { inner: inner.clone(), step, ticket: Some(ticket), key, token, ttl }
     }
 
-    /// One attempt, and the moment before it left.
+    /// Makes one attempt, and returns the time from before it was sent.
     async fn attempt(&mut self) -> Result<Option<(Grant, Moment)>> {
         let engine = self.inner.engine_name();
         let asked = self.inner.clock.now();
         if let Step::Idle(mut claim) = std::mem::replace(&mut self.step, Step::Done) {
-            // The claim moves into the future, so that the two can be left to the background as one.
+            // The claim moves into the future, so that both can be handed to the background
+            // together.
             self.step = Step::Asking(Box::pin(async move {
                 let answer = claim.attempt(asked).await;
                 (claim, answer)
@@ -132,7 +197,7 @@ impl Acquisition {
         let Step::Asking(asking) = &mut self.step else {
             unreachable!("an acquisition that is done is not asked again")
         };
-        // Most answers of embedded engines are there at once, and need no timer.
+        // Most answers of embedded engines are ready at once and need no timer.
         let answered = match first_poll(asking).await {
             Poll::Ready(answered) => Some(answered),
             Poll::Pending => timeout(CALL_LIMIT, asking).await.ok(),
@@ -147,12 +212,14 @@ impl Acquisition {
         answer.map(|grant| grant.map(|grant| (grant, asked)))
     }
 
-    /// Whether a call is still under way. It is undone when it ends, and only another claim can be tried.
+    /// Whether a call is still in progress. It is undone when it ends; only a new claim can be
+    /// tried.
     fn is_unanswered(&self) -> bool {
         matches!(self.step, Step::Asking(_))
     }
 
-    /// Waits for a reason to ask again. A failure to wait is one as well: the next attempt tells.
+    /// Waits for a reason to ask again. A failed wait is one too: the next attempt will report the
+    /// error.
     async fn wait(&mut self, spin: Option<Duration>) {
         if let Some(ticket) = &self.ticket {
             ticket.waiting();
@@ -180,14 +247,14 @@ impl Acquisition {
         guard
     }
 
-    /// Undoes the claim; mostly there is nothing to undo, and this is done at once.
+    /// Undoes the claim. Usually there is nothing to undo, and this returns at once.
     async fn give_up(mut self) {
         if let Step::Idle(claim) = std::mem::replace(&mut self.step, Step::Done) {
             self.releasing(claim).begin().await;
         }
     }
 
-    /// The way out of a claim that nobody wants any more.
+    /// The release of a claim that is no longer wanted.
     fn releasing(&mut self, claim: Box<dyn Claim>) -> Releasing {
         let (inner, key) = (self.inner.clone(), self.key.clone());
         Releasing::abandoned(inner, key, claim, self.ticket.take(), self.ttl)
@@ -200,7 +267,7 @@ impl Drop for Acquisition {
             ticket.leaving();
         }
         match std::mem::replace(&mut self.step, Step::Done) {
-            // Dropped here, it goes on in the background.
+            // If it is dropped here, it continues in the background.
             Step::Idle(claim) => drop(self.releasing(claim)),
             Step::Asking(asking) => {
                 let (inner, key) = (self.inner.clone(), self.key.clone());
@@ -210,7 +277,8 @@ impl Drop for Acquisition {
                     let (claim, ticket) = match timeout(CALL_LIMIT, &mut asking).await {
                         Ok((claim, _)) => (claim, ticket),
                         Err(_) => {
-                            // Others of this process need not wait for an engine that is silent.
+                            // Other tasks of this process need not wait for an engine that does not
+                            // answer.
                             drop(ticket);
                             (asking.await.0, None)
                         }
@@ -223,11 +291,32 @@ impl Drop for Acquisition {
     }
 }
 
-/// Polls a future once: its request leaves, or its answer is there at once.
+/// Polls a future once: its request is sent, or its answer is ready at once.
 ///
-/// The runtime's budget does not count: a task that has used it up would find every channel on the
-/// way to the wire closed for this poll.
+/// The runtime's cooperative budget does not apply: for a task that has used it up, every channel
+/// on the way to the wire would be pending in this poll.
 pub(crate) async fn first_poll<F: Future + Unpin>(work: &mut F) -> Poll<F::Output> {
     let mut work = tokio::task::unconstrained(work);
     poll_fn(|cx| Poll::Ready(Pin::new(&mut work).poll(cx))).await
+}
+
+/// Reports the outcome of an acquire, even if it is dropped before its end.
+struct Watch<'a> {
+    inner: &'a Inner,
+    mode: Mode,
+    started: Instant,
+    outcome: Outcome,
+}
+
+impl<'a> Watch<'a> {
+    fn new(inner: &'a Inner, mode: Mode) -> Self {
+        inner.meters.waiting(mode);
+        Self { inner, mode, started: Instant::now(), outcome: Outcome::Cancelled }
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.inner.meters.acquire(self.mode, self.outcome, self.started.elapsed());
+    }
 }

@@ -1,38 +1,41 @@
-//! The one admission rule, pure: given the queue, is entry *i* in, and if not, behind whom?
+//! The admission rule as a pure function: given the queue, is entry *i* granted, and if not, which
+//! entry is it waiting for?
 //!
-//! The queue is in order of arrival. An entry is let in when nobody ahead of it conflicts, and nobody
-//! who already holds does. So a waiting writer holds back readers that come after it: a stream of
-//! readers cannot starve a writer. The Lua and SQL versions of other engines are tested against this.
+//! The queue is in order of arrival. An entry is granted if no entry ahead of it and no holder
+//! conflicts with it. So a waiting writer holds back readers that arrive after it, and a stream of
+//! readers cannot starve a writer. The Lua and SQL versions in other engines are tested against
+//! this one.
 
 use crate::engine::Mode;
 
-/// An entry of the queue. `O` is whatever the engine compares owners by.
+/// An entry of the queue. `O` is the type by which the engine compares owners.
 #[derive(Debug, Clone, Copy)]
 pub struct Queued<O> {
-    /// Who it is.
+    /// The owner of the entry.
     pub owner: O,
     /// How it holds or wants to hold.
     pub mode: Mode,
-    /// Whether it was let in already.
+    /// Whether it was granted already.
     ///
-    /// Engines where being first *is* holding may leave it unset: order alone decides then.
+    /// Engines where being first *is* holding may leave it unset: then the order alone decides.
     pub granted: bool,
 }
 
-/// The answer.
+/// The result for one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// It is let in.
+    /// Granted.
     In,
-    /// Nothing changes for it before this one is gone (or, for a semaphore, let in).
+    /// Waiting for this entry: nothing changes before it is gone (or, for a semaphore, granted).
     Behind(usize),
-    /// First in the queue for a semaphore whose permits are all taken: any holder's leaving may let it in.
+    /// First in the queue for a semaphore whose permits are all taken: the release of any holder
+    /// may admit it.
     Full,
 }
 
-/// Is entry `i` in, and if not, behind whom?
+/// Is entry `i` granted, and if not, which entry is it waiting for?
 ///
-/// All entries must be of one [family](mixes); see there.
+/// All entries must be of one family; see [`mixes`].
 pub fn turn<O: PartialEq>(queue: &[Queued<O>], i: usize) -> Turn {
     let me = &queue[i];
     if me.granted {
@@ -41,7 +44,7 @@ pub fn turn<O: PartialEq>(queue: &[Queued<O>], i: usize) -> Turn {
     if let Mode::Permits { take, limit } = me.mode {
         return permits_turn(queue, i, take, limit);
     }
-    // An owner that is in already is not made to queue behind those who wait for it.
+    // An owner that is already in does not queue behind waiters that wait for it.
     let mine = |other: &Queued<O>| other.owner == me.owner;
     let inside = queue.iter().any(|other| other.granted && mine(other));
     queue
@@ -50,7 +53,8 @@ pub fn turn<O: PartialEq>(queue: &[Queued<O>], i: usize) -> Turn {
         .filter(|(j, other)| *j != i && (other.granted || (*j < i && !inside)))
         .filter(|(_, other)| !mine(other) && conflict(me.mode, other.mode))
         .map(|(j, _)| j)
-        // The nearest one ahead, so that each waiter watches another one; else someone who overtook.
+        // The nearest entry ahead, so that each waiter watches a different one; otherwise a holder
+        // that overtook it.
         .max_by_key(|j| (*j < i, *j))
         .map_or(Turn::In, Turn::Behind)
 }
@@ -61,7 +65,7 @@ fn permits_turn<O>(queue: &[Queued<O>], i: usize, take: u32, limit: u32) -> Turn
         _ => u64::from(limit),
     };
     let limit = u64::from(limit);
-    // Holders that overtook count against everyone.
+    // Holders that overtook this entry count too.
     let mut taken: u64 = queue[i..].iter().filter(|other| other.granted).map(takes).sum();
     let mut waiter = None;
     for (j, other) in queue[..i].iter().enumerate() {
@@ -77,15 +81,15 @@ fn permits_turn<O>(queue: &[Queued<O>], i: usize, take: u32, limit: u32) -> Turn
     }
 }
 
-/// Whether two different owners can not hold at the same time.
+/// Whether two different owners cannot hold these modes at the same time.
 pub fn conflict(a: Mode, b: Mode) -> bool {
     !matches!((a, b), (Mode::Read, Mode::Read) | (Mode::Permits { .. }, Mode::Permits { .. }))
 }
 
 /// Whether two modes may be used on one key at the same time at all.
 ///
-/// Mutex, read and write are one family; a semaphore is one with those that agree about its limit.
-/// An engine whose layout tells a mutex from a read-write lock refuses that mix as well.
+/// Mutex, read and write are one family; a semaphore is one family per limit. An engine whose
+/// layout distinguishes a mutex from a read-write lock refuses that mix as well.
 pub fn mixes(a: Mode, b: Mode) -> bool {
     match (a, b) {
         (Mode::Permits { limit: a, .. }, Mode::Permits { limit: b, .. }) => a == b,
@@ -94,13 +98,13 @@ pub fn mixes(a: Mode, b: Mode) -> bool {
     }
 }
 
-/// The lowest free slot numbers for a grant of `take` permits beside those already `taken`.
+/// The lowest free slot numbers for a grant of `take` permits, next to those already `taken`.
 pub fn free_slots(taken: impl IntoIterator<Item = u32>, take: u32) -> Vec<u32> {
     let taken: std::collections::BTreeSet<u32> = taken.into_iter().collect();
     (0..).filter(|slot| !taken.contains(slot)).take(take as usize).collect()
 }
 
-/// The slot numbers that a text of ranges, such as `0-3,7`, names; `None` if it is no such text.
+/// Parses ranges of slot numbers, such as `0-3,7`; `None` if the text is malformed.
 #[cfg(any(all(feature = "file", target_os = "linux"), feature = "mysql"))]
 pub(crate) fn slots_in(ranges: &str) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
@@ -153,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_was_overtaken_waits_for_the_one_who_overtook() {
+    fn an_overtaken_entry_waits_for_the_one_that_overtook_it() {
         let queue = [place(1, Mode::Mutex, false), place(2, Mode::Mutex, true)];
         assert_eq!(turn(&queue, 0), Turn::Behind(1));
     }
@@ -181,7 +185,7 @@ mod tests {
         prop_oneof![locks, permits]
     }
 
-    /// Plays arrivals, admissions and departures in a random order and checks every state on the way.
+    /// Plays arrivals, grants and departures in a random order, and checks every state.
     fn play(modes: Vec<Mode>, owners: Vec<u8>, moves: Vec<u16>) -> Result<(), TestCaseError> {
         let mut queue: Vec<Queued<u8>> = Vec::new();
         let mut coming =
@@ -215,14 +219,14 @@ mod tests {
         Ok(())
     }
 
-    /// Someone is always in or can be let in, and whoever waits, waits for somebody who is there.
+    /// Some entry is always granted or can be, and every waiter waits for an entry that exists.
     fn check_progress(queue: &[Queued<u8>]) -> Result<(), TestCaseError> {
         if queue.is_empty() {
             return Ok(());
         }
         prop_assert!(
             (0..queue.len()).any(|i| turn(queue, i) == Turn::In),
-            "nobody moves: {queue:?}"
+            "no entry can proceed: {queue:?}"
         );
         for i in 0..queue.len() {
             match turn(queue, i) {
@@ -231,7 +235,7 @@ mod tests {
                     prop_assert!(j != i);
                     prop_assert!(j < i || queue[j].granted, "waits for a later waiter: {queue:?}");
                 }
-                Turn::Full => prop_assert!(queue.len() > 1, "waits for nobody: {queue:?}"),
+                Turn::Full => prop_assert!(queue.len() > 1, "waits for no entry: {queue:?}"),
             }
         }
         Ok(())
@@ -241,7 +245,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
 
         #[test]
-        fn holders_never_conflict_and_somebody_always_moves(
+        fn holders_never_conflict_and_some_entry_can_always_proceed(
             modes in family(),
             owners in prop::collection::vec(0u8..4, 12),
             moves in prop::collection::vec(any::<u16>(), 0..80),
@@ -250,7 +254,7 @@ mod tests {
         }
 
         #[test]
-        fn nobody_who_comes_later_delays_a_waiting_writer(
+        fn later_arrivals_never_delay_a_waiting_writer(
             readers in 1usize..6,
             later in 1usize..20,
         ) {

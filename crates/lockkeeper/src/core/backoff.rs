@@ -1,8 +1,8 @@
-//! Delays between tries.
+//! Delays between attempts.
 
 use std::time::Duration;
 
-/// Delays that double, with jitter, up to a limit.
+/// Exponential backoff with jitter: delays that double up to a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     first: Duration,
@@ -10,12 +10,12 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Delays from `first` to `longest`; each is cut by a random part of up to a half.
+    /// Delays from `first` to `longest`; each is reduced by a random part of up to a half.
     pub fn new(first: Duration, longest: Duration) -> Self {
         Self::between(first, longest.max(first))
     }
 
-    /// As `new`, for constants whose author put them in order.
+    /// Like `new`, for constants that are already in order.
     pub(crate) const fn between(first: Duration, longest: Duration) -> Self {
         Self { first, longest }
     }
@@ -28,12 +28,12 @@ impl Backoff {
 }
 
 impl Default for Backoff {
-    /// From one millisecond to a tenth of a second.
+    /// From 1 ms to 100 ms.
     fn default() -> Self {
         Self::new(Duration::from_millis(1), Duration::from_millis(100))
     }
 }
 
-/// Between calls to an engine that fails.
+/// Between calls to a failing engine.
 pub(crate) const RETRIES: Backoff =
     Backoff::between(Duration::from_millis(25), Duration::from_secs(1));

@@ -1,8 +1,8 @@
-//! How much time has passed, told so that a missed loss is impossible and a false one only safe.
+//! Elapsed time, measured so that no loss is missed; a loss that is reported too early is safe.
 //!
-//! Elapsed time is the largest of: the runtime's clock (which tests can pause), boot time
-//! (which counts suspend; [`std::time::Instant`] does not), and wall-clock time if it went forward
-//! (a guest whose kernel slept with the host sees only that one jump).
+//! Elapsed time is the largest of: the runtime's clock (which tests can pause), boot time (which
+//! counts suspend; [`std::time::Instant`] does not), and wall-clock time if it went forward (in a
+//! guest whose kernel slept with the host, only the wall clock jumps).
 
 use std::time::Duration;
 
@@ -22,17 +22,17 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// This moment on every clock that counts.
+    /// Reads every clock that counts.
     pub fn now(self) -> Moment {
         let (boot, wall) = match self {
-            // Where there is no clock that counts suspend, the others decide.
+            // If there is no clock that counts suspend, the others decide.
             Clock::System => (platform::boot().unwrap_or_default(), platform::wall()),
             Clock::Runtime => Default::default(),
         };
         Moment { runtime: Instant::now(), boot, wall }
     }
 
-    /// How much time has certainly not *less* than passed since `then`.
+    /// An upper bound of the time that has passed since `then`.
     pub fn since(self, then: &Moment) -> Duration {
         self.now().since(then)
     }
@@ -47,7 +47,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// The time from `then` to this moment, by the clock that went furthest.
+    /// The time from `then` to this moment, by the clock that advanced furthest.
     pub fn since(&self, then: &Moment) -> Duration {
         self.runtime
             .saturating_duration_since(then.runtime)
@@ -55,7 +55,8 @@ impl Moment {
             .max(self.wall.saturating_sub(then.wall))
     }
 
-    /// How far the other clocks ran ahead of the runtime's since `then`: a suspend, or a step.
+    /// How far the other clocks advanced beyond the runtime's since `then`: a suspend or a clock
+    /// step.
     pub(crate) fn jump_since(&self, then: &Moment) -> Duration {
         self.since(then).saturating_sub(self.runtime.saturating_duration_since(then.runtime))
     }
@@ -64,25 +65,26 @@ impl Moment {
         self.runtime
     }
 
-    /// That long ago, by every clock.
+    /// The moment this long ago, on every clock.
     #[cfg(all(test, feature = "zookeeper"))]
     pub(crate) fn before(&self, ago: Duration) -> Self {
         Self { runtime: self.runtime - ago, boot: self.boot - ago, wall: self.wall - ago }
     }
 }
 
-/// The part of a lease that a holder may rely on, counted from before its request left.
+/// The part of a lease that a holder may rely on, counted from before its request was sent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Validity {
     from: Moment,
-    /// When the holder is told to stop, after `from`.
+    /// When the holder is signalled to stop, after `from`.
     signal: Duration,
-    /// When nobody vouches for the lock any more, after `from`.
+    /// When the lock no longer counts as held, after `from`.
     end: Duration,
 }
 
 impl Validity {
-    /// `from` must be read before the request was sent; `margin` is the notice given to the holder.
+    /// `from` must be read before the request was sent; `margin` is the time the holder gets to
+    /// stop.
     pub(crate) fn new(from: Moment, ttl: Duration, margin: Duration) -> Self {
         let end = usable(ttl);
         Self { from, signal: ttl.saturating_sub(margin).min(end), end }
@@ -101,7 +103,7 @@ impl Validity {
     }
 }
 
-/// A lease less what two clocks may disagree by over its length: 1 % and 2 ms.
+/// A lease minus the possible drift of two clocks over its length: 1 % and 2 ms.
 pub(crate) fn usable(ttl: Duration) -> Duration {
     ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
 }

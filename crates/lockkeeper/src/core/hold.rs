@@ -1,7 +1,7 @@
-//! What is held: shared by its guards, the renewals and the queue of the process.
+//! A lock that is held: shared by its guards, the renewals and the queue of the process.
 //!
-//! Easy to get wrong: whether a lock is still ours is computed from the clock at the moment of the
-//! question. A flag that a task sets would say "yes" as long as that task does not run.
+//! Easy to get wrong: whether a lock is still held is computed from the clock at the moment of the
+//! question. A flag set by a task would say "yes" as long as that task does not run.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,23 +12,24 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
+use super::answers::Answers;
 use super::clock::{Moment, Validity};
+use super::inner::Inner;
 use super::release::BackgroundWork;
-use crate::client::Inner;
+use super::terms::Terms;
 use crate::engine::{Claim, Death, Fence, Grant, Held, Lease, Mode};
 use crate::error::Loss;
-use crate::guard::{Guard, Trouble};
+use crate::guard::Guard;
 use crate::key::Key;
-use crate::lock::Terms;
 use crate::owner::{Owner, Token};
 
-/// How long a lock is held before the engine watches over it. One that is held for a moment is not worth
-/// a watch, and what happens before is seen by its first look.
+/// How long a lock is held before the engine starts to watch it. A watch costs too much for a lock
+/// that is held only briefly, and the watch's first check covers the time before.
 const WATCHED_AFTER: Duration = Duration::from_millis(50);
 
-/// What all guards of one grant share with the renewals and the queue.
+/// What all guards of one grant share with the renewals and the local queue.
 pub(crate) struct Hold {
-    /// Later holds have higher ones.
+    /// Later holds have higher ids.
     id: u64,
     pub(crate) inner: Arc<Inner>,
     pub(crate) key: Key,
@@ -37,21 +38,21 @@ pub(crate) struct Hold {
     pub(crate) fence: Fence,
     pub(crate) slots: Vec<u32>,
     lease: Lease,
-    /// Whether it is not renewed, because what the store granted covers the whole of a fixed lease.
+    /// Whether it is never renewed, because the store granted the whole of a fixed lease.
     fixed: bool,
-    /// The end of a fixed lease, whoever keeps the lock alive until then.
+    /// The end of a fixed lease, whatever keeps the lock alive until then.
     limit: Option<Validity>,
     margin: Duration,
-    /// Whether only its guards give it back.
+    /// Whether only its guards release it.
     kept_when_lost: bool,
     since: Instant,
-    /// How many guards there are. Changed under the lock of `local` only.
+    /// The number of guards. Changed only with `local` locked.
     pub(crate) guards: AtomicUsize,
     state: Mutex<State>,
     changed: Notify,
-    /// Taken by whoever releases it.
+    /// Taken by the code that releases it.
     claim: Mutex<Option<Box<dyn Claim>>>,
-    /// From the grant until everyone has let go.
+    /// From the grant until all guards are gone.
     span: tracing::Span,
 }
 
@@ -60,47 +61,15 @@ pub(crate) struct State {
     /// `None` while the engine holds it without a time limit.
     pub(crate) validity: Option<Validity>,
     pub(crate) over: Option<Loss>,
-    /// When the renewals looks at it next.
+    /// When the renewals check it next.
     due: Option<Instant>,
-    /// The task that listens for the engine's own word that it is gone.
+    /// The task that waits for the engine to report the lock gone.
     listener: Option<AbortHandle>,
-    /// How many renewals are under way.
-    asking: u32,
-    /// Since when none of those has been answered.
-    silence: Option<Silence>,
-    pub(crate) trouble: Option<Trouble>,
-}
-
-/// Renewals without an answer.
-#[derive(Debug)]
-struct Silence {
-    /// When the first of them left.
-    since: Instant,
-    /// What is known of the reason.
-    cause: Option<String>,
-}
-
-impl Silence {
-    /// What to tell people about it at this moment.
-    fn describe(&self, place: &str) -> String {
-        let seconds = self.since.elapsed().as_secs_f64();
-        let cause = self.cause.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
-        format!("no answer from {place} for {seconds:.1} s{cause}")
-    }
-}
-
-impl State {
-    fn failed(&mut self, error: String) {
-        // What led to a loss does not change after it.
-        if self.over.is_none() {
-            let failures = self.trouble.as_ref().map_or(0, |trouble| trouble.failures);
-            self.trouble = Some(Trouble { failures: failures.saturating_add(1), error });
-        }
-    }
+    pub(crate) answers: Answers,
 }
 
 impl Hold {
-    /// A new hold with its first guard. `asked` was read before the request left.
+    /// Creates a hold with its first guard. `asked` was read before the request was sent.
     pub(crate) fn new(
         inner: &Arc<Inner>,
         terms: &Terms,
@@ -112,7 +81,8 @@ impl Hold {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let Grant { fence, slots, ttl, since, held } = grant;
         let limited = terms.fixed || held.expires();
-        // A session or a connection vouches for less than a long fixed lease, again and again.
+        // A session or a connection grants less than a long fixed lease at a time, and is renewed
+        // meanwhile.
         let fixed = terms.fixed && ttl >= terms.ttl;
         let margin = terms.margin(ttl);
         let limit = terms.fixed.then(|| Validity::new(asked, terms.ttl, terms.margin(terms.ttl)));
@@ -150,9 +120,7 @@ impl Hold {
                 over: None,
                 due: None,
                 listener: None,
-                asking: 0,
-                silence: None,
-                trouble: None,
+                answers: Answers::default(),
             }),
             changed: Notify::new(),
             claim: Mutex::new(Some(claim)),
@@ -170,7 +138,7 @@ impl Hold {
             });
             hold.state().listener = Some(task.abort_handle());
         }
-        // After the listener is in its place: whoever ends the hold ends the listener too.
+        // After the listener is set: ending the hold aborts the listener too.
         inner.renewals.watch(&hold, since.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
         let guard = Guard::first(&hold);
         (hold, guard)
@@ -200,7 +168,7 @@ impl Hold {
         &self.lease
     }
 
-    /// What the engine knows of it.
+    /// What the engine knows about it.
     pub(crate) fn held(&self) -> &Arc<dyn Held> {
         &self.lease.held
     }
@@ -213,12 +181,12 @@ impl Hold {
         self.fixed
     }
 
-    /// Whether a guard is left. The others are on their way out.
+    /// Whether a guard is left. Otherwise the hold is on its way out.
     pub(crate) fn is_wanted(&self) -> bool {
         self.guards.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether nobody wants it, and nobody has begun to release it.
+    /// Whether it has no guard and its release has not begun.
     pub(crate) fn is_leaving(&self) -> bool {
         !self.is_wanted() && self.claim().is_some()
     }
@@ -228,12 +196,12 @@ impl Hold {
         self.guards.load(Ordering::Relaxed) == 1
     }
 
-    /// Takes one guard away and says how many are left.
+    /// Removes one guard and returns how many are left.
     pub(crate) fn remove_guard(&self) -> usize {
         self.guards.fetch_sub(1, Ordering::Relaxed) - 1
     }
 
-    /// Hands the claim to the first who asks, to release it.
+    /// Hands the claim to the first caller, which releases it.
     pub(crate) fn take_claim(&self) -> Option<Box<dyn Claim>> {
         self.claim().take()
     }
@@ -242,20 +210,20 @@ impl Hold {
         self.state().over.is_some()
     }
 
-    /// What is left before the holder is told to stop; `None` without a limit.
+    /// The time left before the holder is signalled to stop; `None` without a limit.
     pub(crate) fn until_signal(&self) -> Option<Duration> {
         let validity = self.state().validity;
         let now = self.inner.clock.now();
         validity.iter().chain(&self.limit).map(|validity| validity.until_signal(&now)).min()
     }
 
-    /// When the renewals looks again: after `usual`, or earlier if a fixed lease ends before.
+    /// The delay until the renewals check again: `usual`, or less if a fixed lease ends earlier.
     pub(crate) fn pace(&self, usual: Duration) -> Duration {
         let Some(limit) = &self.limit else { return usual };
         limit.until_signal(&self.inner.clock.now()).max(Duration::from_millis(1)).min(usual)
     }
 
-    /// Why it is over when the clock says so.
+    /// The reason of the loss when the time is up.
     pub(crate) fn run_out(&self) -> Loss {
         let now = self.inner.clock.now();
         match &self.limit {
@@ -264,61 +232,42 @@ impl Hold {
         }
     }
 
-    /// Moves the renewals's next round, and says when it was before.
+    /// Sets when the renewals check it next, and returns the previous time.
     pub(crate) fn set_due(&self, due: Option<Instant>) -> Option<Instant> {
         std::mem::replace(&mut self.state().due, due)
     }
 
-    /// A renewal leaves. True if another one is still under way, which takes too long then.
+    /// A renewal is sent. True if the previous one is still in progress, and so is late.
     pub(crate) fn asking(&self) -> bool {
         let mut state = self.state();
-        state.asking += 1;
-        let late = state.asking > 1;
-        let silence =
-            state.silence.get_or_insert_with(|| Silence { since: Instant::now(), cause: None });
-        if late {
-            let error = silence.describe(&self.inner.place);
-            state.failed(error);
-        }
-        late
+        // What led to a loss is not changed after it.
+        let over = state.over.is_some();
+        state.answers.asking(&self.inner.place, !over)
     }
 
-    /// A renewal came back, without an answer if there is an error.
+    /// A renewal has ended; an error means that it got no answer.
     pub(crate) fn asked(&self, error: Option<String>) {
         let mut state = self.state();
-        state.asking -= 1;
-        if state.asking == 0 {
-            state.silence = None;
-        }
-        if let Some(error) = error {
-            if let Some(silence) = &mut state.silence {
-                silence.cause = Some(error.clone());
-            }
-            state.failed(error);
-        }
+        let over = state.over.is_some();
+        state.answers.asked(error, !over);
     }
 
-    /// The engine found out why no answer comes.
+    /// The engine found out why there is no answer.
     pub(crate) fn silent_because(&self, cause: String) {
         let mut state = self.state();
-        let state = &mut *state;
-        if let (None, Some(silence)) = (&state.over, &mut state.silence) {
-            silence.cause = Some(cause);
-            if let Some(trouble) = &mut state.trouble {
-                trouble.error = silence.describe(&self.inner.place);
-            }
+        if state.over.is_none() {
+            state.answers.silent_because(cause, &self.inner.place);
         }
     }
 
-    /// A renewal that was asked for at `asked` was confirmed. False when it came too late to matter.
+    /// A renewal sent at `asked` was confirmed. False if it came too late to matter.
     pub(crate) fn renewed(&self, asked: Moment) -> bool {
         let now = self.inner.clock.now();
         let mut state = self.state();
         if state.over.is_some() {
             return false;
         }
-        state.trouble = None;
-        state.silence = None;
+        state.answers.came();
         let Some(validity) = state.validity else {
             self.inner.meters.renewed(None);
             return true;
@@ -328,7 +277,7 @@ impl Hold {
             return false;
         }
         self.inner.meters.renewed(Some(slack));
-        // Answers may come out of order; a later question is never undone by an earlier one.
+        // Answers may arrive out of order; an earlier request never undoes a later one.
         if asked.since(validity.from()) > Duration::ZERO {
             state.validity = Some(Validity::new(asked, self.ttl(), self.margin));
         }
@@ -337,24 +286,20 @@ impl Hold {
         true
     }
 
-    /// Makes everyone who waits for a loss count again.
+    /// Makes everything that waits for a loss compute its deadline again.
     pub(crate) fn look_at_the_clock(&self) {
         self.changed.notify_waiters();
     }
 
-    /// It is over, for this reason; the first reason counts.
+    /// Ends the hold for this reason; the first reason counts.
     pub(crate) fn end(self: &Arc<Self>, loss: Loss) {
         {
             let mut state = self.state();
             if state.over.is_some() {
                 return;
             }
-            // What led to it, counted to its end.
-            if let (Loss::Expired, Some(silence)) = (&loss, &state.silence)
-                && (state.asking > 1 || state.trouble.is_none())
-            {
-                let error = silence.describe(&self.inner.place);
-                state.failed(error);
+            if loss == Loss::Expired {
+                state.answers.never_came(&self.inner.place);
             }
             state.over = Some(loss.clone());
             if let Some(listener) = state.listener.take() {
@@ -365,20 +310,21 @@ impl Hold {
         self.inner.renewals.forget(self);
         if loss != Loss::Released {
             tracing::warn!(parent: &self.span, key = %self.key, reason = %loss, "lock lost");
-            // Others in this process may ask for it again, as others elsewhere may.
+            // Other tasks of this process may ask for it again, like clients elsewhere.
             self.inner.local.leave(self);
             if matches!(loss, Loss::Ended | Loss::Expired)
                 && self.inner.guarantees.death != Death::Lease
                 && !self.kept_when_lost
             {
-                // The store does not end it while we live, so we do: when the last of the lease has passed.
+                // The store keeps it as long as we live, so we release it, once the lease has
+                // certainly passed.
                 self.inner.in_background(BackgroundWork::ReleaseLater(self.clone()));
             }
         }
         self.changed.notify_waiters();
     }
 
-    /// Why it is not ours any more, by the clock at this moment.
+    /// Why it is no longer held, by the clock at this moment.
     pub(crate) fn loss(self: &Arc<Self>) -> Option<Loss> {
         if let Err(error) = self.inner.check_process() {
             return Some(Loss::Disconnected(error.to_string()));
@@ -395,7 +341,7 @@ impl Hold {
         None
     }
 
-    /// How long it is certainly ours if nothing more is heard; `None` without a limit.
+    /// How long it is certainly held without further renewals; `None` without a limit.
     pub(crate) fn until_end(&self) -> Option<Duration> {
         let validity = self.state().validity;
         let now = self.inner.clock.now();
@@ -406,7 +352,7 @@ impl Hold {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Listen before looking, or a change in between is missed.
+            // Register before checking, or a change in between is missed.
             changed.as_mut().enable();
             if let Some(loss) = self.loss() {
                 return loss;

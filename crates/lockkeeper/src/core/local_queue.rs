@@ -1,11 +1,12 @@
 //! The queue inside the process: a thousand tasks on one key are one waiter at the engine.
 //!
-//! Tasks of one client line up here in order of arrival. The first one stands *at the gate*: it alone
-//! asks the engine. A task that could not be let in beside this client's own holders does not ask at all.
-//! A holder that leaves stays listed until its release is on the wire, so that the next one does not
-//! overtake it and find its ghost.
+//! Tasks of one client queue here in order of arrival. The first one is *at the gate*: it alone
+//! asks the engine. A task that conflicts with this client's own holders does not ask at all. A
+//! hold that is being released stays listed until its release is on the wire, so that the next
+//! claim cannot overtake it and find its remains in the store.
 //!
-//! Easy to get wrong: a [`Guard`] takes this lock when it is dropped, so none may be dropped under it.
+//! Easy to get wrong: dropping a [`Guard`] takes this lock, so no guard may be dropped while it is
+//! held.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,59 +17,61 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::hold::Hold;
-use crate::client::Inner;
+use super::inner::Inner;
 use crate::core::admission;
 use crate::engine::{Claim, Mode};
 use crate::guard::Guard;
 use crate::key::Key;
 use crate::owner::Owner;
 
-/// How long a client may have a key without a break while others elsewhere want it.
+/// How long a client may keep a key without a break while other clients want it.
 const TURN: Duration = Duration::from_millis(100);
 
-/// How long it then lets them come in, at first. Those who are far away need more: it doubles
-/// [a few times](DOUBLINGS), and begins again, since one that does not come must not cost much.
+/// How long it then pauses for them, at first. Clients with a slow connection need more, so the
+/// pause doubles [a few times](DOUBLINGS); then it starts again, because a client that never comes
+/// must not cost much.
 const PAUSE: Duration = Duration::from_millis(5);
 const DOUBLINGS: u32 = 3;
 
-/// The lines of one client, by key.
+/// The queues of one client, by key.
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueues {
     queues: Mutex<HashMap<Key, KeyQueue>>,
     next: AtomicUsize,
 }
 
-/// What happened to a task that wants a key.
+/// The result of entering the queue.
 pub(crate) enum Enter {
-    /// It may ask the engine now.
+    /// The task may ask the engine now.
     Gate(Ticket),
-    /// It has to wait for its turn to ask.
+    /// The task has to wait for its turn to ask.
     Wait(Ticket, oneshot::Receiver<Wake>),
-    /// Its owner is inside already: here is another guard of the same hold.
+    /// Its owner already holds the lock: another guard of the same hold.
     Again(Guard),
-    /// Its owner is inside as a reader and wants to be alone: that could wait for itself for ever.
+    /// Its owner holds the lock as a reader and wants it exclusively: it might wait for itself
+    /// forever.
     Upgrade,
-    /// This one is leaving; help its release onto the wire, then come again.
+    /// This hold is being released; send its release, then enter again.
     Leaving(Arc<Hold>),
-    /// It cannot be let in now, and did not want to wait.
+    /// The lock is busy, and the task did not want to wait.
     Busy,
 }
 
 /// Why a queued task is woken.
 #[derive(Debug)]
 pub(crate) enum Wake {
-    /// It stands at the gate.
+    /// It is at the gate.
     Gate,
-    /// Its owner got in meanwhile.
+    /// Its owner acquired the lock meanwhile.
     Again(Guard),
 }
 
-/// A place in the queue or at the gate; dropping it leaves.
+/// A place in the queue or at the gate; dropping it leaves the queue.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     inner: Arc<Inner>,
     key: Key,
-    /// `None` for a single try beside someone at the gate: it is not in the queue at all.
+    /// `None` for a single attempt next to a task at the gate: it is not in the queue at all.
     id: Option<usize>,
 }
 
@@ -80,26 +83,26 @@ struct KeyQueue {
     turn: Tenure,
 }
 
-/// How long this client has had the key from one task to the next.
+/// How long this client has kept the key from one task to the next.
 ///
-/// Where the store keeps no order, the next task of the same client asks before anyone elsewhere has
-/// heard of the release, and would go first for ever.
+/// If the store keeps no order, the next task of the same client asks before any other client
+/// learns of the release, and would always win.
 #[derive(Debug, Default)]
 struct Tenure {
-    /// Since it has the key, or gave others the chance to take it.
+    /// Since when it has had the key without a pause for others.
     since: Option<Instant>,
-    /// Whether others wait, by the word of the engine.
+    /// Whether other clients wait, as the engine reported.
     wanted: bool,
-    /// How often others had the chance.
+    /// How many pauses there have been.
     chances: u32,
 }
 
 #[derive(Debug)]
 struct Gate {
     id: usize,
-    /// Whether the engine said no and is being waited for.
+    /// Whether the engine refused it and it waits to be woken.
     waiting: bool,
-    /// Whether its claim was given up, and is being undone.
+    /// Whether its claim was abandoned, and is being undone.
     leaving: bool,
 }
 
@@ -112,7 +115,7 @@ struct Waiter {
 }
 
 impl LocalQueues {
-    /// Lines up for a key. `once` means that the caller does not want to wait.
+    /// Enters the queue of a key. `once` means that the caller does not want to wait.
     pub(crate) fn enter(
         &self,
         inner: &Arc<Inner>,
@@ -153,18 +156,18 @@ impl LocalQueues {
         Enter::Wait(ticket(Some(id)), woken)
     }
 
-    /// Gives up one guard's share of a hold. True when it was the last, and the hold is to be released.
+    /// Drops one guard of a hold. True if it was the last, and the hold must be released.
     ///
-    /// A hold left the list when it was lost. It comes back until its release is on the wire: what the
-    /// store still keeps of it is in the way of the next one, as that of any other hold is.
+    /// A lost hold has left the list. It is listed again until its release is on the wire: whatever
+    /// the store still keeps of it would block the next claim, like any other hold.
     pub(crate) fn drop_guard(&self, hold: &Arc<Hold>) -> bool {
-        // Without an owner nobody can have entered again: this guard is the only one.
+        // Without an owner there is no re-entrance: this guard is the only one.
         let slots = hold.owner().map(|_| self.lock());
         let is_last = hold.remove_guard() == 0;
         drop(slots);
         if is_last && hold.is_over() {
             let mut queues = self.lock();
-            // Whoever takes the claim also takes the hold out of the list again.
+            // The code that takes the claim also removes the hold from the list again.
             if hold.claim().is_some() {
                 queues.entry(hold.key().clone()).or_default().holders.push(hold.clone());
             }
@@ -172,9 +175,9 @@ impl LocalQueues {
         is_last
     }
 
-    /// As `drop_guard`, for one who releases the hold at once and wants to know how that goes: if it
-    /// was the last guard, gives the claim that nobody else may take in between, to help it on.
-    /// There is none if the hold is being released already, because its time was up.
+    /// Like `drop_guard`, for a caller that releases the hold at once and wants the outcome: for
+    /// the last guard, returns the claim, so that no other task can take it in between to send the
+    /// release. The claim is `None` if the hold is already being released because its time was up.
     pub(crate) fn take_last_guard(&self, hold: &Arc<Hold>) -> Option<Option<Box<dyn Claim>>> {
         let slots = hold.owner().map(|_| self.lock());
         let claim = hold.has_one_guard().then(|| hold.take_claim());
@@ -188,19 +191,19 @@ impl LocalQueues {
         claim
     }
 
-    /// Everything that is held.
+    /// All holds.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
         self.lock().values().flat_map(|queue| &queue.holders).cloned().collect()
     }
 
-    /// Somebody elsewhere waits for a key, as the engine said when it was released.
+    /// Another client waits for the key, as the engine reported when it was released.
     pub(crate) fn wanted(&self, key: &Key) {
         if let Some(queue) = self.lock().get_mut(key) {
             queue.turn.wanted = true;
         }
     }
 
-    /// Takes a hold out of the list: it is released or lost. Does nothing the second time.
+    /// Removes a hold from the list: it was released or lost. Idempotent.
     pub(crate) fn leave(&self, hold: &Arc<Hold>) {
         self.change(hold.key(), |queue| queue.holders.retain(|other| !Arc::ptr_eq(other, hold)));
     }
@@ -223,7 +226,7 @@ impl LocalQueues {
 }
 
 impl Ticket {
-    /// The engine said no: single tries need not ask it too.
+    /// The engine refused: single attempts need not ask it too.
     pub(crate) fn waiting(&self) {
         let mut queues = self.inner.local.lock();
         let gate = queues.get_mut(&self.key).and_then(|queue| queue.gate.as_mut());
@@ -235,13 +238,14 @@ impl Ticket {
         }
     }
 
-    /// How long to wait before asking, so that somebody elsewhere gets in too. Mostly not at all.
+    /// How long to pause before asking, so that another client gets the lock too. Usually `None`.
     pub(crate) fn gives_way(&self) -> Option<Duration> {
         let mut queues = self.inner.local.lock();
         queues.get_mut(&self.key)?.turn.gives_way()
     }
 
-    /// The claim was given up. A single try waits until it is undone, or it would find its ghost.
+    /// The claim was abandoned. A single attempt waits until it is undone, or it would find its
+    /// remains.
     pub(crate) fn leaving(&self) {
         let mut queues = self.inner.local.lock();
         let gate = queues.get_mut(&self.key).and_then(|queue| queue.gate.as_mut());
@@ -250,16 +254,17 @@ impl Ticket {
         }
     }
 
-    /// The engine said yes: leave the gate and be listed as a holder.
+    /// The engine granted the lock: leave the gate and be listed as a holder.
     pub(crate) fn admit(mut self, hold: &Arc<Hold>) {
         let id = self.id.take();
         let mut queues = self.inner.local.lock();
         let queue = match queues.get_mut(&self.key) {
             Some(queue) => queue,
-            // A single try beside the gate may find that the queue went with the last one in it.
+            // For a single attempt next to the gate, the queue may be gone: it ends with its last
+            // member.
             None => queues.entry(self.key.clone()).or_default(),
         };
-        // One that was lost meanwhile has left already.
+        // A hold that was lost meanwhile has left already.
         if !hold.is_over() {
             queue.holders.push(hold.clone());
         }
@@ -280,7 +285,7 @@ impl Drop for Ticket {
 }
 
 impl Tenure {
-    /// How long to let others come first, and counts it as their chance.
+    /// Returns how long to pause for other clients, and counts the pause.
     fn gives_way(&mut self) -> Option<Duration> {
         if !self.wanted || self.since?.elapsed() < TURN {
             return None;
@@ -297,7 +302,7 @@ impl KeyQueue {
     /// The hold that an owner may share.
     fn held_by(&self, owner: Option<&Owner>, mode: Mode) -> Option<&Arc<Hold>> {
         let owner = owner?;
-        // Every permit counts for itself: a semaphore is not re-entrant.
+        // Every permit counts separately: a semaphore is not re-entrant.
         let family = |hold: &Hold| {
             !matches!(mode, Mode::Permits { .. }) && admission::mixes(mode, hold.mode())
         };
@@ -306,8 +311,8 @@ impl KeyQueue {
             .find(|hold| hold.owner() == Some(owner) && hold.is_wanted() && family(hold))
     }
 
-    /// Whether this client's own holders leave room. Kinds that do not mix are for the engine to refuse,
-    /// but not because of one that is on its way out.
+    /// Whether this client's own holders leave room. The engine refuses kinds that do not mix, but
+    /// must not do so because of a hold that is on its way out.
     fn admits(&self, mode: Mode, counts: impl Fn(&Hold) -> bool) -> bool {
         let leaves = |hold: &Hold| !hold.is_wanted() && !admission::mixes(mode, hold.mode());
         if self.holders.iter().any(|hold| counts(hold) && leaves(hold)) {
@@ -335,7 +340,8 @@ impl KeyQueue {
         self.waiters.retain(|waiter| waiter.id != id);
     }
 
-    /// Wakes whoever can move. Returns guards that nobody took, to be dropped after unlocking.
+    /// Wakes every task that can proceed. Returns guards that no task took, to be dropped after
+    /// unlocking.
     fn advance(&mut self) -> Vec<Guard> {
         let mut unwanted = Vec::new();
         let mut n = 0;

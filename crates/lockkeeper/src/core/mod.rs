@@ -1,14 +1,18 @@
-//! What is hard about locks, written once for all engines.
+//! The hard parts of locks, written once for all engines.
 
 pub(crate) mod acquire;
 pub mod admission;
+pub(crate) mod answers;
 pub(crate) mod backoff;
 pub mod clock;
+pub(crate) mod count;
 pub(crate) mod hold;
+pub(crate) mod inner;
 pub(crate) mod local_queue;
 pub(crate) mod platform;
 pub(crate) mod release;
 pub(crate) mod renewal;
 pub(crate) mod telemetry;
+pub(crate) mod terms;
 
 pub use backoff::Backoff;

@@ -1,23 +1,24 @@
-//! What the operating system knows of time and of us, one function each.
+//! Time and identity from the operating system, one function each.
 
 use std::time::{Duration, SystemTime};
 
 /// Time since boot, suspend included.
 ///
-/// `None` on systems where no such clock is known here. Elapsed time is then told by the runtime's clock
-/// and the wall clock, of which at least one counts a suspend.
+/// `None` on systems without a known clock of this kind. Then the runtime's clock and the wall
+/// clock decide, of which at least one counts a suspend.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) fn boot() -> Option<Duration> {
     read(nix::time::ClockId::CLOCK_BOOTTIME)
 }
 
-/// As above. The monotonic clock of macOS goes on while the machine sleeps, unlike that of Linux.
+/// Same as above. Unlike on Linux, the monotonic clock of macOS keeps counting while the machine
+/// sleeps.
 #[cfg(target_os = "macos")]
 pub(super) fn boot() -> Option<Duration> {
     read(nix::time::ClockId::CLOCK_MONOTONIC)
 }
 
-/// As above, without any help from the system.
+/// Same as above, without such a clock.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
 pub(super) fn boot() -> Option<Duration> {
     None
@@ -29,7 +30,7 @@ fn read(id: nix::time::ClockId) -> Option<Duration> {
     Some(Duration::new(time.tv_sec().try_into().ok()?, time.tv_nsec().try_into().ok()?))
 }
 
-/// The wall clock. Before 1970 it reads as zero, and the other clocks decide.
+/// The wall clock. A time before 1970 reads as zero, and the other clocks decide.
 pub(super) fn wall() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }

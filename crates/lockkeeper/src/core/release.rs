@@ -1,4 +1,4 @@
-//! The only way in which claims are released, and the background task that finishes what callers left.
+//! The only way claims are released, and the background task that finishes what callers left.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,21 +12,22 @@ use tokio::time::{Instant, sleep, timeout};
 use super::acquire::{CALL_LIMIT, first_poll};
 use super::backoff::RETRIES;
 use super::clock::usable;
+use super::count::Counted;
 use super::hold::Hold;
+use super::inner::Inner;
 use super::local_queue::Ticket;
-use crate::client::{Inner, Pending};
 use crate::engine::{Claim, Death, Released};
 use crate::error::{Error, Result};
 use crate::guard::Release;
 use crate::key::Key;
 use crate::layers::Call;
 
-/// How long a release is repeated at least.
+/// The minimum time for which a release is repeated.
 const RELEASE_FOR: Duration = Duration::from_secs(30);
 
 /// How long a release is repeated: no longer than the lock can last without it.
 ///
-/// What a session holds lasts as long as the session, which this client keeps alive.
+/// A lock that is bound to a session lasts as long as the session, which this client keeps alive.
 fn repeated_for(inner: &Inner, ttl: Duration) -> Duration {
     match inner.guarantees.death {
         Death::Session => Duration::MAX,
@@ -34,20 +35,20 @@ fn repeated_for(inner: &Inner, ttl: Duration) -> Duration {
     }
 }
 
-/// Work that outlives the call that began it.
+/// Work that outlives the call that started it.
 pub(crate) enum BackgroundWork {
     /// A hold whose last guard was dropped.
     Release(Arc<Hold>),
     /// A hold whose time is up by our clock, and which the store keeps as long as we live.
     ReleaseLater(Arc<Hold>),
-    /// Anything else that must run to its end.
+    /// Anything else that must run to completion.
     Finish(Pin<Box<dyn Future<Output = ()> + Send>>),
 }
 
 /// The background task of a client. Ends when the client and all its guards are gone.
 ///
-/// All work comes with a mark that it is not done yet, for `close` to wait for.
-pub(crate) async fn background(mut queue: mpsc::UnboundedReceiver<(BackgroundWork, Pending)>) {
+/// Each piece of work is counted as pending until it is done, so that `close` can wait for it.
+pub(crate) async fn background(mut queue: mpsc::UnboundedReceiver<(BackgroundWork, Counted)>) {
     while let Some((work, pending)) = queue.recv().await {
         match work {
             BackgroundWork::Release(hold) => begin_release(&hold).await,
@@ -69,10 +70,10 @@ pub(crate) async fn background(mut queue: mpsc::UnboundedReceiver<(BackgroundWor
     }
 }
 
-/// Releases a hold and waits for the engine's answer, if it comes in time.
+/// Releases a hold and waits for the engine's answer, for a limited time.
 pub(crate) async fn release(hold: &Arc<Hold>, claim: Option<Box<dyn Claim>>) -> Result<Release> {
     let Some(claim) = claim else {
-        // Its fixed time was up, and the background releases it already.
+        // Its lease was up, and the background releases it already.
         return Ok(Release::AlreadyLost);
     };
     let mut releasing = Releasing::of(hold, claim);
@@ -87,29 +88,31 @@ pub(crate) async fn release(hold: &Arc<Hold>, claim: Option<Box<dyn Claim>>) -> 
     }
 }
 
-/// Puts the release of a hold on the wire, and leaves waiting for the answer to the background.
+/// Sends the release of a hold, and leaves waiting for the answer to the background.
 pub(crate) async fn begin_release(hold: &Arc<Hold>) {
     let Some(claim) = hold.take_claim() else { return };
     Releasing::of(hold, claim).begin().await;
 }
 
-/// A claim on its way out. Whoever drops it before it is confirmed leaves the rest to the background.
+/// A claim that is being released. If it is dropped before the confirmation, the background
+/// continues.
 pub(crate) struct Releasing {
     inner: Arc<Inner>,
     key: Key,
-    /// What keeps the next claim of this process waiting, until this one is out of its way.
+    /// Keeps the next claim of this process waiting until this one is out of its way.
     barrier: Option<Barrier>,
     step: Step,
     /// How long it is repeated.
     limit: Duration,
     started: Instant,
-    /// Whether a task has it. If that is dropped, the runtime is gone, and nobody is left to finish it.
+    /// Whether it runs in a task. If that task is dropped, the runtime is gone, and nothing can
+    /// finish it.
     in_task: bool,
 }
 
 enum Barrier {
     Hold(Arc<Hold>),
-    Ticket(#[expect(dead_code, reason = "dropping it lets the next one through")] Ticket),
+    Ticket(#[expect(dead_code, reason = "dropping it admits the next task")] Ticket),
 }
 
 enum Step {
@@ -118,7 +121,7 @@ enum Step {
     Done,
 }
 
-/// A call under way, which gives the claim back with its answer.
+/// A call in progress, which returns the claim with its answer.
 type Asking = Pin<Box<dyn Future<Output = (Box<dyn Claim>, Result<Released>)> + Send>>;
 
 impl Releasing {
@@ -127,7 +130,7 @@ impl Releasing {
         Self::new(hold.inner().clone(), hold.key().clone(), claim, barrier, hold.ttl())
     }
 
-    /// The release of a claim that its caller gave up.
+    /// The release of a claim that its caller abandoned.
     pub(super) fn abandoned(
         inner: Arc<Inner>,
         key: Key,
@@ -162,7 +165,7 @@ impl Releasing {
         }
     }
 
-    /// Repeats the request until the engine confirms it, or the lock must have ended by itself.
+    /// Repeats the request until the engine confirms it, or the lock must have expired.
     pub(super) async fn confirm(mut self) {
         let mut tries = 0;
         loop {
@@ -180,7 +183,7 @@ impl Releasing {
         }
     }
 
-    /// One request, and its answer if it comes within the limit.
+    /// Sends one request and returns its answer, if it comes within the limit.
     async fn answer(&mut self, limit: Duration) -> Result<Released> {
         if let Poll::Ready(answer) = self.send().await {
             return answer;
@@ -189,7 +192,7 @@ impl Releasing {
         match timeout(limit, asking).await {
             Ok((claim, answer)) => self.answered(claim, answer),
             Err(_) => {
-                // Where order is the core's business, nobody of this process waits any longer.
+                // If the core keeps the order, other tasks of this process do not wait any longer.
                 self.barrier = None;
                 let silence = format!("no answer within {}", humantime::format_duration(limit));
                 Err(Error::unreachable(self.inner.engine_name(), "release a lock", silence))
@@ -197,8 +200,8 @@ impl Releasing {
         }
     }
 
-    /// Polls the request once, so that it leaves. Others of this process may ask from then on, if
-    /// their requests cannot overtake it.
+    /// Polls the request once, so that it is sent. Other tasks of this process may ask from then
+    /// on, if their requests cannot overtake it.
     async fn send(&mut self) -> Poll<Result<Released>> {
         self.step = match std::mem::replace(&mut self.step, Step::Done) {
             Step::Idle(mut claim) => {
@@ -208,7 +211,7 @@ impl Releasing {
                     (claim, answer)
                 }))
             }
-            // An earlier request is not answered yet.
+            // An earlier request is still unanswered.
             step => step,
         };
         let Step::Asking(asking) = &mut self.step else {

@@ -1,8 +1,8 @@
 //! The watchdog: one task per client renews all its leases, many in one call.
 //!
-//! A lease is renewed every third of its length, and asked about again every sixth until an answer
-//! comes. An answer counts from before its question left; no answer changes nothing, so the clock runs on.
-//! A call that hangs keeps nobody waiting: every batch is a task of its own.
+//! A lease is renewed every third of its length, and retried every sixth until an answer comes. An
+//! answer counts from before its request was sent; no answer changes nothing, so the clock runs on.
+//! A call that hangs delays no other: every batch has its own task.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,16 +20,16 @@ use crate::engine::{Engine, Renewal};
 use crate::error::{Loss, Result};
 use crate::layers::Call;
 
-/// How many leases go into one call.
+/// The number of leases in one call.
 const BATCH: usize = 600;
 
-/// How many leases are looked at in one go.
+/// The number of leases processed in one pass.
 const PASS: usize = 8 * BATCH;
 
-/// How often the clocks are compared while anything is held, to notice a suspend.
+/// How often the clocks are compared while anything is held, to detect a suspend.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A difference between clocks that is more than their reading takes.
+/// A difference between clocks that is larger than the time it takes to read them.
 const JUMP: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Default)]
@@ -41,16 +41,16 @@ pub(crate) struct Renewals {
 
 #[derive(Debug, Default)]
 struct Schedule {
-    /// By time, then by age: the order must not depend on chance, or a simulation cannot be repeated.
+    /// By time, then by age: the order must be deterministic, or a simulation cannot be repeated.
     due: BTreeMap<(Instant, u64), Arc<Hold>>,
-    /// When the task looks next by itself. `None`: not before it is woken.
+    /// When the task next wakes by itself. `None`: not before it is notified.
     next: Option<Instant>,
-    /// Whether anything came since the task looked last.
+    /// Whether a hold was added since the last pass.
     fresh: bool,
 }
 
 impl Renewals {
-    /// Starts to look after a hold, or moves its next round.
+    /// Adds a hold, or moves its next check.
     pub(crate) fn watch(&self, hold: &Arc<Hold>, at: Instant) {
         let mut schedule = self.lock();
         if hold.is_over() {
@@ -58,7 +58,7 @@ impl Renewals {
         }
         schedule.schedule(hold, at);
         schedule.fresh = true;
-        // The task wakes by itself soon enough in most cases: waking it costs more than all the rest.
+        // Usually the task wakes by itself soon enough: notifying it costs more than all the rest.
         if schedule.next.is_none_or(|next| at < next) {
             schedule.next = Some(at);
             drop(schedule);
@@ -66,7 +66,7 @@ impl Renewals {
         }
     }
 
-    /// Stops looking after a hold.
+    /// Removes a hold.
     pub(crate) fn forget(&self, hold: &Arc<Hold>) {
         let mut schedule = self.lock();
         if let Some(due) = hold.set_due(None) {
@@ -91,7 +91,7 @@ impl Renewals {
         while !self.closed.load(Ordering::Relaxed) {
             let now = clock.now();
             if now.jump_since(&last) > JUMP {
-                self.everyone_look_at_the_clock();
+                self.recheck_all_clocks();
             }
             last = now;
             let (due, next) = self.take_due(now.runtime());
@@ -110,17 +110,19 @@ impl Renewals {
         }
     }
 
-    /// Ends what is over, and takes what is to be renewed now; each is due again a sixth later.
+    /// Ends the holds whose time is up, and returns those to be renewed now; each is due again
+    /// after a sixth of its lease.
     fn take_due(&self, now: Instant) -> (Vec<Arc<Hold>>, Option<Instant>) {
         let mut over = Vec::new();
         let mut batch = Vec::new();
         let mut schedule = self.lock();
-        // A part at a time, so that nobody waits long for the lock.
+        // A limited number at a time, so that the lock is not held for long.
         while batch.len() < PASS
             && let Some(((at, _), hold)) = schedule.due.first_key_value()
         {
-            // A little early, so that leases taken one after the other share a call ever after; and
-            // earlier still if there is room in a call that is made anyway, but not twice in one go.
+            // A little early, so that leases acquired one after the other share a call from then
+            // on; and earlier still if a call that is made anyway has room, but not twice in one
+            // pass.
             let early = if batch.len().is_multiple_of(BATCH) { 30 } else { 8 };
             if *at > now + hold.ttl() / early || (hold.is_fixed() && *at > now) {
                 break;
@@ -131,7 +133,7 @@ impl Renewals {
                 hold.set_due(None);
                 over.push(hold);
             } else if hold.is_fixed() {
-                // Nothing to renew; the clock just did not reach its end yet.
+                // Nothing to renew; the clock has just not reached the end yet.
                 let left = hold.until_signal().unwrap_or(TICK).max(Duration::from_millis(1));
                 schedule.schedule(&hold, now + left);
             } else {
@@ -140,13 +142,13 @@ impl Renewals {
                 batch.push(hold);
             }
         }
-        // Only now: a fixed lease that is about to end would be found due again in the same go.
+        // Only now: a fixed lease that is about to end would be due again in the same pass.
         for hold in &batch {
             schedule.schedule(hold, now + hold.pace(hold.ttl() / 6));
         }
         let first = schedule.due.first_key_value().map(|((at, _), _)| *at);
-        // While there is anything to do, look at the clocks once per tick; and stay up for one tick
-        // more, because locks that come and go quickly would wake the task each time otherwise.
+        // While there is anything to do, compare the clocks once per tick. Stay awake for one tick
+        // more, because otherwise locks that are held only briefly would wake the task each time.
         let busy = first.is_some() || std::mem::take(&mut schedule.fresh);
         schedule.next = busy.then(|| first.map_or(now + TICK, |at| at.min(now + TICK)));
         let next = schedule.next;
@@ -157,7 +159,7 @@ impl Renewals {
         (batch, next)
     }
 
-    fn everyone_look_at_the_clock(&self) {
+    fn recheck_all_clocks(&self) {
         let mut schedule = self.lock();
         let now = Instant::now();
         for hold in std::mem::take(&mut schedule.due).into_values() {
@@ -182,12 +184,12 @@ impl Schedule {
     }
 }
 
-/// Renews a hold now, for one who wants to know. `None` without an answer in time.
+/// Renews a hold now, for a caller that wants the answer. `None` if there is none in time.
 pub(crate) async fn renew_now(hold: &Arc<Hold>) -> Option<Result<Renewal>> {
     let inner = hold.inner();
     let (renewals, engine) = (inner.renewals.clone(), inner.engine.clone());
     let asking = renew(renewals, engine, vec![hold.clone()], inner.clock, inner.meters.clone());
-    // In a task of its own, which is asked to its end: the watchdog counts on that.
+    // In its own task, which runs to completion: the watchdog relies on that.
     let asking = inner.runtime.spawn(asking);
     let answers = tokio::time::timeout(CALL_LIMIT, asking).await.ok()?.ok()?;
     Some(answers.map(|answers| answers.first().copied().unwrap_or(Renewal::Unknown)))
@@ -205,7 +207,7 @@ async fn renew(
     let late: Vec<_> = holds.iter().filter(|hold| hold.asking()).cloned().collect();
     if !late.is_empty() {
         let engine = engine.clone();
-        // Beside the renewal, which must not wait for it.
+        // In parallel with the renewal, which must not wait for it.
         tokio::spawn(async move {
             if let Some(cause) = engine.why_silent().await {
                 late.iter().for_each(|hold| hold.silent_because(cause.clone()));
@@ -217,7 +219,7 @@ async fn renew(
         Ok(answers) => answers,
         Err(error) => {
             holds.iter().for_each(|hold| hold.asked(Some(error.to_string())));
-            tracing::warn!(%error, leases = leases.len(), "a renewal got no answer; it is asked again");
+            tracing::warn!(%error, leases = leases.len(), "a renewal got no answer and will be retried");
             meters.renewals_unknown(leases.len());
             return Err(error);
         }

@@ -1,8 +1,8 @@
-//! What the library tells about itself: the names of its metrics, all in one place.
+//! The metrics of the library, with all their names in one place.
 //!
-//! Never the key: a key may be a customer's name, and there may be millions of them.
-//! Handles are looked up once per client and kind, when they are first needed; so a recorder has to be
-//! installed before the first lock is taken.
+//! The key is never a label: it may be a customer's name, and there may be millions of keys.
+//! Handles are looked up once per client and kind, when they are first needed, so install a
+//! recorder before the first lock is acquired.
 
 use std::future::Future;
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ use crate::engine::Mode;
 use crate::error::{Loss, Result};
 use crate::layers::Call;
 
-/// How an acquire ended.
+/// The outcome of an acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Acquired,
@@ -24,7 +24,7 @@ pub(crate) enum Outcome {
     Error,
 }
 
-/// The meters of one client.
+/// The metrics of one client.
 pub(crate) struct Meters {
     engine: &'static str,
     kinds: [OnceLock<Kind>; 4],
@@ -33,7 +33,7 @@ pub(crate) struct Meters {
     slack: OnceLock<Histogram>,
 }
 
-/// The meters of one kind of lock.
+/// The metrics of one kind of lock.
 struct Kind {
     waiting: Gauge,
     held: Gauge,
@@ -83,8 +83,8 @@ impl Meters {
             .increment(1);
     }
 
-    /// A renewal was confirmed. `slack` is what was left before the holder would have been told to
-    /// stop, the early warning; `None` where the engine holds without a time limit.
+    /// A renewal was confirmed. `slack` is the time that was left before the holder would have been
+    /// signalled to stop, an early warning; `None` if the engine holds without a time limit.
     pub(crate) fn renewed(&self, slack: Option<Duration>) {
         self.renewals()[0].increment(1);
         if let Some(slack) = slack {

@@ -2,37 +2,38 @@
 
 use std::fmt;
 
-/// What an engine promises, as data: the core refuses by it, the conformance suite selects by it,
-/// `lockkeeper explain` prints it, the README's table is made from it.
+/// The promises of an engine, as data. The core refuses requests by it, the conformance suite
+/// selects cases by it, `lockkeeper explain` prints it, and the table in the README is generated
+/// from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Guarantees {
     /// The engine's name.
     pub engine: &'static str,
-    /// Readers together, writers alone.
+    /// Whether there are read-write locks.
     pub read_write: Support,
-    /// A number of permits.
+    /// Whether there are semaphores.
     pub semaphore: Support,
-    /// How many permits of a semaphore one claim may take at once; 0 where there are no semaphores.
+    /// How many permits of a semaphore one claim may take; 0 if there are no semaphores.
     pub most_permits: u32,
-    /// In which order waiters are served.
+    /// The order in which waiters are served.
     pub order: Order,
     /// Where fences come from.
     pub fence: FenceSource,
-    /// How a dead holder is noticed.
+    /// How the death of a holder is detected.
     pub death: Death,
     /// How a waiter learns that it may be its turn.
     pub wakeup: Wakeup,
-    /// Between whom it excludes.
+    /// Which parties exclude each other.
     pub scope: Scope,
-    /// Which failure of the store keeps exclusion.
+    /// The worst failure of the store that does not break exclusion.
     pub survives: Survives,
-    /// Who counts an owner's holds.
+    /// Where the holds of an owner are counted.
     pub reentrance: Reentrance,
 }
 
 impl Guarantees {
-    /// An engine that promises as little as possible; set the fields of what it does better.
+    /// An engine with the weakest promises; set the fields that differ.
     pub const fn new(engine: &'static str) -> Self {
         Self {
             engine,
@@ -50,26 +51,26 @@ impl Guarantees {
     }
 }
 
-/// Whether an engine does a thing.
+/// Whether an engine supports a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Support {
-    /// It does.
+    /// Supported.
     Yes,
-    /// It refuses, for this reason.
+    /// Refused, for this reason.
     No(&'static str),
 }
 
-/// In which order waiters of different processes are served.
+/// The order in which waiters of different processes are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Order {
     /// Always first come, first served.
     Fifo,
-    /// First come, first served with `fair()`, else by chance.
+    /// First come, first served with `fair()`, otherwise unordered.
     FifoOnRequest,
-    /// As the server queues them.
+    /// In the order in which the server queues them.
     Server,
-    /// By chance; `fair()` is refused, for this reason.
+    /// Unordered; `fair()` is refused, for this reason.
     Chance(&'static str),
 }
 
@@ -79,7 +80,7 @@ pub enum Order {
 pub enum FenceSource {
     /// A counter in this process.
     Counter,
-    /// The last fence plus one, or the store's clock if that is further.
+    /// The last fence plus one, or the store's clock if that is higher.
     Hybrid,
     /// The store's own revision number.
     Revision,
@@ -87,13 +88,13 @@ pub enum FenceSource {
     Quorum,
 }
 
-/// How a dead holder is noticed.
+/// How the death of a holder is detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Death {
-    /// Its lease runs out.
+    /// Its lease expires.
     Lease,
-    /// Its session runs out.
+    /// Its session expires.
     Session,
     /// The kernel or the server sees it end, at once. There is no lease.
     AtOnce,
@@ -103,19 +104,19 @@ pub enum Death {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wakeup {
-    /// Told inside the process.
+    /// Notified inside the process.
     Notify,
     /// Woken by the kernel.
     Kernel,
-    /// Told by the store.
+    /// Notified by the store.
     Push,
     /// Blocked in the server.
     Server,
-    /// Asks again after a random delay.
+    /// Polls after a random delay.
     BackOff,
 }
 
-/// Between whom an engine excludes.
+/// Which parties exclude each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Scope {
@@ -123,7 +124,7 @@ pub enum Scope {
     Process,
     /// Processes of one machine.
     Machine,
-    /// Whoever reaches the store.
+    /// All clients that reach the store.
     Network,
 }
 
@@ -133,7 +134,7 @@ pub enum Scope {
 pub enum Survives {
     /// There is no store apart from the process or machine that uses it.
     NothingApart,
-    /// None: what a restart or failover forgets, somebody else may take.
+    /// None: a lock that is lost in a restart or failover may be granted to another client.
     None,
     /// A restart, with its data on disk.
     Restart,
@@ -141,17 +142,17 @@ pub enum Survives {
     Minority,
 }
 
-/// Who counts the holds of one owner.
+/// Where the holds of one owner are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reentrance {
-    /// The client: re-entry costs no request, and works inside one client.
+    /// In the client: re-entry costs no request, and works inside one client.
     Client,
-    /// The store as well: another process with the same owner may enter too.
+    /// In the store as well: another process with the same owner may re-enter too.
     Store,
 }
 
-/// The words of the table that compares engines.
+/// The terms in the table that compares engines.
 macro_rules! words {
     ($($name:ident { $($variant:pat => $word:literal,)* })*) => {$(
         impl fmt::Display for $name {

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{Fence, Mode};
 use crate::key::Key;
+use crate::who;
 
 /// Which locks to look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub struct Entry {
     pub mode: Mode,
     /// `user@host pid`.
     pub who: Option<String>,
+    /// The first characters of the command line of that process.
+    pub command: Option<String>,
     /// Why.
     pub note: Option<String>,
     /// Since when, by the store's or the holder's wall clock.
@@ -71,8 +74,23 @@ pub struct Entry {
 impl Entry {
     /// Somebody of whom nothing else is known; set the fields that differ.
     pub fn new(identity: impl Into<String>, mode: Mode) -> Self {
-        let (identity, slots) = (identity.into(), Vec::new());
-        Self { identity, mode, who: None, note: None, since: None, left: None, fence: None, slots }
+        Self {
+            identity: identity.into(),
+            mode,
+            who: None,
+            command: None,
+            note: None,
+            since: None,
+            left: None,
+            fence: None,
+            slots: Vec::new(),
+        }
+    }
+
+    /// The same entry of whoever [`Request::who`](super::Request::who) was recorded for.
+    pub fn by(self, recorded: &str) -> Self {
+        let (who, command) = who::take_apart(recorded);
+        Self { who: Some(who.to_owned()), command: command.map(str::to_owned), ..self }
     }
 }
 

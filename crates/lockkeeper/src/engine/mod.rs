@@ -1,4 +1,4 @@
-//! What an engine is: the contract for those who write one, and the types that it speaks in.
+//! What an engine is: the contract for writing one, and the types it uses.
 
 mod contract;
 mod guarantees;

@@ -1,4 +1,4 @@
-//! What is asked of an engine, and what it answers.
+//! What the core asks of an engine, and how the engine answers.
 
 use std::any::Any;
 use std::fmt;
@@ -11,93 +11,97 @@ use super::Held;
 use crate::error::Error;
 use crate::key::Key;
 use crate::owner::{Owner, Token};
+use crate::who::whoami;
 
-/// What is asked of an engine.
+/// A request for a lock.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Request {
-    /// The lock.
+    /// The key of the lock.
     pub key: Key,
     /// Identifies this claim and no other.
     pub token: Token,
-    /// For re-entrance; without one, the token is the identity.
+    /// For re-entrance; without an owner, the token is the identity.
     pub owner: Option<Owner>,
     /// How the lock is to be held.
     pub mode: Mode,
     /// How long a grant lasts without renewal.
     pub ttl: Duration,
-    /// Whether it is never renewed, and so has to have its whole length from the start.
+    /// Whether the lease is never renewed, and so needs its whole length from the start.
     pub fixed: bool,
-    /// First come, first served across processes, where the engine does not do so anyway.
+    /// First come, first served across processes, if the engine does not always do so.
     pub fair: bool,
-    /// Whether to take a place in the queue when it is not our turn. Unset for a single try.
+    /// Whether to enter the queue if the lock is busy. Unset for a single attempt.
     pub queue: bool,
-    /// Why, for people who look.
+    /// Who asks, for people who look: [`whoami`](crate::whoami), a space and a command line, if that is to be known.
+    /// It is one line, and recorded as it is; [`Entry::by`](super::Entry::by) reads it.
+    pub who: Arc<str>,
+    /// Why the lock is held, for people who inspect it.
     pub note: Option<Arc<str>>,
 }
 
 impl Request {
-    /// A request for a place in the queue, with nothing special about it; set the fields that differ.
+    /// A request that queues, with defaults for everything else; set the fields that differ.
     pub fn new(key: Key, token: Token, mode: Mode, ttl: Duration) -> Self {
-        let (owner, note) = (None, None);
-        Self { key, token, owner, mode, ttl, fixed: false, fair: false, queue: true, note }
+        Self {
+            key,
+            token,
+            owner: None,
+            mode,
+            ttl,
+            fixed: false,
+            fair: false,
+            queue: true,
+            who: whoami().into(),
+            note: None,
+        }
     }
 
-    /// The identity that a store compares: the owner if there is one, else the token.
+    /// The identity that the store compares: the owner if there is one, otherwise the token.
     pub fn identity(&self) -> String {
         self.owner.as_ref().map_or_else(|| self.token.to_string(), |owner| owner.id().to_owned())
     }
 
-    /// The refusal of a key that is in use as something else.
+    /// The error for a key that is in use as something else.
     #[allow(dead_code, reason = "it depends on the features which engines are there to use it")]
     pub(crate) fn conflict(&self, found: impl fmt::Display) -> Error {
         let found = format!("it is used as {found}, and was asked for as {}", self.mode);
         Error::Conflict { key: self.key.clone(), found }
     }
 
-    /// A single try at a lock that nobody else has, with which `doctor` finds out whether locks work.
+    /// A single attempt at a lock of its own, by which `doctor` finds out whether locks work.
     #[allow(dead_code, reason = "it depends on the features which engines are there to use it")]
     pub(crate) fn probe(mode: Mode) -> Self {
         let token = Token::fresh();
         let key = Key::new(format!("lockkeeper-doctor-{token}")).expect("a token is visible text");
-        Self {
-            key,
-            token,
-            owner: None,
-            mode,
-            ttl: Duration::from_secs(5),
-            fixed: false,
-            fair: false,
-            queue: false,
-            note: None,
-        }
+        Self { queue: false, ..Self::new(key, token, mode, Duration::from_secs(5)) }
     }
 }
 
 /// How a lock is held.
 ///
-/// A key has one kind at a time: mutex, read-write or semaphore.
-/// `Mutex` and `Write` admit alike; engines whose layout tells them apart refuse a mix as a conflict.
+/// A key has one kind at a time: mutex, read-write or semaphore. `Mutex` and `Write` exclude alike;
+/// engines whose layout distinguishes them refuse a mix as a conflict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// Alone.
+    /// Exclusively.
     Mutex,
-    /// Alone, against readers of the same key.
+    /// Exclusively, with readers on the same key.
     Write,
     /// Together with other readers.
     Read,
-    /// Some of a number of permits.
+    /// As one or more permits of a semaphore.
     Permits {
-        /// How many are taken at once.
+        /// How many are acquired at once.
         take: u32,
-        /// How many there are. Everyone must name the same number.
+        /// How many exist. All clients must use the same number.
         limit: u32,
     },
 }
 
 impl Mode {
-    /// Whether nobody else can hold the key meanwhile.
+    /// Whether there is at most one holder.
     pub fn is_exclusive(self) -> bool {
         matches!(self, Mode::Mutex | Mode::Write)
     }
@@ -122,9 +126,10 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A number that rises with every grant of a key, for the resource to refuse stale holders by.
+/// A number that rises with every grant of a key, so that a resource can reject stale holders.
 ///
-/// It prints as the number, and parses from it. Stores without unsigned numbers keep it as an `i64`:
+/// It is printed as a number and parses from one. Stores without unsigned integers keep it as an
+/// `i64`:
 ///
 /// ```
 /// # use lockkeeper::Fence;
@@ -135,7 +140,7 @@ impl fmt::Display for Mode {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// With the feature `serde` it is read and written as the number.
+/// With the feature `serde`, it is serialized as a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct Fence(u64);
@@ -146,15 +151,16 @@ impl Fence {
         Self(number)
     }
 
-    /// The plain number, to send along with every access to the protected resource.
+    /// The plain number, to send with every access to the protected resource.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The hybrid counter: the last fence plus one, or the clock's microseconds if they are further.
+    /// The next fence of the hybrid counter: the last fence plus one, or the clock in microseconds
+    /// if that is higher.
     ///
-    /// A store that lost its counter goes on from its clock, so order breaks only when
-    /// memory is lost *and* the clock goes back.
+    /// A store that lost its counter continues from its clock, so the order breaks only if memory
+    /// is lost *and* the clock goes back.
     pub fn after(self, now: SystemTime) -> Self {
         let micros = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
         Self(self.0.saturating_add(1).max(u64::try_from(micros).unwrap_or(u64::MAX)))
@@ -204,22 +210,23 @@ impl TryFrom<Fence> for i64 {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Lease {
-    /// The lock.
+    /// The key of the lock.
     pub key: Key,
     /// The claim that holds it.
     pub token: Token,
-    /// The owner it is held for, if one was named.
+    /// The owner it is held for, if there is one.
     pub owner: Option<Owner>,
     /// How it is held.
     pub mode: Mode,
-    /// How long each extension lasts: what the store really granted, which may differ from what was asked.
+    /// How long each extension lasts: what the store granted, which may differ from what was
+    /// requested.
     pub ttl: Duration,
-    /// What the engine gave with the grant.
+    /// What the engine returned with the grant.
     pub held: Arc<dyn Held>,
 }
 
 impl Lease {
-    /// The lease that a request asks for, as long as it asks for.
+    /// The lease that a request asks for, with its full length.
     pub fn of(request: &Request) -> Self {
         Self {
             key: request.key.clone(),
@@ -231,7 +238,7 @@ impl Lease {
         }
     }
 
-    /// What the engine gave with the grant, if it is of this type.
+    /// What the engine returned with the grant, if it is of this type.
     pub fn held<H: Held>(&self) -> Option<&H> {
         let held: &dyn Any = &*self.held;
         held.downcast_ref()
@@ -242,11 +249,12 @@ impl Lease {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Renewal {
-    /// Ours, and extended to its full length.
+    /// Still held, and extended to the full length.
     Renewed,
-    /// Positively not ours any more.
+    /// The store reports that it is no longer held.
     Gone,
-    /// Nobody could be asked about this one. The clock runs on, and it is asked about again.
+    /// The store could not be asked about this one. The clock runs on, and the next renewal asks
+    /// again.
     Unknown,
 }
 
@@ -254,12 +262,12 @@ pub enum Renewal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Released {
-    /// It was ours and is free, or there was nothing to undo.
+    /// It was held and is now free, or there was nothing to undo.
     Yes,
-    /// As `Yes`, and another client waits for the lock. Engines without a queue report it where they can;
-    /// the core then pauses from time to time, so that the other client gets in.
+    /// Like `Yes`, and another client is waiting. Engines without a queue report it if they can;
+    /// the core then pauses from time to time, so that the other client gets the lock.
     Wanted,
-    /// It was not ours any more.
+    /// It was no longer held.
     AlreadyGone,
 }
 
@@ -268,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fence_is_a_number_for_everyone() {
+    fn a_fence_converts_to_and_from_numbers() {
         let fence = Fence::new(u64::MAX);
         assert_eq!(fence.to_string().parse(), Ok(fence));
         assert_eq!(Fence::from(u64::from(fence)), fence);

@@ -1,6 +1,7 @@
-//! What a URL says: an engine, where it is, and options, each of which must be known.
+//! A parsed URL: an engine, its location, and options, each of which must be known.
 //!
-//! A URL may carry a password, so [`Endpoint`] prints itself without one and is never formatted otherwise.
+//! A URL may carry a password, so [`Endpoint`] prints itself without it and has no other `Display`
+//! or `Debug`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,12 +14,12 @@ use crate::error::{Error, Result};
 /// Query options whose values are never printed.
 const SECRET_OPTIONS: [&str; 4] = ["password", "passwd", "secret", "token"];
 
-/// A parsed URL that does not show its secrets.
+/// A parsed URL of an engine, which prints itself without secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// With the first host only.
     url: Url,
-    /// `host` or `host:port` of the others, after `user:password@` where one has its own.
+    /// `host` or `host:port` of the other hosts, after `user:password@` if one has its own.
     others: Vec<String>,
 }
 
@@ -26,7 +27,7 @@ impl Endpoint {
     /// Parses a URL such as `file:` or `file:///var/lib/app/locks`.
     ///
     /// # Errors
-    /// [`Error::Url`], without quoting what may be a secret.
+    /// [`Error::Url`], with a message that quotes nothing that may be a secret.
     pub fn parse(text: &str) -> Result<Self> {
         let refuse = |error| {
             Error::Url(match error {
@@ -48,7 +49,7 @@ impl Endpoint {
         }
         let rest = text.split_once(':').map_or("", |(_, rest)| rest);
         if url.scheme() == "file" && !rest.is_empty() && !rest.starts_with(['/', '?', '#']) {
-            // The parser would make an absolute path of it, without a word.
+            // The parser would silently turn it into an absolute path.
             return Err(Error::Url(format!(
                 "{text:?} is not absolute; write file: for the default directory, or file:///dir"
             )));
@@ -61,18 +62,20 @@ impl Endpoint {
         self.url.scheme()
     }
 
-    /// The URL with its first host only, secrets included. For an engine's client, never for a message.
+    /// The URL with its first host only, secrets included. For an engine's client, never for a
+    /// message.
     pub fn expose(&self) -> &Url {
         &self.url
     }
 
-    /// The whole URL with every host, secrets included: it leads to the same place again.
+    /// The whole URL with every host, secrets included. It parses to the same endpoint again.
     pub fn spell_out(&self) -> String {
         self.with_all_hosts(&self.url, str::to_owned)
     }
 
-    /// The whole URL with its users, but without passwords and secret options: with the password from
-    /// elsewhere it leads to the same place again. For an environment; a message has no users either.
+    /// The whole URL with its users, but without passwords and secret options. Together with the
+    /// password from elsewhere, it leads to the same engine. For environment variables; messages
+    /// have no users either.
     pub fn without_passwords(&self) -> String {
         self.public(self.url.username(), |host| match host.rsplit_once('@') {
             Some((user, address)) => {
@@ -83,7 +86,7 @@ impl Endpoint {
         })
     }
 
-    /// The same place with this password; `None` where there is no room for one.
+    /// The same endpoint with this password; `None` if the URL cannot have one.
     pub fn with_password(mut self, password: &str) -> Option<Self> {
         self.url.set_password(Some(password)).ok()?;
         Some(self)
@@ -94,14 +97,15 @@ impl Endpoint {
         self.each()
             .iter()
             .filter_map(|url| {
-                // The brackets of an IPv6 address belong to the URL.
+                // The brackets of an IPv6 address are URL syntax.
                 let host = url.host_str()?.trim_matches(['[', ']']);
                 (!host.is_empty()).then(|| (host.to_owned(), url.port()))
             })
             .collect()
     }
 
-    /// A URL for every host, secrets included. A host without user and password has those of the first.
+    /// A URL for every host, secrets included. A host without user and password uses those of the
+    /// first.
     pub(crate) fn each(&self) -> Vec<Url> {
         let others = self.others.iter().filter_map(|other| {
             // They were parsed before.
@@ -141,7 +145,7 @@ impl Endpoint {
         }
         shown.set_fragment(None);
         if shown.scheme() == "file" && shown.path() == "/" {
-            // As people write the default directory; the parser puts the slashes there.
+            // The usual spelling of the default directory; the parser adds slashes.
             return format!("file:{}", &shown[Position::AfterPath..]);
         }
         self.with_all_hosts(&shown, spell)
@@ -179,13 +183,13 @@ fn address(host: &str) -> String {
     host.rsplit_once('@').map_or(host, |(_, address)| address).to_owned()
 }
 
-/// Takes all hosts but the first out of a URL: the standard knows only one.
+/// Removes all hosts but the first from a URL: the standard allows only one.
 fn split_hosts(text: &str) -> (String, Vec<String>) {
     let Some(start) = text.find("://").map(|at| at + 3) else {
         return (text.to_owned(), Vec::new());
     };
     let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
-    // A comma in the first password is part of it; those of other hosts come after one.
+    // A comma in the first password is part of it; the other hosts follow after it.
     let hosts = text[start..end].find('@').map_or(start, |at| start + at + 1);
     let mut list = text[hosts..end].split(',').map(str::to_owned);
     let first = list.next().unwrap_or_default();
@@ -201,10 +205,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// Takes an option that is one of a few words.
+    /// Takes an option that has one of a few values.
     ///
     /// # Errors
-    /// [`Error::Url`] that lists the words.
+    /// [`Error::Url`], with a message that lists the values.
     pub fn choice<T: Copy>(
         &mut self,
         name: &'static str,
@@ -226,7 +230,7 @@ impl Options {
     /// Takes an option that is a duration, such as `500ms` or `2m`.
     ///
     /// # Errors
-    /// [`Error::Url`] that shows what a duration looks like.
+    /// [`Error::Url`], with a message that shows valid durations.
     pub fn duration(&mut self, name: &'static str) -> Result<Option<Duration>> {
         let Some(value) = self.take(name)? else { return Ok(None) };
         parse_duration(&value).map(Some).map_err(|e| Error::Url(format!("option {name}: {e}")))
@@ -253,10 +257,10 @@ impl Options {
         Ok(found)
     }
 
-    /// Refuses what nobody took.
+    /// Refuses options that were not taken.
     ///
     /// # Errors
-    /// [`Error::Url`] that lists the valid options.
+    /// [`Error::Url`], with a message that lists the valid options.
     pub fn finish(self) -> Result<()> {
         let Some((name, _)) = self.pairs.first() else { return Ok(()) };
         let valid = match self.known.as_slice() {
@@ -267,10 +271,10 @@ impl Options {
     }
 }
 
-/// A duration as people write it: `1500ms`, `5s`, `2m 30s`; a bare number is seconds.
+/// Parses a duration: `1500ms`, `5s`, `2m 30s`; a bare number is seconds.
 ///
 /// # Errors
-/// [`Error::Config`] that shows what a duration looks like.
+/// [`Error::Config`], with a message that shows valid durations.
 pub fn parse_duration(text: &str) -> Result<Duration> {
     let text = text.trim();
     let seconds = text.strip_suffix('s').unwrap_or(text).trim_end();
@@ -359,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_word_lists_the_right_ones() {
+    fn an_invalid_choice_lists_the_valid_ones() {
         let mut options = Endpoint::parse("file:?network=perhaps").unwrap().options();
         let message =
             options.choice("network", &[("refuse", 0), ("allow", 1)]).unwrap_err().to_string();

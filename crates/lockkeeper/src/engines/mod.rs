@@ -1,4 +1,4 @@
-//! The engines, and the table of schemes that leads to them.
+//! The engines, and the table of URL schemes that select them.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -37,23 +37,23 @@ pub mod zookeeper;
 struct Scheme {
     scheme: &'static str,
     feature: &'static str,
-    /// `None` when the feature is switched off.
+    /// `None` if the feature is disabled.
     engine: Option<Registration>,
 }
 
-/// What an engine's module shows to the table.
+/// What an engine's module registers in the table.
 pub(crate) struct Registration {
-    /// Opens the engine, and makes sure that it is there.
+    /// Opens the engine, and checks that it can be reached.
     pub(crate) open: Open,
-    /// What it promises under the options of a URL. No I/O.
+    /// What it promises with the options of a URL. No I/O.
     pub(crate) guarantees: fn(&Endpoint) -> Result<Guarantees>,
-    /// One URL for each way of using it that promises something else, for tables and examples.
+    /// One URL per variant with different promises, for tables and examples.
     pub(crate) ways: &'static [&'static str],
 }
 
 type Open = fn(Endpoint) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Engine>>> + Send>>;
 
-/// An engine if its feature is switched on.
+/// An engine, if its feature is enabled.
 macro_rules! engine {
     ($feature:literal, $engine:expr) => {{
         #[cfg(feature = $feature)]
@@ -64,7 +64,7 @@ macro_rules! engine {
     }};
 }
 
-/// The kernel's locks on byte ranges of an open file, which wake their waiters, are those of Linux.
+/// Byte-range locks of an open file description, with blocking waits, exist only on Linux.
 const FILE: Option<Registration> = {
     #[cfg(all(feature = "file", target_os = "linux"))]
     let engine = Some(file::ENGINE);
@@ -73,7 +73,7 @@ const FILE: Option<Registration> = {
     engine
 };
 
-/// Every scheme there is, also those that are not compiled in. A new engine adds its line here.
+/// Every scheme, including those that are not compiled in. A new engine adds a row here.
 const SCHEMES: &[Scheme] = &[
     Scheme { scheme: "file", feature: "file", engine: FILE },
     Scheme { scheme: "memory", feature: "memory", engine: engine!("memory", memory::ENGINE) },
@@ -135,17 +135,17 @@ const SCHEMES: &[Scheme] = &[
     },
 ];
 
-/// Opens the engine that a URL names, and makes sure that it is there.
+/// Opens the engine that a URL names, and checks that it can be reached.
 ///
-/// [`Client::connect`](crate::Client::connect) does this and more; use it directly to put
+/// [`Client::connect`](crate::Client::connect) does this and more. Use this function to put
 /// [layers](crate::layers) between the engine and a client.
 ///
 /// # Errors
-/// As [`Client::connect`](crate::Client::connect).
+/// Same as [`Client::connect`](crate::Client::connect).
 pub async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
     let named = endpoint.to_string();
     let opened = (engine(&endpoint)?.open)(endpoint).await;
-    // A URL may come from a setting that nobody thinks of.
+    // Names the URL, which may come from a setting that the user does not have in mind.
     opened.map_err(|error| match error {
         Error::Engine { engine, doing, retryable, source } if doing == "connect" => {
             Error::Engine { engine, doing: format!("connect to {named}"), retryable, source }
@@ -154,18 +154,18 @@ pub async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
     })
 }
 
-/// What the engine that a URL names promises. No I/O.
+/// Returns what the engine that a URL names promises. No I/O.
 ///
 /// # Errors
-/// [`Error::Url`] if there is no such engine, or it is not compiled in, or has no such option.
+/// [`Error::Url`] if there is no such engine, it is not compiled in, or it has no such option.
 pub fn guarantees(endpoint: &Endpoint) -> Result<Guarantees> {
     (engine(endpoint)?.guarantees)(endpoint)
 }
 
-/// What the engines that are compiled in promise: a URL for each way of using them, and the promises.
+/// Returns the variants of the engines that are compiled in: a URL for each, and its promises.
 pub fn ways() -> impl Iterator<Item = (&'static str, Guarantees)> {
     let engines = SCHEMES.iter().filter_map(|row| row.engine.as_ref());
-    // An engine of several schemes is listed once.
+    // An engine with several schemes is listed once.
     let urls: BTreeSet<&str> = engines.flat_map(|engine| engine.ways).copied().collect();
     urls.into_iter().map(|url| {
         let told = Endpoint::parse(url).and_then(|endpoint| guarantees(&endpoint));
@@ -173,7 +173,7 @@ pub fn ways() -> impl Iterator<Item = (&'static str, Guarantees)> {
     })
 }
 
-/// The migrations of engines over databases, by feature.
+/// The migrations of the database engines, by feature.
 const SCHEMAS: &[(&str, &str)] = &[
     #[cfg(feature = "mysql")]
     ("mysql", mysql::SCHEMA),
@@ -181,7 +181,7 @@ const SCHEMAS: &[(&str, &str)] = &[
     ("postgres", postgres::SCHEMA),
 ];
 
-/// The tables and functions that an engine over a database needs, as a migration to run by hand.
+/// Returns the tables and functions that a database engine needs, as a migration to run by hand.
 ///
 /// # Errors
 /// [`Error::Url`] if the engine that a URL names needs none.
@@ -199,7 +199,7 @@ pub fn schema(endpoint: &Endpoint) -> Result<&'static str> {
     })
 }
 
-/// The schemes that a URL may have, compiled in or not.
+/// Returns all URL schemes, compiled in or not.
 pub fn schemes() -> impl Iterator<Item = &'static str> {
     SCHEMES.iter().map(|row| row.scheme)
 }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_told_without_opening_is_what_the_open_engine_says() {
+    async fn promises_before_opening_are_those_of_the_open_engine() {
         let endpoint = Endpoint::parse("memory:").unwrap();
         assert_eq!(
             open(endpoint.clone()).await.unwrap().guarantees(),
@@ -275,7 +275,7 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[tokio::test]
-    async fn a_store_that_is_not_there_is_named_without_its_password() {
+    async fn a_missing_store_is_named_without_its_password() {
         // Nothing listens on the first port.
         let endpoint = Endpoint::parse("redis://me:canary@127.0.0.1:1").unwrap();
         let message = open(endpoint).await.unwrap_err().to_string();

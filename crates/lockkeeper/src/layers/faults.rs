@@ -1,7 +1,7 @@
-//! An engine that fails on purpose, reproducibly, around one that works.
+//! An engine that injects faults, reproducibly, into another one.
 //!
-//! Every call may be delayed, fail before it has an effect, lose its reply after it had one, or hang.
-//! The same seed and the same calls give the same faults.
+//! Every call may be delayed, fail before it takes effect, lose its reply after it took effect, or
+//! hang. The same seed and the same calls give the same faults.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -34,25 +34,25 @@ impl Plan {
     pub const NONE: Plan =
         Plan { delay: 0.0, fail: 0.0, lose_reply: 0.0, hang: 0.0, longest: Duration::from_secs(1) };
 
-    /// So many calls take a random time of up to [`longest`](Plan::longest).
+    /// The share of calls that take a random time of up to [`longest`](Plan::longest).
     pub const fn delay(mut self, share: f64) -> Self {
         self.delay = share;
         self
     }
 
-    /// So many calls fail and have no effect.
+    /// The share of calls that fail without taking effect.
     pub const fn fail(mut self, share: f64) -> Self {
         self.fail = share;
         self
     }
 
-    /// So many calls have their effect and fail all the same.
+    /// The share of calls that take effect but fail all the same.
     pub const fn lose_reply(mut self, share: f64) -> Self {
         self.lose_reply = share;
         self
     }
 
-    /// So many calls have their effect or not, and take longer than anyone waits: ten times `longest`.
+    /// The share of calls that take effect or not, and exceed every timeout: ten times `longest`.
     pub const fn hang(mut self, share: f64) -> Self {
         self.hang = share;
         self
@@ -65,7 +65,7 @@ impl Plan {
     }
 }
 
-/// The engine that fails.
+/// An engine that injects faults into the one it wraps.
 #[derive(Clone)]
 pub struct Faults {
     engine: Arc<dyn Engine>,
@@ -92,7 +92,7 @@ impl Faults {
         Self { engine: Arc::new(engine), dice: Arc::new(Mutex::new(dice)) }
     }
 
-    /// Sets how often what fails, from now on.
+    /// Sets the faults from now on.
     pub fn set(&self, plan: Plan) {
         self.dice.lock().expect("nothing panics under this lock").plan = plan;
     }
@@ -100,7 +100,8 @@ impl Faults {
     fn throw(&self) -> (Duration, Fault, Duration) {
         let mut dice = self.dice.lock().expect("nothing panics under this lock");
         let plan = dice.plan;
-        // Always the same number of throws, so that one rate does not change what the others meet.
+        // Always the same number of random draws, so that one rate does not change the effect of
+        // the others.
         let [delayed, how_long, which, side] = [(); 4].map(|()| dice.random.f64());
         let delay =
             if delayed < plan.delay { plan.longest.mul_f64(how_long) } else { Duration::ZERO };

@@ -17,7 +17,7 @@ use crate::key::Key;
 
 pub mod faults;
 
-/// The calls of the contract that change something.
+/// The calls of the contract that change the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Call {
@@ -29,13 +29,13 @@ pub enum Call {
     Release,
 }
 
-/// Something that happens around every call that changes something. It is an engine by that alone;
-/// everything else goes straight to the engine inside.
+/// A hook around every call that changes the store. Implementing it makes an engine; all other
+/// calls go straight to the wrapped engine.
 pub trait Layer: Debug + Clone + Send + Sync + 'static {
-    /// The engine inside.
+    /// The wrapped engine.
     fn inner(&self) -> &Arc<dyn Engine>;
 
-    /// Makes a call, or not, and gives its answer, or another.
+    /// Makes the call or not, and returns its answer or another.
     fn pass<T: Send>(
         &self,
         call: Call,

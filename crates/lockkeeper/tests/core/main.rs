@@ -8,3 +8,4 @@ mod samples;
 mod session;
 mod shutdown;
 mod telemetry;
+mod watched;

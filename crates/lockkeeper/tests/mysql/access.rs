@@ -18,7 +18,7 @@ async fn a_read_only_server_is_refused_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn tls_knows_whom_it_talks_to() {
+async fn tls_verifies_the_server() {
     let directory = tempfile::tempdir().unwrap();
     certificates(directory.path());
     let path = |name: &str| directory.path().join(name).display().to_string();

@@ -143,7 +143,7 @@ async fn a_connection_with_the_number_of_one_that_ended_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_limit_to_statements_does_not_end_those_who_wait() {
+async fn a_statement_timeout_does_not_end_waiters() {
     let limit = match server().is_mysql() {
         true => "max-execution-time=1000",
         false => "max-statement-time=1",
@@ -175,7 +175,7 @@ async fn a_release_after_more_silence_than_the_server_allows_is_confirmed() {
 }
 
 #[tokio::test]
-async fn what_nobody_needs_is_swept_away() {
+async fn unused_rows_are_removed() {
     let url = server().url();
     let client = Client::connect(&url).await.unwrap();
     let _held = client.mutex("held").acquire().await.unwrap();

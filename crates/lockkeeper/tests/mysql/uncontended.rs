@@ -22,7 +22,7 @@ async fn status(wire: &mut MySqlConnection, name: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn a_cycle_is_one_durable_write_and_one_word_in_memory() {
+async fn a_cycle_is_one_durable_write_and_one_entry_in_memory() {
     const CYCLES: u64 = 40;
     let server = Mariadb::start();
     for (way, statements) in [
@@ -135,7 +135,7 @@ async fn a_release_for_which_memory_has_no_room_goes_to_the_disk() {
 }
 
 #[tokio::test]
-async fn the_release_of_a_broken_lock_says_that_it_was_gone() {
+async fn the_release_of_a_broken_lock_reports_that_it_was_gone() {
     let url = server().url();
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
     for _ in 0..3 {

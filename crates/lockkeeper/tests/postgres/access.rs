@@ -122,7 +122,7 @@ async fn a_connection_that_is_replaced_while_connecting_is_not_taken_for_a_poole
 }
 
 #[tokio::test]
-async fn tls_knows_whom_it_talks_to() {
+async fn tls_verifies_the_server() {
     let directory = tempfile::tempdir().unwrap();
     certificates(directory.path());
     let server = Postgres::start();

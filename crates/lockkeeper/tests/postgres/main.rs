@@ -3,7 +3,6 @@
 mod access;
 mod conformance;
 mod pooler;
-mod settings;
 mod tables;
 
 use std::sync::OnceLock;

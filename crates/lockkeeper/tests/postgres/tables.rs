@@ -104,7 +104,7 @@ async fn a_guarded_transaction_keeps_others_out_and_its_own_holder_alive() {
 /// The statement has the lock and not the row, and leaves the rest to the function, which takes the lock
 /// again.
 #[tokio::test]
-async fn an_advisory_lock_that_was_taken_twice_is_given_back_whole() {
+async fn an_advisory_lock_that_was_taken_twice_is_released_completely() {
     let url = server().url();
     let client = Client::connect(strategy(&url, "advisory")).await.unwrap();
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
@@ -132,7 +132,7 @@ async fn an_advisory_lock_that_was_taken_twice_is_given_back_whole() {
 /// at the same moment and with the same code: before PostgreSQL 17 the queue always has eight gigabytes, and
 /// filling them takes longer than all other tests.
 #[tokio::test]
-async fn a_full_queue_of_notifications_keeps_nobody_from_a_lock() {
+async fn a_full_notification_queue_does_not_block_acquires() {
     let url = server().url();
     let sql = |statement: &str| server().sql(database(&url), statement);
     sql("CREATE TABLE full_queue (n int);
@@ -248,7 +248,7 @@ async fn a_waiter_is_shown_since_it_waits_and_a_holder_since_it_holds() {
 
 /// Counted by the server itself, which says it when a connection ends.
 #[tokio::test]
-async fn a_lock_that_one_alone_wants_is_one_row() {
+async fn an_uncontended_lock_is_one_row() {
     let url = server().url();
     let sql = |statement: &str| server().sql(database(&url), statement);
     let client = Client::connect(&url).await.unwrap();
@@ -266,7 +266,7 @@ async fn a_lock_that_one_alone_wants_is_one_row() {
 }
 
 #[tokio::test]
-async fn what_nobody_needs_is_swept_away() {
+async fn unused_rows_are_removed() {
     let url = server().url();
     let client = Client::connect(&url).await.unwrap();
     let _held = client.mutex("held").acquire().await.unwrap();
@@ -312,7 +312,7 @@ async fn what_nobody_needs_is_swept_away() {
 
 /// Whoever believes the row of a lock about who is in line does not look: so it must never be wrong.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_lock_says_of_its_line_is_true_at_any_time() {
+async fn what_a_lock_says_about_its_queue_is_always_true() {
     let url = server().url();
     let sql = |statement: &str| server().sql(database(&url), statement);
     let mut tasks = JoinSet::new();

@@ -61,23 +61,25 @@ function content(engine, key, answer, actions) {
 
 const fact = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
 
+/** A table; on a phone every row becomes a card, whose cells are named by `data-name`. */
 function table(label, heading, rows) {
-  const cells = (row) => el("tr", {}, row.map((cell) => el("td", {}, cell)));
-  return el("table", { "aria-label": label },
-    el("thead", {}, el("tr", {}, heading.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, rows.map(cells)));
+  const cells = (row) => el("tr", { role: "row" }, row.map((cell, n) => el("td", { role: "cell", "data-name": heading[n] }, cell)));
+  const names = heading.map((name) => el("th", { role: "columnheader", scope: "col" }, name));
+  return el("table", { role: "table", "aria-label": label },
+    el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, names)), el("tbody", { role: "rowgroup" }, rows.map(cells)));
 }
 
 function holders(list) {
   return table("Holders", ["who", "command", "note", "for", "lease", "fence"], list.map((party) => [
-    nameOf(party), known(null), party.note ?? "", spell(since(party.since ?? party.seen)), lease(party), known(party.fence)]));
+    nameOf(party), known(party.command), party.note ?? "", spell(since(party.since ?? party.seen)), lease(party), known(party.fence)]));
 }
 
 function waiters(lock) {
   if (!lock.waiters.length) return el("p", {}, "nobody waits");
   const rows = lock.waiters.map((party, n) =>
-    [String(n + 1), nameOf(party), party.kind, party.note ?? "", spell(since(party.since ?? party.seen))]);
+    [String(n + 1), nameOf(party), known(party.command), party.kind, party.note ?? "", spell(since(party.since ?? party.seen))]);
   const more = lock.waiting > lock.waiters.length ? el("p", {}, `and ${lock.waiting - lock.waiters.length} more`) : null;
-  return el("div", {}, table("Waiters in order", ["", "who", "wants", "note", "waits for"], rows), more);
+  return el("div", {}, table("Waiters in order", ["", "who", "command", "wants", "note", "waits for"], rows), more);
 }
 
 function lastHolders(list) {

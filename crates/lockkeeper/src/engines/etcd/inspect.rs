@@ -174,15 +174,14 @@ async fn snapshot(shared: &Shared, key: Key, queue: &[QueueEntry]) -> Result<Sna
 
 fn entry(queued: &QueueEntry) -> Option<Entry> {
     let record = queued.record.as_ref()?;
-    Some(Entry {
-        identity: format!("{:x}", queued.lease),
-        mode: record.mode,
-        who: record.who.clone(),
+    let entry = Entry {
         note: record.note.clone(),
         since: record.since,
-        left: None,
-        fence: None,
-        slots: Vec::new(),
+        ..Entry::new(format!("{:x}", queued.lease), record.mode)
+    };
+    Some(match &record.who {
+        Some(who) => entry.by(who),
+        None => entry,
     })
 }
 

@@ -1,4 +1,4 @@
-//! Who holds and who waits, and breaking a lock.
+//! Who holds and who waits, breaking a lock, and asking for it.
 
 use std::path::Path;
 
@@ -48,22 +48,36 @@ fn look(shared: &Shared, path: &Path) -> Result<Option<Snapshot>> {
 
 /// Marks every grant of the key as broken.
 pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
+    mark_grants(shared, key, |record| record.state = State::Broken).await
+}
+
+/// Notes in every grant of the key that its holder is asked to give way, which it looks for.
+pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
+    mark_grants(shared, key, |record| record.asked = true).await
+}
+
+/// Changes the records of all who hold a key, and says who they are.
+async fn mark_grants(
+    shared: &Shared,
+    key: &Key,
+    mark: impl Fn(&mut Record) + Send + Sync,
+) -> Result<Vec<Entry>> {
     let path = shared.directory.file_of(key);
     loop {
         let Some((opened, _)) = shared.read_path(&path)? else { return Ok(Vec::new()) };
         let Some(epoch) = opened.decide(&path, key, None).await? else { continue };
         // Read again, now that nobody else decides. Closing the file gives the byte back.
         let Some(file) = opened.read(epoch, Some(key))? else { return Ok(Vec::new()) };
-        let mut broken = Vec::new();
+        let mut holders = Vec::new();
         for (at, mut record) in opened.living(&file, None)? {
             if record.state == State::Granted {
-                broken.push(entry(&record));
-                record.state = State::Broken;
+                holders.push(entry(&record));
+                mark(&mut record);
                 opened.write(epoch, &file, at, &record)?;
             }
         }
         if opened.epoch()? == epoch {
-            return Ok(broken);
+            return Ok(holders);
         }
     }
 }
@@ -71,13 +85,10 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>>
 fn entry(record: &Record) -> Entry {
     let granted = record.state != State::Waiting;
     Entry {
-        identity: record.identity().to_owned(),
-        mode: record.mode,
-        who: Some(record.who.clone()),
         note: record.note.clone(),
         since: Some(record.since),
-        left: None,
         fence: granted.then_some(record.fence),
         slots: record.slots.clone(),
+        ..Entry::new(record.identity(), record.mode).by(&record.who)
     }
 }

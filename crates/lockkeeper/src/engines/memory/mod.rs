@@ -1,7 +1,7 @@
-//! `memory:`: locks between the tasks of one process, with the behaviour of a store far away.
+//! `memory:`: locks between the tasks of one process, with the behaviour of a remote store.
 //!
-//! It has leases, queues and fences like any other engine, so code that uses locks can be tested
-//! against it, also for the day when a lock is lost: [`Memory::expire`], [`Memory::partition`],
+//! It has leases, queues and fences like any other engine, so you can test code that uses locks
+//! against it, including the loss of a lock: [`Memory::expire`], [`Memory::partition`],
 //! [`Memory::delay`]. Its only clock is the runtime's, which tests can pause.
 
 mod store;
@@ -46,26 +46,27 @@ const GUARANTEES: Guarantees = Guarantees {
     reentrance: Reentrance::Store,
 };
 
-/// A store inside this process. Clones share it; so do connections to `memory:NAME` with one name.
+/// A store inside this process. Clones share it, and so do connections to the same `memory:NAME`.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
     shared: Arc<Shared>,
 }
 
 impl Memory {
-    /// A store of its own.
+    /// Creates a separate store.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ends the leases of everyone who holds the key, as if their time was up.
+    /// Ends the leases of all holders of a key, as if they had expired.
     ///
-    /// They are not told: a holder learns of it at its next renewal, as on a real store.
+    /// Holders are not notified: as on a real store, they find out at their next renewal.
     pub fn expire(&self, key: impl AsRef<str>) {
         self.shared.lock().evict(key.as_ref());
     }
 
-    /// Cuts the store off, or joins it again. Calls hang meanwhile; what reached the store has its effect.
+    /// Disconnects or reconnects the store. Calls hang meanwhile; requests that reached the store
+    /// take effect.
     pub fn partition(&self, cut: bool) {
         self.shared.link.send_modify(|link| link.cut = cut);
     }
@@ -76,7 +77,7 @@ impl Memory {
     }
 }
 
-/// Opens `memory:` (a store of its own) or `memory:NAME` (one per name and process).
+/// Opens `memory:` (a separate store) or `memory:NAME` (one per name and process).
 async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
     static NAMED: OnceLock<Mutex<HashMap<String, Weak<Shared>>>> = OnceLock::new();
     endpoint.options().finish()?;
@@ -191,7 +192,7 @@ struct Shared {
     link: watch::Sender<Link>,
 }
 
-/// The way to the store.
+/// The simulated network to the store.
 #[derive(Debug, Default, Clone)]
 struct Link {
     cut: bool,
@@ -199,12 +200,12 @@ struct Link {
 }
 
 impl Shared {
-    /// One way to the store or back.
+    /// One trip to the store or back.
     async fn travel(&self) {
         let link = self.link.borrow().clone();
         if link.cut {
             let mut changes = self.link.subscribe();
-            // The sender lives in `self`, so this ends when the link is joined again.
+            // The sender lives in `self`, so this ends when the link is reconnected.
             let _ = changes.wait_for(|link| !link.cut).await;
         }
         if !link.delay.is_zero() {

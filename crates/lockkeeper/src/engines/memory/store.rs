@@ -1,4 +1,5 @@
-//! What the store keeps: for each key a queue of holders and waiters, admitted by the one admission rule.
+//! What the store keeps: for each key, a queue of holders and waiters, granted by the admission
+//! rule.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,9 +16,9 @@ use crate::engine::{
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::Result;
 use crate::key::Key;
-use crate::owner::{Token, whoami};
+use crate::owner::Token;
 
-/// How long a silent waiter keeps its place. Waiters ask again far more often.
+/// How long a silent waiter keeps its place. Waiters poll far more often.
 const WAITER_LEASE: Duration = Duration::from_secs(15);
 
 /// How the store reaches a claim.
@@ -25,7 +26,7 @@ const WAITER_LEASE: Duration = Duration::from_secs(15);
 pub(super) struct Signals {
     /// It may be the claim's turn.
     pub(super) turn: Arc<Notify>,
-    /// The holder is asked to yield.
+    /// The holder is asked to release the lock.
     pub(super) yield_requested: YieldSignal,
 }
 
@@ -49,7 +50,7 @@ struct Member {
     request: Request,
     identity: String,
     since: SystemTime,
-    /// When it expires unless it is renewed or asks again.
+    /// When it expires unless it is renewed or polls again.
     until: Instant,
     granted: Option<Fence>,
     slots: Vec<u32>,
@@ -101,7 +102,8 @@ impl Store {
             return Ok(None);
         }
         if queue.members[at].granted.is_none() {
-            // An owner that enters again keeps its fence, or the resource would refuse its first guard.
+            // An owner that re-enters keeps its fence, or the resource would reject its first
+            // guard.
             let again = !matches!(request.mode, Mode::Permits { .. }) && queue.holds(at);
             if request.mode != Mode::Read && !again {
                 *fence += 1;
@@ -161,7 +163,7 @@ impl Store {
         evicted
     }
 
-    /// Asks the holders of a key to yield.
+    /// Asks the holders of a key to release it.
     pub(super) fn request_yield(&mut self, key: &Key) -> Vec<Entry> {
         self.expire(key);
         let Some(queue) = self.queues.get(key) else { return Vec::new() };
@@ -254,14 +256,12 @@ impl Queue {
 impl Member {
     fn entry(&self) -> Entry {
         Entry {
-            identity: self.identity.clone(),
-            mode: self.request.mode,
-            who: Some(whoami()),
             note: self.request.note.as_deref().map(str::to_owned),
             since: Some(self.since),
             left: self.granted.map(|_| self.until.saturating_duration_since(Instant::now())),
             fence: self.granted,
             slots: self.slots.clone(),
+            ..Entry::new(&*self.identity, self.request.mode).by(&self.request.who)
         }
     }
 }

@@ -77,7 +77,7 @@ mod tests {
 
     /// What the client crate says of a password that it may not send in the clear.
     #[test]
-    fn a_password_that_needs_encryption_is_said_to_need_it() {
+    fn a_password_that_needs_encryption_is_reported() {
         let said = "RSA auth backend disabled; enable feature `mysql-rsa` or use TLS.";
         let error = sqlx::Error::Configuration(said.into());
         let error = failed::<MySqlConnection>(error, "connect");

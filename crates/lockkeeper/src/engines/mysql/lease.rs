@@ -29,7 +29,7 @@ use crate::engines::sql::{
 };
 use crate::error::Result;
 use crate::key::Key;
-use crate::owner::{Token, whoami};
+use crate::owner::Token;
 
 /// What leases promise here.
 pub(super) const PROMISES: Guarantees = sql::leases(NAME, Wakeup::BackOff);
@@ -240,6 +240,35 @@ impl LeaseTable for Leases {
         holders.retain(|row| row.fence.is_some());
         Ok(holders)
     }
+
+    async fn ask(&self, wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<()> {
+        let alone = sqlx::query(
+            "UPDATE lockkeeper_lock SET who = CONCAT('asked ', who)
+             WHERE name = ? AND token IS NOT NULL AND who NOT LIKE 'asked %'",
+        );
+        alone.bind(key.as_str().as_bytes()).execute(&mut *wire).await?;
+        let line = sqlx::query(
+            "UPDATE lockkeeper_claim SET who = CONCAT('asked ', who)
+             WHERE name = ? AND fence IS NOT NULL AND who NOT LIKE 'asked %'",
+        );
+        line.bind(key.as_str().as_bytes()).execute(wire).await.map(drop)
+    }
+
+    async fn is_asked(
+        &self,
+        wire: &mut MySqlConnection,
+        key: &Key,
+        token: &str,
+    ) -> sqlx::Result<bool> {
+        let looking = sqlx::query(
+            "SELECT 1 FROM lockkeeper_lock WHERE name = ? AND token = ? AND who LIKE 'asked %'
+             UNION ALL
+             SELECT 1 FROM lockkeeper_claim WHERE name = ? AND token = ? AND who LIKE 'asked %'",
+        );
+        let (key, token) = (key.as_str().as_bytes(), token.as_bytes());
+        let looking = looking.bind(key).bind(token).bind(key).bind(token);
+        Ok(looking.fetch_optional(wire).await?.is_some())
+    }
 }
 
 /// Takes a lock that we ourselves had last, if nobody else came since, and answers with its fence. It is
@@ -266,7 +295,7 @@ async fn take_again(
         .bind(ask.token.as_bytes())
         .bind(ask.identity.as_bytes())
         .bind(request.mode.kind().as_bytes())
-        .bind(whoami())
+        .bind(&*request.who)
         .bind(request.note.as_deref())
         .bind(micros(request.ttl))
         .execute(wire)
@@ -289,7 +318,7 @@ async fn queue(wire: &mut MySqlConnection, ask: &LeaseAsk, alone: bool) -> sqlx:
         .bind(micros(request.ttl))
         .bind(stay)
         .bind(alone)
-        .bind(whoami())
+        .bind(&*request.who)
         .bind(request.note.as_deref());
     asking.fetch_all(wire).await?.pop().ok_or(sqlx::Error::RowNotFound)
 }

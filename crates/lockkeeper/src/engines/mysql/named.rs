@@ -15,9 +15,10 @@ use sqlx::mysql::{MySqlConnection, MySqlRow};
 use super::connect::NAME;
 use crate::engine::{Entry, Guarantees, Mode, Query, Support};
 use crate::engines::sql::{
-    Ask, Dedicated, Marked, Seen, ServerErrors, Session, SessionLock, Taken, fence, promises, since,
+    Ask, Dedicated, Marked, Seen, ServerErrors, Session, SessionLock, Taken, fence, promises,
+    since, unmarked,
 };
-use crate::owner::whoami;
+use crate::key::Key;
 
 /// Commits a fence if a condition says that the lock is ours.
 macro_rules! fence_if {
@@ -109,6 +110,23 @@ impl SessionLock for Named {
         Ok(giving.fetch_one(wire).await? > 0)
     }
 
+    async fn ask(wire: &mut MySqlConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
+        let asking = sqlx::query(
+            "UPDATE lockkeeper_bound SET who = CONCAT('asked ', who)
+             WHERE name = ? AND pid = ? AND who NOT LIKE 'asked %'",
+        );
+        asking.bind(key.as_str().as_bytes()).bind(holder).execute(&mut *wire).await?;
+        Self::is_asked(wire, key, holder).await
+    }
+
+    async fn is_asked(wire: &mut MySqlConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
+        let looking = sqlx::query(
+            "SELECT 1 FROM lockkeeper_bound WHERE name = ? AND pid = ? AND who LIKE 'asked %'",
+        );
+        let asked = looking.bind(key.as_str().as_bytes()).bind(holder).fetch_optional(wire).await?;
+        Ok(asked.is_some())
+    }
+
     async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
         macro_rules! locks {
             ($which:literal) => {
@@ -141,7 +159,7 @@ async fn bind(
     statement: &'static str,
 ) -> sqlx::Result<Marked> {
     let key = ask.key.as_str().as_bytes();
-    let binding = sqlx::query(statement).bind(key).bind(whoami()).bind(&ask.note).bind(key);
+    let binding = sqlx::query(statement).bind(key).bind(&*ask.who).bind(&ask.note).bind(key);
     match binding.execute(wire).await {
         Ok(done) if done.rows_affected() == 0 => Ok(Marked::Gone),
         Ok(done) => Ok(Marked::Fenced(i64::try_from(done.last_insert_id()).unwrap_or(i64::MAX))),
@@ -161,15 +179,16 @@ pub(super) fn seen(row: &MySqlRow) -> sqlx::Result<Option<Seen>> {
     let last: i64 = row.try_get("fence")?;
     let known = row.try_get::<Option<i64>, _>("pid")? == Some(number);
     let age: Option<i64> = row.try_get("age_us")?;
+    let who: Option<String> = if known { row.try_get("who")? } else { None };
     let entry = Entry {
-        identity: number.to_string(),
-        mode: Mode::Mutex,
-        who: if known { row.try_get("who")? } else { None },
         note: if known { row.try_get("note")? } else { None },
         since: age.filter(|_| known).and_then(since),
-        left: None,
         fence: known.then(|| fence(last)),
-        slots: Vec::new(),
+        ..Entry::new(number.to_string(), Mode::Mutex)
+    };
+    let entry = match who {
+        Some(who) => entry.by(unmarked(&who)),
+        None => entry,
     };
     let session = Session { number, mark: None };
     Ok(Some(Seen { key: row.try_get("name")?, session, holds: true, last, entry }))

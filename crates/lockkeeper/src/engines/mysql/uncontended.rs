@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_not_remembered_for_ever() {
+    fn keys_are_not_remembered_forever() {
         let (alone, token) = (Uncontended::default(), Token::fresh());
         for n in 0..=KEYS {
             alone.gave_back(&Key::new(n.to_string()).unwrap(), token);

@@ -12,10 +12,9 @@ use std::time::Duration;
 use super::connect::NAME;
 use crate::engine::{Entry, Guarantees, Mode, Query, Support};
 use crate::engines::sql::{
-    Ask, Dedicated, Marked, Seen, Session, SessionLock, Taken, fence, promises, since,
+    Ask, Dedicated, Marked, Seen, Session, SessionLock, Taken, fence, promises, since, unmarked,
 };
 use crate::key::Key;
-use crate::owner::whoami;
 
 /// Locks of the server's lock manager.
 #[derive(Debug)]
@@ -52,22 +51,25 @@ impl SessionLock for Advisory {
             )
             .bind(ask.key.as_str())
             .bind(milliseconds(ask.ttl).to_string())
-            .bind(whoami())
+            .bind(&*ask.who)
             .bind(&ask.note);
             if let Some(fence) = taking.fetch_optional(&mut *wire).await? {
                 return Ok(Taken::Fenced(fence));
             }
         }
-        let fence: Option<i64> =
-            sqlx::query_scalar("SELECT lockkeeper_advise($1, $2, $3, $4, $5, $6)")
-                .bind(ask.key.as_str())
-                .bind(ask.read)
-                .bind(wait)
-                .bind(milliseconds(ask.ttl))
-                .bind(whoami())
-                .bind(&ask.note)
-                .fetch_one(wire)
-                .await?;
+        let fence: Option<i64> = sqlx::query_scalar(
+            "SELECT lockkeeper_advise($1, $2, $3, $4, $5, $6)
+                 FROM set_config('application_name', $7, false)",
+        )
+        .bind(ask.key.as_str())
+        .bind(ask.read)
+        .bind(wait)
+        .bind(milliseconds(ask.ttl))
+        .bind(&*ask.who)
+        .bind(&ask.note)
+        .bind(application_name(ask))
+        .fetch_one(wire)
+        .await?;
         Ok(match fence {
             None => Taken::Busy,
             Some(0) => Taken::Unfenced,
@@ -83,7 +85,7 @@ impl SessionLock for Advisory {
         let fence: Option<i64> =
             sqlx::query_scalar("SELECT lockkeeper_bind($1, pg_backend_pid(), false, $2, $3)")
                 .bind(ask.key.as_str())
-                .bind(whoami())
+                .bind(&*ask.who)
                 .bind(&ask.note)
                 .fetch_one(&mut holder.wire)
                 .await?;
@@ -107,6 +109,23 @@ impl SessionLock for Advisory {
             }
         };
         sqlx::query_scalar(giving).bind(number(&ask.key)).fetch_one(wire).await
+    }
+
+    async fn ask(wire: &mut PgConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
+        let asking = sqlx::query(
+            "UPDATE lockkeeper_last SET who = CASE WHEN who LIKE 'asked %' THEN who ELSE 'asked ' || who END
+             WHERE key = $1 AND pid = $2",
+        );
+        let asked = asking.bind(key.as_str()).bind(holder as i32).execute(wire).await?;
+        Ok(asked.rows_affected() > 0)
+    }
+
+    async fn is_asked(wire: &mut PgConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
+        let looking = sqlx::query_scalar(
+            "SELECT EXISTS (
+               SELECT FROM lockkeeper_last WHERE key = $1 AND pid = $2 AND who LIKE 'asked %')",
+        );
+        looking.bind(key.as_str()).bind(holder as i32).fetch_one(wire).await
     }
 
     async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
@@ -146,15 +165,16 @@ pub(super) fn seen(row: &PgRow) -> sqlx::Result<Seen> {
     let (holds, shared): (bool, bool) = (row.try_get("holds")?, row.try_get("shared")?);
     let (number, last): (i64, i64) = (row.try_get("number")?, row.try_get("fence")?);
     let age: Option<i64> = row.try_get("age")?;
+    let mode = if shared { Mode::Read } else { Mode::Mutex };
     let entry = Entry {
-        identity: number.to_string(),
-        mode: if shared { Mode::Read } else { Mode::Mutex },
-        who: row.try_get("who")?,
         note: row.try_get("note")?,
         since: age.and_then(since),
-        left: None,
         fence: holds.then(|| fence(last)),
-        slots: Vec::new(),
+        ..Entry::new(number.to_string(), mode)
+    };
+    let entry = match row.try_get::<Option<String>, _>("who")? {
+        Some(who) => entry.by(unmarked(&who)),
+        None => entry,
     };
     let session = Session { number, mark: row.try_get("mark")? };
     Ok(Seen { key: row.try_get("key")?, session, holds, last, entry })
@@ -165,6 +185,11 @@ fn number(key: &Key) -> i64 {
     let hash = Sha256::digest(format!("lockkeeper:{key}"));
     let (first, _) = hash.split_first_chunk().expect("a hash is longer than that");
     i64::from_be_bytes(*first)
+}
+
+/// Who waits or reads, which nothing else tells. The server cuts it off after 63 bytes.
+pub(super) fn application_name(ask: &Ask) -> String {
+    format!("lockkeeper {}", ask.who)
 }
 
 /// After how much silence the server ends a session.

@@ -24,7 +24,6 @@ use crate::engines::sql::{
 };
 use crate::error::Result;
 use crate::key::Key;
-use crate::owner::whoami;
 
 /// Claims, as [`Row`] reads them.
 macro_rules! claims {
@@ -168,6 +167,29 @@ impl LeaseTable for Leases {
         let rows = self.sending().tell(wire, breaking, &[Value::Text(key.as_str())]).await?;
         rows.iter().map(Row::from_row).collect()
     }
+
+    async fn ask(&self, wire: &mut PgConnection, key: &Key) -> sqlx::Result<()> {
+        let asking = "WITH alone AS (
+               UPDATE lockkeeper_lock SET who = 'asked ' || who
+               WHERE key = $1 AND token <> '' AND who NOT LIKE 'asked %')
+             UPDATE lockkeeper_claim SET who = 'asked ' || who
+             WHERE key = $1 AND fence IS NOT NULL AND who NOT LIKE 'asked %'";
+        self.sending().ask(wire, asking, &[Value::Text(key.as_str())]).await.map(drop)
+    }
+
+    async fn is_asked(
+        &self,
+        wire: &mut PgConnection,
+        key: &Key,
+        token: &str,
+    ) -> sqlx::Result<bool> {
+        let looking = "SELECT EXISTS (
+               SELECT FROM lockkeeper_lock WHERE key = $1 AND token = $2 AND who LIKE 'asked %'
+               UNION ALL
+               SELECT FROM lockkeeper_claim WHERE key = $1 AND token = $2 AND who LIKE 'asked %')";
+        let values = [Value::Text(key.as_str()), Value::Text(token)];
+        only(&self.sending().ask(wire, looking, &values).await?)?.try_get(0)
+    }
 }
 
 impl Leases {
@@ -204,7 +226,7 @@ impl Leases {
             Value::Text(&ask.identity),
             Value::Text(request.mode.kind()),
             Value::Number(micros(request.ttl)),
-            Value::Text(&whoami()),
+            Value::Text(&request.who),
             Value::Maybe(note.as_deref()),
         ];
         let rows = self.sending().ask(wire, taking, &values).await?;
@@ -227,7 +249,7 @@ impl Leases {
             Value::Number(micros(request.ttl)),
             Value::Number(stay),
             Value::Text(self.listener.as_ref().map_or(NO_CHANNEL, Listener::channel)),
-            Value::Text(&whoami()),
+            Value::Text(&request.who),
             Value::Maybe(note.as_deref()),
         ];
         let rows = self.sending().tell(wire, asking, &values).await?;

@@ -6,11 +6,11 @@
 use async_trait::async_trait;
 use sqlx::postgres::PgConnection;
 
-use super::advisory::{milliseconds, seen};
+use super::advisory::{Advisory, application_name, milliseconds, seen};
 use super::connect::NAME;
 use crate::engine::{Guarantees, Query, Support};
 use crate::engines::sql::{Ask, Dedicated, Marked, Seen, SessionLock, Taken, promises};
-use crate::owner::whoami;
+use crate::key::Key;
 
 /// Locks on rows.
 #[derive(Debug)]
@@ -31,10 +31,14 @@ impl SessionLock for Rows {
     async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
         loop {
             sqlx::query("BEGIN").execute(&mut *wire).await?;
-            let held: Option<bool> = sqlx::query_scalar("SELECT lockkeeper_hold($1, $2, $3)")
+            let holding = sqlx::query_scalar(
+                "SELECT lockkeeper_hold($1, $2, $3) FROM set_config('application_name', $4, false)",
+            );
+            let held: Option<bool> = holding
                 .bind(ask.key.as_str())
                 .bind(wait)
                 .bind(milliseconds(ask.ttl))
+                .bind(application_name(ask))
                 .fetch_one(&mut *wire)
                 .await?;
             if held == Some(true) {
@@ -61,7 +65,7 @@ impl SessionLock for Rows {
             sqlx::query_scalar("SELECT lockkeeper_mark($1, $2::integer, $3, $4)")
                 .bind(ask.key.as_str())
                 .bind(holder.session.number)
-                .bind(whoami())
+                .bind(&*ask.who)
                 .bind(&ask.note)
                 .fetch_one(apart)
                 .await?;
@@ -76,6 +80,14 @@ impl SessionLock for Rows {
 
     async fn give_back(wire: &mut PgConnection, _: &Ask) -> sqlx::Result<bool> {
         sqlx::query("ROLLBACK").execute(wire).await.map(|_| true)
+    }
+
+    async fn ask(wire: &mut PgConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
+        Advisory::ask(wire, key, holder).await
+    }
+
+    async fn is_asked(wire: &mut PgConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
+        Advisory::is_asked(wire, key, holder).await
     }
 
     /// The transaction that locked a row is named in the row's own header. One waiter waits for that

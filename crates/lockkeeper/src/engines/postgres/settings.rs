@@ -5,7 +5,7 @@ use sqlx::postgres::PgConnectOptions;
 use crate::engines::endpoint::Endpoint;
 use crate::engines::sql;
 use crate::error::{Error, Result};
-use crate::owner::whoami;
+use crate::who::whoami;
 
 /// What a URL says.
 pub(super) struct Settings {

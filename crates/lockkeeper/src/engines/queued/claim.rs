@@ -1,4 +1,4 @@
-//! The protocol: enter the queue, ask whose turn it is, wait for the one ahead, confirm, leave.
+//! The protocol: enter the queue, check whose turn it is, wait for the entry ahead, confirm, leave.
 
 use async_trait::async_trait;
 
@@ -7,16 +7,16 @@ use crate::core::clock::Moment;
 use crate::engine::{Claim, Grant, Released, Request};
 use crate::error::{Error, Result};
 
-/// How often an entry that somebody takes away is made again within one attempt.
+/// How often an entry that disappears is created again within one attempt.
 const TRIES: usize = 4;
 
 /// A claim whose place in the queue is kept by the store.
 #[derive(Debug)]
 pub(in crate::engines) struct QueuedClaim<Q: Queue> {
     pub(in crate::engines) queue: Q,
-    /// Whether it stays in the queue when it is not let in; see [`Request::queue`].
+    /// Whether it stays in the queue if it is not granted; see [`Request::queue`].
     stays: bool,
-    /// What the last look said to wait for. It outlives a wait that is dropped.
+    /// What the last read of the queue said to wait for. It outlives a dropped wait.
     ahead: Option<Q::Ahead>,
 }
 
@@ -51,8 +51,8 @@ impl<Q: Queue> QueuedClaim<Q> {
                 }
             }
         }
-        let reason = "it is taken away as soon as it is there";
-        Err(Error::unreachable(Q::ENGINE, "take a place in the queue", reason))
+        let reason = "its entry is removed as soon as it is created";
+        Err(Error::unreachable(Q::ENGINE, "enter the queue", reason))
     }
 }
 
@@ -67,7 +67,7 @@ impl<Q: Queue> Claim for QueuedClaim<Q> {
         self.ahead = None;
         let answer = self.ask(asked).await;
         if let Err(Error::Conflict { .. }) = &answer {
-            // A claim that is refused is in nobody's way, not even for a moment.
+            // A claim that is refused must not block others, not even for a moment.
             self.queue.leave().await?;
         }
         answer

@@ -1,4 +1,4 @@
-//! What the scripts answer to an attempt, and how a conflict is worded.
+//! The answers of the scripts to an attempt, and the wording of a conflict.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::engine::Mode;
 /// What an attempt learned about when to ask again.
 #[derive(Debug, Default)]
 pub(super) struct Remaining {
-    /// How long the holder may stay; `None` when that is not known.
+    /// How long the holder may stay; `None` if that is unknown.
     pub(super) left: Option<Duration>,
-    /// Whether we are next.
+    /// Whether we are the first waiter.
     pub(super) first: bool,
 }
 
@@ -22,7 +22,7 @@ pub(super) enum Answer {
     Conflict(Vec<String>),
 }
 
-/// Reads an answer; `None` if it is not one.
+/// Parses an answer; `None` if it is malformed.
 pub(super) fn read_answer(value: &Value) -> Option<Answer> {
     let parts = match value {
         Value::Int(fence) => {
@@ -61,12 +61,12 @@ pub(super) fn read_answer(value: &Value) -> Option<Answer> {
     }
 }
 
-/// What is there instead, in words.
+/// Describes what is at the key instead of the lock.
 pub(in crate::engines) fn describe(found: &[String], wanted: Mode) -> String {
     format!("{}, and was asked for as {wanted}", what_is_there(found))
 }
 
-/// What a script says is there, in words.
+/// Describes what a script found at the key.
 pub(in crate::engines) fn what_is_there(found: &[String]) -> String {
     match found {
         [kind, limit] => format!("it is used as a {kind} of {limit}"),

@@ -1,17 +1,18 @@
-//! How commands get onto a connection: at once when there are few, many in one write when there are many.
+//! How commands get onto a connection: each at once if there are few, batched into one write if
+//! there are many.
 //!
-//! A write per command is what most of the time of a busy client and its server goes into. So once
-//! several answers are awaited, commands gather for as long as there are tasks that can run, and then
-//! leave together.
+//! A busy client and its server spend most of their time on one write per command. So once several
+//! answers are outstanding, commands are collected as long as other tasks can run, and then sent
+//! together.
 //!
-//! Calls that wait for replicas always gather, and one `WAIT` at the end of a batch stands for all of
-//! them. The server answers nothing else on this connection while it waits, so the next batch is not
-//! sent before; whatever is asked meanwhile is in it. A call thus waits for two answers of the replicas
-//! at most, however many there are.
+//! Calls that wait for replicas are always batched, and one `WAIT` at the end of a batch covers all
+//! of them. The server answers nothing else on this connection during the `WAIT`, so the next batch
+//! is sent only after it, with all commands that arrived meanwhile. So a call waits for at most two
+//! answers of the replicas, however many calls there are.
 //!
-//! Easy to get wrong: the order. A command must not overtake one that was handed over before it, because
-//! a release goes before the next acquire only by being sent first. So a command is sent directly only
-//! while nothing gathers, and a batch is on its way before the next one is made.
+//! Easy to get wrong: the order. A command must not overtake one that was submitted before it,
+//! because a release precedes the next acquire only by being sent first. So a command is sent
+//! directly only while nothing is collected, and a batch is sent before the next one is built.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -25,10 +26,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::core::acquire::first_poll;
 
-/// With fewer answers awaited than this, a command does not wait for others to join it.
+/// With fewer outstanding answers than this, a command does not wait for others to join it.
 const FEW: usize = 4;
 
-/// The most parcels in one write.
+/// The most calls in one write.
 const MOST: usize = 128;
 
 /// A connection that all tasks share.
@@ -36,46 +37,47 @@ const MOST: usize = 128;
 pub(in crate::engines) struct Batcher {
     connection: MultiplexedConnection,
     timeout: Duration,
-    parcels: mpsc::UnboundedSender<Pending>,
+    calls: mpsc::UnboundedSender<PendingCall>,
     counts: Arc<Counts>,
 }
 
-/// Commands that go together, and who waits for their answers.
-struct Pending {
+/// Commands that belong together, and the receiver of their answers.
+struct PendingCall {
     commands: Vec<Cmd>,
-    /// How many replicas are to have the effect.
+    /// How many replicas must have applied them.
     replicas: u32,
     answers: oneshot::Sender<RedisResult<Answers>>,
 }
 
-/// The answers to all commands of a parcel, and how many replicas have their effect.
+/// The answers to all commands of a call, and how many replicas have applied them.
 type Answers = (Vec<Value>, u32);
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Parcels that are not handed to the connection yet.
+    /// Calls that were not yet handed to the connection.
     gathering: AtomicUsize,
     /// Calls without an answer.
     open: AtomicUsize,
 }
 
 impl Batcher {
-    /// Must be called on the runtime that the connection lives on.
+    /// Must be called on the runtime that drives the connection.
     pub(in crate::engines) fn new(connection: MultiplexedConnection, timeout: Duration) -> Self {
-        let (parcels, coming) = mpsc::unbounded_channel();
+        let (calls, coming) = mpsc::unbounded_channel();
         let counts = Arc::new(Counts::default());
         tokio::spawn(gather(coming, connection.clone(), timeout, counts.clone()));
-        Self { connection, timeout, parcels, counts }
+        Self { connection, timeout, calls, counts }
     }
 
-    /// Sends one command. It has its place in the order after the first poll.
+    /// Sends one command. Its place in the order is fixed after the first poll.
     pub(in crate::engines) async fn send(&self, command: Cmd) -> RedisResult<Value> {
         let open = self.counts.open.fetch_add(1, Ordering::Relaxed);
         let _answered = Answered(&self.counts);
         let value = if open < FEW && self.counts.gathering.load(Ordering::Acquire) == 0 {
             let mut connection = self.connection.clone();
-            // Boxed, because it is large, and every call that carries it would be.
-            within(self.timeout, Box::pin(connection.send_packed_command(&command))).await?
+            // Boxed, because it is large and would enlarge every future that contains it.
+            let sent = Box::pin(async move { connection.send_packed_command(&command).await });
+            within(self.timeout, sent).await?
         } else {
             self.join(vec![command], 0).await?.0.pop().ok_or_else(silent)?
         };
@@ -85,8 +87,8 @@ impl Batcher {
         }
     }
 
-    /// Sends commands that must follow each other, and gives so many replicas time to have their
-    /// effect. An error of one of them is among the answers.
+    /// Sends commands that must follow each other directly, and waits for this many replicas to
+    /// apply them. The error of a single command is among the answers.
     pub(in crate::engines) async fn send_all(
         &self,
         commands: Vec<Cmd>,
@@ -100,13 +102,13 @@ impl Batcher {
     async fn join(&self, commands: Vec<Cmd>, replicas: u32) -> RedisResult<Answers> {
         let (answers, coming) = oneshot::channel();
         self.counts.gathering.fetch_add(1, Ordering::Relaxed);
-        let _ = self.parcels.send(Pending { commands, replicas, answers });
-        // Nobody answers when the runtime of the connection is gone.
+        let _ = self.calls.send(PendingCall { commands, replicas, answers });
+        // There is no answer if the runtime of the connection is gone.
         coming.await.unwrap_or_else(|_| Err(silent()))
     }
 }
 
-/// Takes a call off the count when it is answered or given up.
+/// Decrements the count when a call is answered or dropped.
 struct Answered<'a>(&'a Counts);
 
 impl Drop for Answered<'_> {
@@ -115,24 +117,24 @@ impl Drop for Answered<'_> {
     }
 }
 
-/// The task that sends what gathered. Ends with the pipe.
+/// The task that sends collected commands. Ends with the connection.
 async fn gather(
-    mut parcels: mpsc::UnboundedReceiver<Pending>,
+    mut calls: mpsc::UnboundedReceiver<PendingCall>,
     connection: MultiplexedConnection,
     timeout: Duration,
     counts: Arc<Counts>,
 ) {
     let mut batch = Vec::new();
-    while parcels.recv_many(&mut batch, MOST).await > 0 {
-        // Everyone who can run comes first, and may have something to add.
+    while calls.recv_many(&mut batch, MOST).await > 0 {
+        // All runnable tasks run first, and may add commands.
         tokio::task::yield_now().await;
         while batch.len() < MOST
-            && let Ok(parcel) = parcels.try_recv()
+            && let Ok(call) = calls.try_recv()
         {
-            batch.push(parcel);
+            batch.push(call);
         }
         let count = batch.len();
-        let waits = batch.iter().any(|parcel| parcel.replicas > 0);
+        let waits = batch.iter().any(|call| call.replicas > 0);
         let mut work = Box::pin(deliver(connection.clone(), timeout, std::mem::take(&mut batch)));
         let first = first_poll(&mut work).await;
         counts.gathering.fetch_sub(count, Ordering::Release);
@@ -144,23 +146,23 @@ async fn gather(
                 true
             }
         };
-        // Whoever waits behind a server that does not answer would wait as long again.
+        // Calls that wait behind a server that does not answer would wait as long again.
         if waits && !answered {
             return;
         }
     }
 }
 
-/// Sends a batch and hands the answers out. Whether there were any.
+/// Sends a batch and distributes the answers. Returns whether there were any.
 async fn deliver(
     mut connection: MultiplexedConnection,
     timeout: Duration,
-    batch: Vec<Pending>,
+    batch: Vec<PendingCall>,
 ) -> bool {
     let mut pipeline = Pipeline::with_capacity(batch.len() + 1);
     let mut waiting = Vec::with_capacity(batch.len());
     let mut wanted = 0;
-    for Pending { commands, replicas, answers } in batch {
+    for PendingCall { commands, replicas, answers } in batch {
         wanted = wanted.max(replicas);
         waiting.push((commands.len(), answers));
         for command in commands {

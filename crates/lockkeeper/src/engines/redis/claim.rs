@@ -1,19 +1,21 @@
-//! One try at one lock, from the first attempt to the confirmed release.
+//! One attempt at one lock, from the first request to the confirmed release.
 //!
-//! A plain mutex is a hash and a channel, nothing more. A fair mutex, read-write locks and semaphores
-//! keep a queue in the store, in which a waiter sends a heartbeat every few seconds.
+//! A plain mutex is a hash and a channel, nothing more. A fair mutex, read-write locks and
+//! semaphores keep a queue in the store, in which a waiter sends a heartbeat every few seconds.
 //!
-//! Easy to get wrong: the answer to a release that was sent twice. Our field belongs to one claim, so
-//! a second release can never give away somebody else's lock; but it finds nothing, and that is no loss.
+//! Easy to get wrong: the answer to a release that was sent twice. Our field belongs to one claim,
+//! so a second release can never release the lock of another client; but it finds nothing, and that
+//! is not a loss.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::Value;
+use tokio::time::Instant;
 
 use crate::core::clock::Moment;
-use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request};
+use crate::engine::{Claim, Fence, Grant, Held, Lease, Mode, Released, Request, Signal};
 use crate::error::{Error, Result};
 
 use super::Store;
@@ -24,11 +26,18 @@ use super::layout::{KeyNames, entry, life, millis, record};
 use super::script::{self, Script};
 use super::settings::Layout;
 use super::subscriber::Subscription;
+use super::yielding;
 
 /// How long a silent waiter keeps its place in the queue.
 pub(in crate::engines) const WAITER_LEASE: Duration = Duration::from_secs(6);
 
-/// How long Redisson's clients wait for a waiter before they drop it, by their default.
+/// Whoever waits longer for a mutex without a queue is shown to people who look.
+const SHOWN_AFTER: Duration = Duration::from_millis(100);
+
+/// For how long, unless it asks again: it does so after [`WAITER_LEASE`] at the latest.
+const SHOWN_FOR: Duration = Duration::from_secs(8);
+
+/// How long Redisson's clients wait for a silent waiter before they drop it, by default.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A claim on a lock in Redis.
@@ -44,15 +53,27 @@ pub(in crate::engines) struct RedisClaim {
     own: Option<Subscription>,
     /// Wakes every waiter.
     base: Option<Subscription>,
-    /// Whether a release was sent whose answer did not come.
+    /// Since when it waits for a mutex without a queue.
+    waits: Option<Waits>,
+    /// Whether a release was sent whose answer did not arrive.
     released_once: bool,
+}
+
+/// A wait for a mutex without a queue.
+#[derive(Debug)]
+struct Waits {
+    since: Instant,
+    /// Who waits, as people are shown it.
+    record: String,
+    /// When that was last written, if it was.
+    shown: Option<Instant>,
 }
 
 /// What this claim may have left in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StoreState {
     Nothing,
-    /// A call went out, and its answer did not come in.
+    /// A call was sent, and its answer did not arrive.
     Unknown,
     Queued,
     Held,
@@ -69,11 +90,12 @@ impl RedisClaim {
             remaining: Remaining::default(),
             own: None,
             base: None,
+            waits: None,
             released_once: false,
         }
     }
 
-    /// A claim of which it is not known what it left: its release asks the server.
+    /// A claim of unknown state: its release asks the server.
     pub(in crate::engines) fn unsure(store: Arc<Store>, request: Request) -> Self {
         Self { stored: StoreState::Unknown, ..Self::new(store, request) }
     }
@@ -83,20 +105,20 @@ impl RedisClaim {
         self.request.fair || self.request.mode != Mode::Mutex
     }
 
-    /// Whether two or three server calls do.
+    /// Whether the short script with a few server calls is enough.
     fn is_simple(&self) -> bool {
         self.store.settings.layout == Layout::String
             || (!self.is_queued() && self.request.owner.is_none())
     }
 
-    async fn call(&self, take: bool) -> redis::RedisResult<Reply> {
+    async fn call(&self, take: bool, show: bool) -> redis::RedisResult<Reply> {
         match self.is_simple() {
-            true => self.call_simple(take).await,
-            false => Box::pin(self.call_queued(take)).await,
+            true => self.call_simple(take, show).await,
+            false => Box::pin(self.call_queued(take, show)).await,
         }
     }
 
-    async fn call_simple(&self, take: bool) -> redis::RedisResult<Reply> {
+    async fn call_simple(&self, take: bool, show: bool) -> redis::RedisResult<Reply> {
         let (request, settings) = (&self.request, &self.store.settings);
         let string = settings.layout == Layout::String;
         let field = if string { request.token.to_string() } else { request.identity() };
@@ -106,21 +128,27 @@ impl RedisClaim {
                 if string { &script::STRING_RELEASE } else { &script::MUTEX_RELEASE };
             let channel = self.simple_channel();
             let args = [field.as_str(), &channel, self.store.publish()];
-            let call = Call { script, keys: &[lock], args: &args, hinted: false, replicas: 0 };
-            return self.store.servers.call(self.names.slot(), call).await;
+            let keys = match show {
+                true => vec![lock, self.names.waiters()],
+                false => vec![lock],
+            };
+            let call = Call { script, keys: &keys, args: &args, hinted: false, replicas: 0 };
+            return self.store.servers.call(self.names.slot(), &call).await;
         }
         let script: &'static Script = if string { &script::STRING } else { &script::MUTEX };
         let mut keys = vec![lock, self.names.state()];
         keys.extend(settings.redisson_fence.then(|| self.names.token()));
         let (life, ttl) = (millis(life(request.ttl)), millis(request.ttl));
         let record = record(request, &field);
-        let args = [life.as_str(), &ttl, &field, &record];
+        let mut args = vec![life.as_str(), &ttl, &field, &record];
+        let shown = self.shown(take, show);
+        args.extend(shown.iter().map(String::as_str));
         let replicas = settings.replicas;
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
-        self.store.servers.call(self.names.slot(), call).await
+        self.store.servers.call(self.names.slot(), &call).await
     }
 
-    async fn call_queued(&self, take: bool) -> redis::RedisResult<Reply> {
+    async fn call_queued(&self, take: bool, show: bool) -> redis::RedisResult<Reply> {
         let (request, mode) = (&self.request, self.request.mode);
         let mut keys = self.names.queue_keys(mode);
         if mode == Mode::Mutex && self.store.settings.redisson_fence {
@@ -154,6 +182,8 @@ impl RedisClaim {
             (take_text, limit_text) = (take.to_string(), limit.to_string());
             args.extend([take_text.as_str(), limit_text.as_str()]);
         }
+        let shown = self.shown(take, show);
+        args.extend(shown.iter().map(String::as_str));
         let script: &'static Script = match (mode, take) {
             (Mode::Mutex, true) => &script::QUEUE_MUTEX,
             (Mode::Mutex, false) => &script::QUEUE_MUTEX_RELEASE,
@@ -166,10 +196,10 @@ impl RedisClaim {
         };
         let replicas = if take { self.store.settings.replicas } else { 0 };
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
-        self.store.servers.call(self.names.slot(), call).await
+        self.store.servers.call(self.names.slot(), &call).await
     }
 
-    /// The channel on which a lock without a queue announces its release.
+    /// The channel on which the release of a lock without a queue is published.
     fn simple_channel(&self) -> String {
         match self.store.settings.layout {
             Layout::String => self.names.string_channel(),
@@ -177,9 +207,27 @@ impl RedisClaim {
         }
     }
 
-    /// Whether this client is one of those who heard of a release.
+    /// Whether this client is one of the subscribers that received the release.
     async fn hears_itself(&self, found: i64) -> bool {
         found > 1 && self.store.servers.hears(self.names.slot(), &self.simple_channel()).await
+    }
+
+    /// What a script is told of a waiter that is shown, or was: for how long, and its record.
+    fn shown(&self, take: bool, show: bool) -> Vec<String> {
+        match &self.waits {
+            Some(Waits { shown: Some(_), record, .. }) => {
+                vec![millis(if take && show { SHOWN_FOR } else { Duration::ZERO }), record.clone()]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether it is to be shown among the waiters by the next attempt.
+    fn is_to_be_shown(&self) -> bool {
+        self.waits.as_ref().is_some_and(|waits| match waits.shown {
+            None => waits.since.elapsed() >= SHOWN_AFTER,
+            Some(shown) => shown.elapsed() >= WAITER_LEASE / 2,
+        })
     }
 
     fn entry(&self) -> String {
@@ -190,7 +238,7 @@ impl RedisClaim {
         format!("{what} {:?}", self.request.key)
     }
 
-    /// Refuses what cannot be stored, before any I/O.
+    /// Refuses before any I/O what cannot be stored.
     fn check(&self) -> Result<()> {
         let id = self.request.owner.as_ref().map_or("", |owner| owner.id());
         if matches!(id, "mode" | "limit" | "taken") || id.ends_with(":write") {
@@ -210,7 +258,7 @@ impl RedisClaim {
         let base = match (string, mode) {
             (true, _) => Some(self.names.string_channel()),
             (_, Mode::Permits { .. }) => None,
-            // Those further behind are told by whoever goes before them.
+            // Waiters further behind are woken by the one ahead of them.
             _ if queued && !self.remaining.first => None,
             _ => Some(self.names.base_channel(mode)),
         };
@@ -236,11 +284,16 @@ impl RedisClaim {
     /// How long to wait without a message.
     fn patience(&self) -> Duration {
         let longest = match (self.store.settings.layout, self.is_queued()) {
-            // Foreign clients do not tell of their releases.
+            // Foreign clients do not publish their releases.
             (Layout::String, _) => Duration::from_millis(fastrand::u64(50..200)),
-            // To be heard of while the lease of our place lasts.
+            // Heartbeat while the lease of our place lasts.
             (_, true) => WAITER_LEASE / 3,
-            _ => WAITER_LEASE,
+            _ => match &self.waits {
+                Some(Waits { since, shown: None, .. }) => {
+                    SHOWN_AFTER.saturating_sub(since.elapsed())
+                }
+                _ => WAITER_LEASE,
+            },
         };
         match self.remaining.left {
             Some(left) if self.remaining.first || !self.is_queued() => {
@@ -249,14 +302,14 @@ impl RedisClaim {
             _ => longest,
         }
     }
-}
-
-#[async_trait]
-impl Claim for RedisClaim {
-    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
-        self.check()?;
-        let before = std::mem::replace(&mut self.stored, StoreState::Unknown);
-        let reply = self.call(true).await.map_err(|error| sort(self.doing("acquire"), error))?;
+    /// Interprets the answer to an attempt. Separate from the attempt, because whatever a future
+    /// keeps across an await makes it larger, and the allocator is slower above 1 KiB.
+    fn answered(
+        &mut self,
+        reply: Reply,
+        before: StoreState,
+        asked: Moment,
+    ) -> Result<Option<Grant>> {
         let answer = read_answer(&reply.value)
             .ok_or_else(|| garbage(self.doing("acquire"), &reply.value))?;
         match answer {
@@ -273,17 +326,16 @@ impl Claim for RedisClaim {
             }
             Answer::Granted { fence, slots, minted } => {
                 self.stored = StoreState::Held;
-                (self.own, self.base) = (None, None);
-                let wanted = self.store.settings.replicas;
-                if reply.replicas < wanted {
-                    self.release().await?;
-                    let few = format!("{} of {wanted} replicas have it", reply.replicas);
-                    return Err(Error::unreachable(NAME, self.doing("acquire"), few));
-                }
-                if minted && !self.store.settings.redisson_fence {
+                (self.own, self.base, self.waits) = (None, None, None);
+                let settings = &self.store.settings;
+                if minted && !settings.redisson_fence && reply.replicas >= settings.replicas {
                     reply.learn(fence);
                 }
-                let held = RedisHeld { replicas: (wanted > 0).then_some(reply.replicas) };
+                let held = RedisHeld {
+                    store: self.store.clone(),
+                    lease: Lease::of(&self.request),
+                    replicas: (settings.replicas > 0).then_some(reply.replicas),
+                };
                 Ok(Some(Grant {
                     fence: Fence::new(fence),
                     slots,
@@ -294,8 +346,38 @@ impl Claim for RedisClaim {
             }
         }
     }
+}
+
+#[async_trait]
+impl Claim for RedisClaim {
+    async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
+        self.check()?;
+        let before = std::mem::replace(&mut self.stored, StoreState::Unknown);
+        let show = self.is_to_be_shown();
+        if let Some(waits) = self.waits.as_mut().filter(|_| show) {
+            waits.shown = Some(Instant::now());
+        }
+        let reply =
+            self.call(true, show).await.map_err(|error| sort(self.doing("acquire"), error))?;
+        let (replicas, wanted) = (reply.replicas, self.store.settings.replicas);
+        let grant = self.answered(reply, before, asked)?;
+        if grant.is_some() && replicas < wanted {
+            self.release().await?;
+            let few = format!("{replicas} of {wanted} replicas have it");
+            return Err(Error::unreachable(NAME, self.doing("acquire"), few));
+        }
+        Ok(grant)
+    }
 
     async fn wait(&mut self) -> Result<()> {
+        let hash = self.store.settings.layout == Layout::Hash;
+        if !self.is_queued() && self.request.queue && hash {
+            self.waits.get_or_insert_with(|| Waits {
+                since: Instant::now(),
+                record: record(&self.request, &self.request.identity()),
+                shown: None,
+            });
+        }
         let patience = self.patience();
         let told = async {
             self.listen().await?;
@@ -315,21 +397,24 @@ impl Claim for RedisClaim {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        if self.stored == StoreState::Nothing {
+        let shown = self.waits.as_ref().is_some_and(|waits| waits.shown.is_some());
+        if self.stored == StoreState::Nothing && !shown {
             return Ok(Released::Yes);
         }
         let again = std::mem::replace(&mut self.released_once, true);
-        let reply = self.call(false).await.map_err(|error| sort(self.doing("release"), error))?;
+        let reply =
+            self.call(false, shown).await.map_err(|error| sort(self.doing("release"), error))?;
         let Value::Int(found) = reply.value else {
             return Err(garbage(self.doing("release"), &reply.value));
         };
         let held = std::mem::replace(&mut self.stored, StoreState::Nothing) == StoreState::Held;
-        self.released_once = false;
-        // Only a hold that was there for certain can be gone.
+        (self.released_once, self.waits) = (false, None);
+        // Only a hold that certainly existed can be gone.
         if found == 0 && held && !again {
             return Ok(Released::AlreadyGone);
         }
-        // A plain mutex counts those who heard of its release, among them perhaps this client.
+        // The release of a plain mutex returns the number of subscribers that received it, which
+        // may include this client.
         let wanted = found > 1 + i64::from(self.hears_itself(found).await);
         Ok(if wanted { Released::Wanted } else { Released::Yes })
     }
@@ -338,10 +423,22 @@ impl Claim for RedisClaim {
 /// What is known of a lock that is held.
 #[derive(Debug)]
 struct RedisHeld {
+    store: Arc<Store>,
+    lease: Lease,
     replicas: Option<u32>,
 }
 
 impl Held for RedisHeld {
+    fn yield_requested(&self) -> Option<Signal> {
+        let (names, token) = (self.store.names(&self.lease.key), self.lease.token.to_string());
+        let identity = self.lease.owner.as_ref().map_or(token.as_str(), |owner| owner.id());
+        let field = match self.store.settings.layout {
+            Layout::String => token.clone(),
+            Layout::Hash => entry(identity, &token, self.lease.mode),
+        };
+        Some(yielding::asked(self.store.clone(), names, field))
+    }
+
     fn replicas(&self) -> Option<u32> {
         self.replicas
     }

@@ -1,13 +1,14 @@
-//! A Cluster: which server has which slot, and how to follow when slots move.
+//! A Cluster: which server owns which slot, and how to follow slots that move.
 //!
-//! The map is asked for again when a server says that a slot has moved, and after a connection broke.
-//! A call is redirected a few times at most; what still fails then is the core's to repeat, with the
+//! The slot map is read again when a server reports that a slot has moved, and after a connection
+//! broke. A call follows only a few redirections; if it still fails, the core repeats it with the
 //! same token.
 //!
-//! Easy to get wrong: a slot that is moving. Its old server creates no keys in it any more, its new one
-//! refuses calls with several keys unless all of them exist there, and a lock is several keys of which
-//! most do not exist. So a call that meets such a slot first moves the keys that it uses, as whoever
-//! moves the slot would, and then runs at the new server with a single key to be looked at.
+//! Easy to get wrong: a slot that is being migrated. Its old server no longer creates keys in it.
+//! Its new server refuses calls with several keys unless all of them exist there, and a lock
+//! consists of several keys, most of which do not exist. So a call that meets such a slot first
+//! migrates the keys it uses, as the migration itself would, and then runs at the new server with a
+//! single declared key.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,10 +23,10 @@ use super::connector::{ConnectOptions, Connector};
 use super::error::{code, is_fatal};
 use super::layout::{SLOTS, stem_of};
 
-/// How often one call follows a redirection.
+/// How many redirections one call follows.
 const REDIRECTIONS: usize = 5;
 
-/// Topology that share the slots among them.
+/// Servers that share the slots.
 #[derive(Debug)]
 pub(in crate::engines) struct Cluster {
     seeds: Vec<(String, u16)>,
@@ -38,14 +39,14 @@ pub(in crate::engines) struct Cluster {
 #[derive(Debug, Default)]
 struct Map {
     links: HashMap<(String, u16), Arc<Connection>>,
-    /// One per slot; empty before the map was asked for.
+    /// One per slot; empty before the map was read.
     owners: Vec<Option<Arc<Connection>>>,
-    /// Counts the maps, so that of many who want a newer one only the first asks for it.
+    /// The version of the map, so that of many tasks that want a newer one only the first reads it.
     version: u64,
 }
 
 impl Cluster {
-    /// A Cluster that some of its servers lead to.
+    /// A Cluster, reached through some of its servers.
     pub(in crate::engines) fn new(seeds: Vec<(String, u16)>, options: ConnectOptions) -> Self {
         Self {
             seeds,
@@ -56,8 +57,8 @@ impl Cluster {
         }
     }
 
-    /// Calls a script at the server that has the slot.
-    pub(in crate::engines) async fn call(&self, slot: u16, call: Call<'_>) -> RedisResult<Reply> {
+    /// Calls a script at the server that owns the slot.
+    pub(in crate::engines) async fn call(&self, slot: u16, call: &Call<'_>) -> RedisResult<Reply> {
         let mut link = self.owner(slot).await?;
         let mut trouble = None;
         for _ in 0..REDIRECTIONS {
@@ -83,14 +84,15 @@ impl Cluster {
         Err(trouble.unwrap_or_else(silent))
     }
 
-    /// Calls a script of whose keys some may be at the old server of a slot and some at the new one.
+    /// Calls a script some of whose keys may be at the old server of a slot and some at the new
+    /// one.
     ///
-    /// After they were moved the old server has none of them, and it will not make any. If they
-    /// cannot be moved, `trouble` is what the caller is told: it passes when the slot has moved.
+    /// Once they are migrated, the old server has none of them and will not create any. If they
+    /// cannot be migrated, `trouble` is returned: it passes when the slot has moved.
     async fn call_while_moving(
         &self,
         old: &Connection,
-        call: Call<'_>,
+        call: &Call<'_>,
         trouble: RedisError,
     ) -> RedisResult<Reply> {
         let Some(address) = self.destination(old, call.keys, &trouble).await else {
@@ -126,7 +128,7 @@ impl Cluster {
         new.call_asking(call).await
     }
 
-    /// Where a slot is moving to.
+    /// The server that a slot is being migrated to.
     async fn destination(
         &self,
         old: &Connection,
@@ -136,13 +138,13 @@ impl Cluster {
         if let Some((_, address)) = redirection(error) {
             return Some(address);
         }
-        // A name in the slot that nobody uses: the old server knows where it would be.
+        // An unused name in the slot: the old server redirects it.
         let nobody = format!("{}:nobody", keys.iter().find(|key| stem_of(key).is_some())?);
         let answer = old.command(redis::cmd("EXISTS").arg(nobody)).await;
         redirection(&answer.err()?).map(|(_, address)| address)
     }
 
-    /// The server that has a slot.
+    /// The server that owns a slot.
     pub(in crate::engines) async fn owner(&self, slot: u16) -> RedisResult<Arc<Connection>> {
         if self.stale.load(Ordering::Relaxed) {
             self.refresh().await?;
@@ -154,7 +156,7 @@ impl Cluster {
         })
     }
 
-    /// Every server that has slots.
+    /// Every server that owns slots.
     pub(in crate::engines) async fn owners(&self) -> RedisResult<Vec<Arc<Connection>>> {
         self.owner(0).await?;
         let mut owners: Vec<Arc<Connection>> = Vec::new();
@@ -179,7 +181,7 @@ impl Cluster {
             return Ok(());
         }
         let known: Vec<_> = self.lock().links.keys().cloned().collect();
-        // All at once, because one that does not answer takes its time.
+        // All at once, because a server that does not answer takes the whole timeout.
         let mut asked = JoinSet::new();
         for address in known.into_iter().chain(self.seeds.clone()) {
             let link = self.link(address.clone());
@@ -198,7 +200,8 @@ impl Cluster {
         Err(trouble)
     }
 
-    /// Takes over a new map. `asked` is the host that gave it, for servers that do not name themselves.
+    /// Adopts a new map. `asked` is the host that returned it, for servers that do not name
+    /// themselves.
     fn adopt(&self, asked: &str, answer: Value) -> RedisResult<()> {
         let ranges = Vec::<Vec<Value>>::from_redis_value(answer)?;
         let mut owners = vec![None; usize::from(SLOTS)];
@@ -240,7 +243,7 @@ impl Cluster {
     }
 }
 
-/// The fields of a lock, wherever it is by now.
+/// The fields of a lock, at whichever server it is by now.
 async fn fields(
     old: &Connection,
     new: &Connection,
@@ -253,18 +256,18 @@ async fn fields(
         answer => answer,
     };
     match fields {
-        // Something else is there, and has no readers.
+        // Something else is at the key, and has no readers.
         Err(error) if code(&error) == Some("WRONGTYPE") => Ok(HashMap::new()),
         fields => Ok(HashMap::from_redis_value(fields?)?),
     }
 }
 
-/// Whether an error shows that the slot is moving.
+/// Whether an error shows that the slot is being migrated.
 fn is_moving(error: &RedisError) -> bool {
     matches!(code(error), Some("ASK" | "TRYAGAIN"))
 }
 
-/// Where a server sends us, and whether for this one call only.
+/// The server we are redirected to, and whether for this one call only.
 fn redirection(error: &RedisError) -> Option<(bool, (String, u16))> {
     let once = match error.code()? {
         "ASK" => true,

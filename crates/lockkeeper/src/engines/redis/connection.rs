@@ -1,10 +1,10 @@
-//! One server: a connection for commands that all tasks share, made again when it breaks.
+//! One server: a connection for commands that all tasks share, reconnected when it breaks.
 //!
-//! Easy to get wrong: a call must have its place in the order after its first poll whenever there is a
-//! connection, because a release goes before the next acquire only by being sent first. So the current
-//! connection is behind a plain mutex, and nothing is awaited before the command is handed over.
+//! Easy to get wrong: if there is a connection, a call must have its place in the order after its
+//! first poll, because a release precedes the next acquire only by being sent first. So the current
+//! connection is behind a plain mutex, and nothing is awaited before the command is submitted.
 //!
-//! What a server answers after the sentinels began to replace it does not count, whatever it is.
+//! Once the sentinels have begun to replace a server, its answers do not count.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -19,10 +19,10 @@ use super::error::{code, is_fatal};
 use super::script::Script;
 use super::subscriber::Subscriber;
 
-/// A fence counter that is this far behind the server's clock is set by the clock.
+/// A fence counter that is this far behind the server's clock is set to the clock.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// More commands than this wait for a place in the connection's buffer.
+/// Further commands wait for space in the connection's buffer.
 const BUFFER: usize = 4096;
 
 /// A call of a script.
@@ -31,22 +31,23 @@ pub(in crate::engines) struct Call<'a> {
     pub(in crate::engines) script: &'static Script,
     pub(in crate::engines) keys: &'a [String],
     pub(in crate::engines) args: &'a [&'a str],
-    /// Whether the first argument is to be the [hint](Session::hint) by which a script trusts its fence counter.
+    /// Whether the first argument is the [hint](Session::hint) by which a script trusts its fence
+    /// counter.
     pub(in crate::engines) hinted: bool,
-    /// How many replicas are to have the effect.
+    /// How many replicas must have applied the call.
     pub(in crate::engines) replicas: u32,
 }
 
-/// An answer, and the connection that it came by.
+/// An answer, and the connection it came from.
 pub(in crate::engines) struct Reply {
     pub(in crate::engines) value: Value,
-    /// How many replicas have the effect, if that was asked.
+    /// How many replicas have applied the call, if that was requested.
     pub(in crate::engines) replicas: u32,
     session: Arc<Session>,
 }
 
 impl Reply {
-    /// A fence that was minted for this call: the server's clock is at least there.
+    /// Records a fence that was created for this call: the server's clock is at least that far.
     pub(in crate::engines) fn learn(&self, fence: u64) {
         if let Some(stamp) = &self.session.stamp {
             let _ = stamp.set((fence, Instant::now()));
@@ -54,38 +55,38 @@ impl Reply {
     }
 }
 
-/// The way to one server.
+/// The connection to one server.
 #[derive(Debug)]
 pub(in crate::engines) struct Connection {
     connector: Connector,
-    /// Whether the server is the only one that ever has its locks.
+    /// Whether no other server can ever have its locks.
     single_server: bool,
     session: Mutex<Option<Arc<Session>>>,
     dialing: tokio::sync::Mutex<()>,
-    /// Listens to the same server, and has to look for it again when we do.
+    /// Listens to the same server, and has to find it again when we do.
     subscriber: Arc<Subscriber>,
 }
 
-/// One connection, and what is known of the server behind it.
+/// One connection, and what is known of its server.
 #[derive(Debug)]
 pub(in crate::engines) struct Session {
     batcher: Batcher,
     generation: u64,
-    /// The first fence that was given over this connection, and when it came.
+    /// The first fence that was granted over this connection, and when it arrived.
     ///
-    /// A server that came back is only reached by a new connection. So a counter that is not behind
-    /// this one was moved by that server since, and lost nothing. Where another server may have the
-    /// lock at the same time, as around a failover, only the clock orders their fences, and there is
-    /// no stamp.
+    /// A restarted server is only reached by a new connection. So a counter that is not below this
+    /// fence was written by the running server and has lost nothing. If another server may have the
+    /// lock at the same time, as around a failover, only the clock orders their fences, and there
+    /// is no stamp.
     stamp: Option<OnceLock<(u64, Instant)>>,
-    /// Which server of several this is, and under which configuration of theirs.
+    /// Which of several servers this is, and in which configuration.
     origin: String,
-    /// The bits of the scripts that the server has seen.
+    /// The bits of the scripts that the server has cached.
     known: AtomicU32,
 }
 
 impl std::fmt::Display for Connection {
-    /// Where it leads.
+    /// The address of the server.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}", self.connector)
     }
@@ -96,7 +97,7 @@ impl Connection {
         Self { single_server: connector.is_fixed(), ..Self::one_of_many(connector) }
     }
 
-    /// A server that may take locks over from others, and others from it.
+    /// A server that may take over locks from others, and others from it.
     pub(in crate::engines) fn one_of_many(connector: Connector) -> Self {
         let subscriber = Arc::new(Subscriber::new(connector.clone()));
         let (session, dialing) = (Mutex::default(), tokio::sync::Mutex::default());
@@ -109,21 +110,22 @@ impl Connection {
     }
 
     /// Calls a script.
-    pub(in crate::engines) async fn call(&self, call: Call<'_>) -> RedisResult<Reply> {
+    pub(in crate::engines) async fn call(&self, call: &Call<'_>) -> RedisResult<Reply> {
         let session = match self.current() {
             Some(session) => session,
-            // Boxed, as is all that is rare: whatever a call might do, every call has to carry.
+            // Boxed, like everything rare: every call has to reserve space for whatever it might
+            // do.
             None => Box::pin(self.connect()).await?,
         };
-        let answer = self.judge(&session, session.call(&call).await);
+        let answer = self.judge(&session, session.call(call).await);
         answer.map(|(value, replicas)| Reply { value, replicas, session })
     }
 
-    /// Calls a script on a server that is about to own its slot, and has all keys of the lock that
-    /// there are.
-    pub(in crate::engines) async fn call_asking(&self, call: Call<'_>) -> RedisResult<Reply> {
+    /// Calls a script on a server that is importing the slot, and has all existing keys of the
+    /// lock.
+    pub(in crate::engines) async fn call_asking(&self, call: &Call<'_>) -> RedisResult<Reply> {
         let session = self.connect().await?;
-        let commands = vec![redis::cmd("ASKING"), session.command(&call, How::Importing)];
+        let commands = vec![redis::cmd("ASKING"), session.command(call, How::Importing)];
         let answer = self.judge(&session, session.ask(commands, call.replicas).await);
         answer.map(|(value, replicas)| Reply { value, replicas, session })
     }
@@ -134,7 +136,7 @@ impl Connection {
         self.judge(&session, session.batcher.send(command.clone()).await)
     }
 
-    /// Sends any other command to a server that is about to own its slot.
+    /// Sends any other command to a server that is importing the slot.
     pub(in crate::engines) async fn command_asking(&self, command: Cmd) -> RedisResult<Value> {
         let session = self.connect().await?;
         let answer = session.ask(vec![redis::cmd("ASKING"), command], 0).await;
@@ -159,7 +161,7 @@ impl Connection {
         let timeout = self.connector.timeout();
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(timeout))
-            // Counted here, so that a call that waits for replicas may take longer.
+            // The timeout is applied here, so that a call that waits for replicas may take longer.
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFER);
         let connecting = self.connector.connect(config, ProtocolVersion::RESP2);
@@ -173,14 +175,15 @@ impl Connection {
             known: AtomicU32::new(0),
         });
         if !self.connector.is_current(generation) {
-            // Its origin may be that of its successor.
+            // Its origin may already be that of its successor.
             return Err(replaced());
         }
         *self.lock() = Some(session.clone());
         Ok(session)
     }
 
-    /// Passes an answer on if it counts. Hangs up when it shows that the connection is of no more use.
+    /// Returns an answer if it counts. Disconnects if the answer shows that the connection is
+    /// unusable.
     fn judge<T>(&self, session: &Arc<Session>, answer: RedisResult<T>) -> RedisResult<T> {
         let outdated = !self.connector.is_current(session.generation);
         if (outdated || answer.as_ref().is_err_and(is_fatal))
@@ -208,23 +211,23 @@ impl Connection {
 enum How {
     BySha,
     ByText,
-    /// With one key for the server to look at. A server that imports a slot refuses a call with
-    /// several keys while one of them does not exist, and few locks have all that they might have.
+    /// With one declared key. A server that is importing a slot refuses a call with several keys if
+    /// one of them does not exist, and few locks have all the keys they might have.
     Importing,
 }
 
-/// Gives a script the keys that were passed as arguments.
+/// Moves the keys that were passed as arguments back into `KEYS`.
 const KEYS_FROM_ARGUMENTS: &str =
     "for _ = 1, tonumber(table.remove(ARGV, 1)) do KEYS[#KEYS + 1] = table.remove(ARGV, 1) end\n";
 
 impl Session {
     async fn call(&self, call: &Call<'_>) -> RedisResult<(Value, u32)> {
-        // The first call of a script brings its text, so that the next one, which may already be on
-        // the wire before the answer to this one comes, cannot overtake it.
+        // The first call of a script includes its text, so that the next one, which may be on the
+        // wire before this one is answered, cannot overtake it.
         let known = self.known.load(Ordering::Relaxed) & call.script.bit != 0;
         let how = if known { How::BySha } else { How::ByText };
         let answer = match self.send(call, how).await {
-            // The server was told to forget its scripts.
+            // The server's script cache was flushed.
             Err(error) if code(&error) == Some("NOSCRIPT") => {
                 self.known.store(0, Ordering::Relaxed);
                 Box::pin(self.send(call, How::ByText)).await
@@ -245,7 +248,7 @@ impl Session {
         }
     }
 
-    /// The answer to the last of some commands, and how many replicas have their effect.
+    /// The answer to the last of several commands, and how many replicas have applied them.
     async fn ask(&self, commands: Vec<Cmd>, replicas: u32) -> RedisResult<(Value, u32)> {
         let (mut values, replicas) = self.batcher.send_all(commands, replicas).await?;
         match values.pop() {
@@ -258,7 +261,7 @@ impl Session {
     fn command(&self, call: &Call<'_>, how: How) -> Cmd {
         let size = call.keys.iter().map(String::len).chain(call.args.iter().map(|arg| arg.len()));
         let size: usize = size.sum();
-        // The name of the command, the number of keys and the hint take some more.
+        // Plus the name of the command, the number of keys and the hint.
         let count = call.keys.len() + call.args.len() + 5;
         let mut command = Cmd::with_capacity(count, size + call.script.sha.len() + 64);
         match how {
@@ -280,32 +283,34 @@ impl Session {
             command.arg(others.len()).arg(others);
         }
         if call.hinted {
-            command.arg(self.hint());
+            match &self.stamp {
+                Some(stamp) => command.arg(trusted(stamp.get())),
+                // Not a number but a name: several servers may have the lock, so no counter is
+                // trusted. A counter that was set under another name may be behind fences granted
+                // since.
+                None => command.arg(&self.origin),
+            };
         }
         for arg in call.args {
             command.arg(*arg);
         }
         command
     }
+}
 
-    /// A number: a fence counter below it is not to be trusted. Where several servers may have the
-    /// lock, a name, which is no number: no counter is to be trusted, and one that was moved under
-    /// another name may be behind what was given since.
-    fn hint(&self) -> String {
-        let Some(stamp) = &self.stamp else { return self.origin.clone() };
-        let trusted = match stamp.get() {
-            // Nothing is known: more than any counter, and a number that Lua holds exactly.
-            None => 1 << 53,
-            Some((fence, at)) => {
-                let since = at.elapsed().saturating_sub(SLACK).as_micros();
-                fence.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
-            }
-        };
-        trusted.to_string()
+/// The fence below which a counter of this server is not trusted.
+fn trusted(stamp: Option<&(u64, Instant)>) -> u64 {
+    match stamp {
+        // Nothing is known: higher than any counter, and an integer that Lua represents exactly.
+        None => 1 << 53,
+        Some((fence, at)) => {
+            let since = at.elapsed().saturating_sub(SLACK).as_micros();
+            fence.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
+        }
     }
 }
 
 fn replaced() -> RedisError {
-    let why = "the server that answered may not be the master any more";
+    let why = "the server that answered may no longer be the master";
     std::io::Error::new(std::io::ErrorKind::ConnectionAborted, why).into()
 }

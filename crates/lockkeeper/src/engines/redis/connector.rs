@@ -1,7 +1,7 @@
 //! How to reach a server: its address, or the sentinels that know it; TLS and credentials.
 //!
-//! Every connection belongs to a generation. Once the sentinels replace the master, its generation is
-//! over, and answers that come by it do not count.
+//! Every connection belongs to a generation. Once the sentinels replace the master, its generation
+//! ends, and answers from its connections do not count.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(in crate::engines) struct ConnectOptions {
     pub(in crate::engines) password: Option<String>,
     pub(in crate::engines) database: i64,
     pub(in crate::engines) tls: Option<TlsCertificates>,
-    /// How long a connection or an answer may take.
+    /// The timeout of connecting and of an answer.
     pub(in crate::engines) timeout: Duration,
 }
 
@@ -37,7 +37,7 @@ enum Target {
 }
 
 impl std::fmt::Debug for Connector {
-    /// Shows addresses, never credentials.
+    /// Prints addresses, never credentials.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &*self.target {
             Target::Address { address, .. } => write!(f, "{address}"),
@@ -57,7 +57,7 @@ impl Connector {
         Self { target: Arc::new(Target::Address { address, options: options.clone() }) }
     }
 
-    /// A server behind a socket in the file system.
+    /// A server behind a Unix domain socket.
     pub(in crate::engines) fn unix(path: &str, options: ConnectOptions) -> Self {
         Self {
             target: Arc::new(Target::Address {
@@ -89,7 +89,7 @@ impl Connector {
         }
     }
 
-    /// Whether answers of connections of this generation count.
+    /// Whether answers from connections of this generation count.
     pub(in crate::engines) fn is_current(&self, generation: u64) -> bool {
         match &*self.target {
             Target::Address { .. } => true,
@@ -97,8 +97,8 @@ impl Connector {
         }
     }
 
-    /// Which server this is now, and under which configuration; a server that others take over from is
-    /// another one when it comes back.
+    /// Which server this is now, and in which configuration; a server that others can replace
+    /// counts as another one when it returns.
     pub(super) fn origin(&self) -> String {
         match &*self.target {
             Target::Address { address, .. } => address.to_string(),
@@ -106,7 +106,7 @@ impl Connector {
         }
     }
 
-    /// Until connections of this generation do not count any more.
+    /// Resolves when connections of this generation no longer count.
     pub(in crate::engines) async fn outdated(&self, generation: u64) {
         match &*self.target {
             Target::Address { .. } => std::future::pending().await,
@@ -121,8 +121,8 @@ impl Connector {
         }
     }
 
-    /// Connects. With sentinels, to the master of the moment, and makes sure that it is one.
-    /// Answers the generation of the connection too.
+    /// Connects. With sentinels, to the current master, after checking its role. Returns the
+    /// generation of the connection too.
     pub(in crate::engines) async fn connect(
         &self,
         config: AsyncConnectionConfig,
@@ -144,7 +144,7 @@ impl Connector {
         match role.first() {
             Some(Value::BulkString(role)) if role == b"master" => Ok((connection, generation)),
             _ => {
-                let demoted = format!("{host}:{port} is not the master any more");
+                let demoted = format!("{host}:{port} is no longer the master");
                 Err(std::io::Error::other(demoted).into())
             }
         }

@@ -1,4 +1,4 @@
-//! Looks at a real deployment for what would hurt.
+//! Checks a real deployment for problems.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::connection::Connection;
 use super::error::{code, sort};
 use super::settings::Layout;
 
-/// A difference of clocks that people should know of.
+/// A clock difference that is worth reporting.
 const SKEW: Duration = Duration::from_secs(1);
 
 pub(in crate::engines) async fn doctor(store: &Arc<Store>) -> Result<Vec<Finding>> {
@@ -26,14 +26,14 @@ pub(in crate::engines) async fn doctor(store: &Arc<Store>) -> Result<Vec<Finding
     for server in servers {
         takes_writes &= examine(&server, store, &mut findings).await?;
     }
-    // Where no lock can be taken, why has been said.
+    // If the server takes no writes, the reason has been reported.
     if takes_writes {
         findings.extend(probe(store).await);
     }
     Ok(findings)
 }
 
-/// Looks at one server. False if it takes no writes, or has too few replicas for one.
+/// Checks one server. False if it takes no writes, or has too few replicas for one.
 async fn examine(server: &Connection, store: &Store, findings: &mut Vec<Finding>) -> Result<bool> {
     let asked = SystemTime::now();
     let time =
@@ -143,7 +143,7 @@ async fn examine(server: &Connection, store: &Store, findings: &mut Vec<Finding>
     Ok(takes_writes)
 }
 
-/// How often the server syncs its append-only file, if it says so.
+/// How often the server syncs its append-only file, if it tells us.
 async fn appendfsync(server: &Connection) -> Option<String> {
     let mut get = redis::cmd("CONFIG");
     get.arg("GET").arg("appendfsync");
@@ -152,7 +152,7 @@ async fn appendfsync(server: &Connection) -> Option<String> {
     Some(value)
 }
 
-/// Takes and gives back locks of each kind, which shows whether the rights suffice.
+/// Acquires and releases a lock of each kind, which shows whether the permissions suffice.
 async fn probe(store: &Arc<Store>) -> Vec<Finding> {
     let kinds: &[Mode] = match store.settings.layout {
         Layout::String => &[Mode::Mutex],
@@ -161,7 +161,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
         }
     };
     let mut findings = Vec::new();
-    // One cause is told once, whatever kinds it stops.
+    // Each cause is reported once, with all kinds of lock it affects.
     let mut failures: Vec<(Error, Vec<&str>)> = Vec::new();
     for mode in kinds {
         let mut claim = RedisClaim::new(store.clone(), Request::probe(*mode));
@@ -184,13 +184,13 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
     findings
 }
 
-/// What the server calls the reason why a lock could not be taken or given back.
+/// The server's error code, if a lock could not be acquired or released.
 fn code_of(error: &Error) -> Option<&str> {
     let Error::Engine { source, .. } = error else { return None };
     source.downcast_ref().and_then(code)
 }
 
-/// What two failures have in common that have one cause. Rights may be missing for one kind alone.
+/// What failures with the same cause have in common. Permissions may be missing for one kind only.
 fn cause(error: &Error) -> String {
     match (code_of(error), error) {
         (Some(code), _) if code != "NOPERM" => code.to_owned(),

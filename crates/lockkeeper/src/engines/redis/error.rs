@@ -1,13 +1,13 @@
-//! Sorts the errors of the client crate into those that a caller branches on.
+//! Maps the errors of the client crate to those of this crate.
 
 use redis::{ErrorKind, RedisError};
 
 use crate::error::Error;
 
-/// What this engine is called.
+/// The name of this engine.
 pub(in crate::engines) const NAME: &str = "redis";
 
-/// An error with what was being done.
+/// An error with the operation that failed.
 pub(in crate::engines) fn sort(doing: impl Into<String>, error: RedisError) -> Error {
     match may_pass(&error) {
         true => Error::unreachable(NAME, doing, error),
@@ -23,7 +23,7 @@ pub(in crate::engines) fn sort(doing: impl Into<String>, error: RedisError) -> E
     }
 }
 
-/// An answer that none of our scripts gives.
+/// An answer that none of our scripts returns.
 pub(in crate::engines) fn garbage(doing: impl Into<String>, answer: &redis::Value) -> Error {
     let kind = match answer {
         redis::Value::Nil => "nothing",
@@ -34,17 +34,18 @@ pub(in crate::engines) fn garbage(doing: impl Into<String>, answer: &redis::Valu
     Error::broken(NAME, doing, format!("the server answered with {kind} that makes no sense here"))
 }
 
-/// Whether the connection is of no more use: broken, silent, or to a server that lost its role.
+/// Whether the connection is unusable: broken, silent, or to a server that lost its role.
 pub(in crate::engines) fn is_fatal(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_unrecoverable_error()
         || matches!(code(error), Some("READONLY" | "MASTERDOWN" | "LOADING" | "NOAUTH"))
 }
 
-/// What the server calls an error.
+/// The error code of the server.
 ///
-/// Before Redis 7 the error of a command inside a script was wrapped in the text of another one:
-/// `ERR Error running script (call to f_…): @user_script:1: @user_script: 1: -READONLY You can't …`.
+/// Before Redis 7, the error of a command inside a script was wrapped in the text of another one:
+/// `ERR Error running script (call to f_…): @user_script:1: @user_script: 1: -READONLY You can't
+/// …`.
 pub(in crate::engines) fn code(error: &RedisError) -> Option<&str> {
     let wrapped = || {
         let (_, inner) = error.detail()?.split_once("@user_script: ")?;
@@ -68,7 +69,7 @@ fn may_pass(error: &RedisError) -> bool {
         "NOREPLICAS",
         "BUSY",
         "MOVED",
-        // The server is full, or cannot write to its disk, until somebody makes room.
+        // The server is out of memory, or cannot write to its disk, until that is fixed.
         "OOM",
         "MISCONF",
     ];
@@ -89,7 +90,7 @@ mod tests {
 
     #[test]
     fn an_error_inside_a_script_is_sorted_by_its_own_code() {
-        // As 7 writes it, and as 6 does.
+        // As Redis 7 writes it, and as 6 does.
         for text in [
             "READONLY You can't write against a read only replica. script: 1f, on @user_script:1.",
             "ERR Error running script (call to f_1f): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.",

@@ -7,7 +7,7 @@
 //! certainly is one, and what is not is neither shown nor broken.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use redis::{FromRedisValue, Value};
 
@@ -26,14 +26,17 @@ use super::settings::Layout;
 /// How many keys a server looks at per step.
 const STEP: usize = 1000;
 
+/// How many locks it looks at in one call: it does nothing else meanwhile.
+const AT_ONCE: usize = 50;
+
 pub(in crate::engines) async fn inspect(store: &Store, query: &Query) -> Result<Vec<Snapshot>> {
     let keys = match query {
         Query::Key(key) => BTreeSet::from([key.clone()]),
         Query::Prefix(prefix) => find(store, prefix).await?,
     };
     let mut snapshots = Vec::new();
-    for key in keys {
-        let snapshot = match (look(store, key).await, query) {
+    for seen in look_at_all(store, keys).await? {
+        let snapshot = match (seen, query) {
             // Data of an application, or of another client's, since the keys were listed.
             (Err(Error::Conflict { .. }), Query::Prefix(_)) => continue,
             (seen, _) => seen?,
@@ -47,7 +50,7 @@ pub(in crate::engines) async fn inspect(store: &Store, query: &Query) -> Result<
 }
 
 pub(in crate::engines) async fn break_lock(store: &Store, key: &Key) -> Result<Vec<Entry>> {
-    let broken = look(store, key.clone()).await?.holders;
+    let broken = look_at(store, key).await?.map(|seen| seen.holders).unwrap_or_default();
     let names = store.names(key);
     let keys = keys(&names);
     let (stem, mutexes, others) =
@@ -59,7 +62,7 @@ pub(in crate::engines) async fn break_lock(store: &Store, key: &Key) -> Result<V
     let call = Call { script: &BREAK, keys: &keys, args: &args, hinted: false, replicas: 0 };
     let doing = format!("break {key:?}");
     let reply =
-        store.servers.call(names.slot(), call).await.map_err(|error| sort(&doing, error))?;
+        store.servers.call(names.slot(), &call).await.map_err(|error| sort(&doing, error))?;
     match &reply.value {
         Value::Int(_) => Ok(broken),
         // It was a lock a moment ago, or nobody held it.
@@ -117,7 +120,7 @@ async fn candidates(
     for names in by_slot.into_values() {
         let call =
             Call { script: &CANDIDATES, keys: &names, args: &[], hinted: false, replicas: 0 };
-        let numbers = match server.call(call).await {
+        let numbers = match server.call(&call).await {
             Ok(reply) => Vec::<usize>::from_redis_value(reply.value)
                 .map_err(|error| sort("list locks", error.into()))?,
             // What this user may not see is not among its locks.
@@ -129,19 +132,46 @@ async fn candidates(
     Ok(candidates)
 }
 
-async fn look(store: &Store, key: Key) -> Result<Snapshot> {
-    let doing = format!("inspect {key:?}");
-    let names = store.names(&key);
-    let args = [&*names.stem(), are_strings(store)];
-    let call =
-        Call { script: &INSPECT, keys: &keys(&names), args: &args, hinted: false, replicas: 0 };
-    let reply =
-        store.servers.call(names.slot(), call).await.map_err(|error| sort(&doing, error))?;
-    match read(&key, &reply.value) {
-        Some(Ok(snapshot)) => Ok(snapshot),
-        Some(Err(kind)) => Err(no_lock(store, &key, kind)),
-        None => Err(garbage(doing, &reply.value)),
+/// What is known of one key.
+pub(super) async fn look_at(store: &Store, key: &Key) -> Result<Option<Snapshot>> {
+    look(store, std::slice::from_ref(key)).await?.pop().transpose()
+}
+
+/// What is known of each of some keys, in their order.
+async fn look_at_all(store: &Store, keys: BTreeSet<Key>) -> Result<Vec<Result<Snapshot>>> {
+    let mut by_slot: BTreeMap<u16, Vec<Key>> = BTreeMap::new();
+    for key in keys {
+        by_slot.entry(store.names(&key).slot()).or_default().push(key);
     }
+    let mut seen = BTreeMap::new();
+    for keys in by_slot.values().flat_map(|keys| keys.chunks(AT_ONCE)) {
+        let answers = look(store, keys).await?;
+        seen.extend(keys.iter().zip(answers));
+    }
+    Ok(seen.into_values().collect())
+}
+
+/// What is known of some keys of one slot.
+async fn look(store: &Store, keys: &[Key]) -> Result<Vec<Result<Snapshot>>> {
+    let doing = || match keys {
+        [key] => format!("inspect {key:?}"),
+        keys => format!("inspect {} locks", keys.len()),
+    };
+    let names: Vec<_> = keys.iter().map(|key| store.names(key)).collect();
+    let stems: Vec<_> = names.iter().map(KeyNames::stem).collect();
+    let mut args = vec![are_strings(store)];
+    args.extend(stems.iter().map(String::as_str));
+    let all: Vec<_> = names.iter().flat_map(self::keys).collect();
+    let call = Call { script: &INSPECT, keys: &all, args: &args, hinted: false, replicas: 0 };
+    let reply =
+        store.servers.call(names[0].slot(), &call).await.map_err(|error| sort(doing(), error))?;
+    let Value::Array(answers) = &reply.value else { return Err(garbage(doing(), &reply.value)) };
+    let read = |(key, answer)| match read(key, answer) {
+        Some(Ok(snapshot)) => Ok(snapshot),
+        Some(Err(kind)) => Err(no_lock(store, key, kind)),
+        None => Err(garbage(format!("inspect {key:?}"), answer)),
+    };
+    Ok(keys.iter().zip(answers).map(read).collect())
 }
 
 /// Whether locks are strings, as the scripts want to hear it.
@@ -181,7 +211,6 @@ fn read(key: &Key, value: &Value) -> Option<Result<Snapshot, String>> {
     }
     let fence = fence.parse().ok().map(Fence::new);
     let limit = limit.parse().unwrap_or(0);
-    // Those who wait for a plain mutex leave no trace.
     let plain = matches!(kind.as_str(), "mutex" | "token")
         && !holders.iter().any(|(_, _, _, record)| record.starts_with("fair\t"));
     let holders = holders
@@ -208,7 +237,11 @@ fn read(key: &Key, value: &Value) -> Option<Result<Snapshot, String>> {
         let mode = record.split('\t').next().and_then(read_mode).unwrap_or(Mode::Mutex);
         entry(field, mode, &record)
     });
-    let waiters: Vec<_> = waiters.collect();
+    let mut waiters: Vec<_> = waiters.collect();
+    if plain {
+        waiters.sort_by_key(|waiter: &Entry| waiter.since);
+    }
+    // Other clients' waiters for a plain mutex leave no trace.
     let unknown = plain && waiters.is_empty();
     let (key, waiters) = (key.clone(), (!unknown).then_some(waiters));
     Some(Ok(Snapshot { key, holders, waiters, fence }))
@@ -217,16 +250,15 @@ fn read(key: &Key, value: &Value) -> Option<Result<Snapshot, String>> {
 /// What a record says of someone, if it is of this one.
 fn entry(field: String, mode: Mode, record: &str) -> Entry {
     let parts: Vec<&str> = record.splitn(5, '\t').collect();
-    let (who, note, since) = match parts.as_slice() {
+    let entry = Entry::new(field.strip_suffix(":write").unwrap_or(&field), mode);
+    match parts.as_slice() {
         [_, since, of, who, note] if *of == field => {
             let since = since.parse().ok().map(|since| UNIX_EPOCH + Duration::from_micros(since));
-            (Some((*who).to_owned()), Some((*note).to_owned()), since)
+            let note = Some((*note).to_owned()).filter(|note| !note.is_empty());
+            Entry { since, note, ..entry.by(who) }
         }
-        _ => (None, None, None::<SystemTime>),
-    };
-    let identity = field.strip_suffix(":write").unwrap_or(&field).to_owned();
-    let note = note.filter(|note| !note.is_empty());
-    Entry { identity, mode, who, note, since, left: None, fence: None, slots: Vec::new() }
+        _ => entry,
+    }
 }
 
 fn read_mode(text: &str) -> Option<Mode> {

@@ -1,25 +1,25 @@
-//! The names of everything that belongs to one lock, the slot they share in a Cluster, and the records
-//! in them.
+//! The names of everything that belongs to one lock, their common slot in a Cluster, and the
+//! records they hold.
 //!
-//! Names that start with `redisson_` are Redisson's and are formed by its rule: the lock's name in
-//! braces, unless it has a brace itself. By that rule `x` and `{x}` get the same auxiliary names;
-//! harmless for channels, not for what we keep ourselves, so our own names tell the two apart.
+//! Names that start with `redisson_` are Redisson's and follow its rule: the lock's name in braces,
+//! unless it contains a brace itself. By that rule, `x` and `{x}` get the same auxiliary names.
+//! That is harmless for channels, but not for our own keys, so our own names keep the two apart.
 //!
-//! In a Cluster its rule sends the auxiliary names of some locks (`a{b`, `x{}y`, `a}b`) to other slots,
-//! and Redisson fails on them. We give those another hash tag, one that falls into the right slot.
+//! In a Cluster, that rule puts the auxiliary names of some locks (`a{b`, `x{}y`, `a}b`) into other
+//! slots, and Redisson fails on them. We give those another hash tag, one that hashes to the right
+//! slot.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::engine::{Mode, Request};
-use crate::owner::whoami;
 
 /// The names around one lock.
 #[derive(Debug, Clone)]
 pub(in crate::engines) struct KeyNames {
     lock: String,
-    /// The slot of the lock in a Cluster; elsewhere nobody asks.
+    /// The slot of the lock in a Cluster; unused elsewhere.
     slot: u16,
-    /// A hash tag of the lock's slot, for a lock in a Cluster whose own name makes none.
+    /// A hash tag for the lock's slot, for a lock in a Cluster whose own name has none.
     tag: Option<String>,
 }
 
@@ -44,7 +44,7 @@ impl KeyNames {
         &self.lock
     }
 
-    /// Our hash beside it: the fence, and a record of the last holder.
+    /// Our hash next to it: the fence, and a record of the last holder.
     pub(in crate::engines) fn state(&self) -> String {
         self.own(STATE)
     }
@@ -54,7 +54,7 @@ impl KeyNames {
         self.shared("redisson_lock_token")
     }
 
-    /// What the scripts with a queue take, in their order.
+    /// The keys of the scripts that queue, in their order.
     pub(in crate::engines) fn queue_keys(&self, mode: Mode) -> Vec<String> {
         let (queue, timeouts) = match mode {
             Mode::Mutex => ("redisson_lock_queue", "redisson_lock_timeout"),
@@ -85,6 +85,16 @@ impl KeyNames {
         self.own("lockkeeper_who")
     }
 
+    /// Those who wait for a mutex that has no queue.
+    pub(in crate::engines) fn waiters(&self) -> String {
+        self.own("lockkeeper_waiters")
+    }
+
+    /// Holders that were asked to give way, and what the channel of each starts with.
+    pub(in crate::engines) fn asked(&self) -> String {
+        self.own("lockkeeper_asked")
+    }
+
     pub(in crate::engines) fn permits(&self) -> String {
         self.own("lockkeeper_permits")
     }
@@ -98,7 +108,7 @@ impl KeyNames {
         self.own("lockkeeper_wish")
     }
 
-    /// The channel on which every waiter hears of a release; semaphores have none.
+    /// The channel that notifies every waiter of a release; semaphores have none.
     pub(in crate::engines) fn base_channel(&self, mode: Mode) -> String {
         match mode {
             Mode::Mutex => self.shared("redisson_lock__channel"),
@@ -111,7 +121,7 @@ impl KeyNames {
         self.own("lockkeeper_channel")
     }
 
-    /// What the channel of a single waiter starts with; its entry in the line follows.
+    /// The prefix of the channel of a single waiter; its entry in the queue follows.
     pub(in crate::engines) fn wake_channel(&self, mode: Mode) -> String {
         match mode {
             Mode::Mutex => self.shared("redisson_lock__channel") + ":",
@@ -119,7 +129,7 @@ impl KeyNames {
         }
     }
 
-    /// What the keys of single read holds start with.
+    /// The prefix of the keys of single read holds.
     pub(in crate::engines) fn stem(&self) -> String {
         match (&self.tag, self.lock.contains('{')) {
             (Some(tag), _) => format!("{{{tag}}}:{}", self.lock),
@@ -128,14 +138,14 @@ impl KeyNames {
         }
     }
 
-    /// The slot of the lock in a Cluster; elsewhere one for all.
+    /// The slot of the lock in a Cluster; elsewhere the same for all.
     pub(in crate::engines) fn slot(&self) -> u16 {
         self.slot
     }
 
     fn shared(&self, kind: &str) -> String {
         match (&self.tag, self.lock.contains('{')) {
-            // As below, in one piece, because every release needs it.
+            // Same as below, in one allocation, because every release needs it.
             (None, false) => [kind, ":{", &self.lock, "}"].concat(),
             _ => [kind, ":", &self.stem()].concat(),
         }
@@ -152,13 +162,13 @@ impl KeyNames {
 
 const STATE: &str = "lockkeeper";
 
-/// What the keys of single read holds start with, if this is the name of our hash beside a lock.
+/// The prefix of the keys of single read holds, if this is the name of our hash next to a lock.
 pub(in crate::engines) fn stem_of(state: &str) -> Option<&str> {
     let rest = state.strip_prefix(STATE)?;
     rest.strip_prefix(':').or_else(|| rest.strip_prefix("#:")).or_else(|| rest.strip_prefix('#'))
 }
 
-/// The pattern that finds all locks whose name starts so, and their states, among others.
+/// The pattern that matches all locks whose name starts so, and their states, among others.
 pub(in crate::engines) fn pattern_of(start: &str) -> String {
     let mut pattern = "*".to_owned();
     for c in start.chars() {
@@ -170,7 +180,7 @@ pub(in crate::engines) fn pattern_of(start: &str) -> String {
     pattern + "*"
 }
 
-/// The lock whose state this is.
+/// The lock that this state belongs to.
 pub(in crate::engines) fn lock_of_state(state: &str) -> Option<&str> {
     let rest = state.strip_prefix(STATE)?;
     if let Some(tagged) = rest.strip_prefix("#{") {
@@ -182,14 +192,14 @@ pub(in crate::engines) fn lock_of_state(state: &str) -> Option<&str> {
     }
 }
 
-/// The slot of a name: the checksum of its hash tag if it has one, else of the whole.
+/// The slot of a name: the checksum of its hash tag if it has one, otherwise of the whole name.
 pub(in crate::engines) fn slot(name: &str) -> u16 {
     let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     let hashed = tag.map_or(name, |(tag, _)| if tag.is_empty() { name } else { tag });
     crc16(hashed.as_bytes()) % SLOTS
 }
 
-/// How many slots a Cluster has.
+/// The number of slots in a Cluster.
 pub(in crate::engines) const SLOTS: u16 = 16384;
 
 /// CRC-16/XMODEM.
@@ -201,10 +211,10 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// How long what we keep beside a lock outlives its last use.
+/// How long the data next to a lock outlives its last use.
 const LIFE: Duration = Duration::from_secs(3600);
 
-/// What stands for a claim in the lock and in its queue.
+/// Identifies a claim in the lock and in its queue.
 pub(in crate::engines) fn entry(identity: &str, token: &str, mode: Mode) -> String {
     match mode {
         Mode::Permits { .. } => token.to_owned(),
@@ -213,7 +223,7 @@ pub(in crate::engines) fn entry(identity: &str, token: &str, mode: Mode) -> Stri
     }
 }
 
-/// Who holds or waits, and why: for people, beside the lock.
+/// Who holds or waits, and why: for people, stored next to the lock.
 pub(in crate::engines) fn record(request: &Request, entry: &str) -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
     let permits;
@@ -226,20 +236,20 @@ pub(in crate::engines) fn record(request: &Request, entry: &str) -> String {
         other => other.kind(),
     };
     let note = request.note.as_deref().unwrap_or_default();
-    [mode, &short(since), entry, &whoami(), note].join("\t")
+    [mode, &short(since), entry, &request.who, note].join("\t")
 }
 
-/// How long what belongs to a lock outlives its last use.
+/// How long the data of a lock outlives its last use.
 pub(in crate::engines) fn life(ttl: Duration) -> Duration {
     LIFE.max(ttl * 2)
 }
 
 pub(in crate::engines) fn millis(time: Duration) -> String {
-    // Rounded up: a lease is never shorter than what was asked for.
+    // Rounded up: a lease is never shorter than requested.
     short(time.as_micros().div_ceil(1000))
 }
 
-/// A number of this size takes a machine word, and is much faster to write.
+/// A number that fits a machine word is much faster to format.
 fn short(number: u128) -> String {
     u64::try_from(number).unwrap_or(u64::MAX).to_string()
 }
@@ -282,7 +292,7 @@ mod tests {
                 assert_eq!(slot(&name), names.slot(), "{key}: {name}");
             }
         }
-        // Where Redisson's rule works, it is kept.
+        // Where Redisson's rule works, we follow it.
         for key in ["N", "a{N}b"] {
             assert_eq!(KeyNames::new("", key, true).tag, None);
         }

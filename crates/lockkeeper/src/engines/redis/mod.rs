@@ -1,9 +1,9 @@
-//! Redis: one server, the master that sentinels know, or a Cluster.
+//! Redis: a single server, a master behind sentinels, or a Cluster.
 //!
 //! Locks are Redisson's hashes, so that a Java service can share them, or with `layout=string` the
-//! one string that most other libraries use. An acquire is one script, a release is one script, a
-//! waiter is told by pub/sub. The page docs/engines/redis.md says what is in the store and what
-//! survives which failure.
+//! single string that most other libraries use. An acquire is one script, a release is one script,
+//! and waiters are notified by pub/sub. docs/engines/redis.md describes the data in the store and
+//! which failures it survives.
 
 use std::sync::Arc;
 
@@ -30,6 +30,7 @@ pub(super) mod doctor;
 pub(super) mod error;
 pub(super) mod inspect;
 pub(super) mod layout;
+mod opinion;
 pub(super) mod renew;
 pub(super) mod script;
 mod sentinel;
@@ -37,6 +38,7 @@ pub(super) mod settings;
 mod subscriber;
 pub(super) mod tls_probe;
 pub(super) mod topology;
+pub(super) mod yielding;
 
 use claim::RedisClaim;
 use error::{NAME, sort};
@@ -63,7 +65,7 @@ const fn promises(layout: Layout) -> Guarantees {
         engine: NAME,
         read_write: Support::Yes,
         semaphore: Support::Yes,
-        // The server does nothing else meanwhile, for some tens of milliseconds.
+        // Larger requests would block the server for some tens of milliseconds.
         most_permits: 10_000,
         order: Order::FifoOnRequest,
         fence: FenceSource::Hybrid,
@@ -79,7 +81,7 @@ const fn promises(layout: Layout) -> Guarantees {
             read_write: Support::No(ONE),
             semaphore: Support::No(ONE),
             most_permits: 0,
-            order: Order::Chance("layout=string has no line of waiters; use layout=hash"),
+            order: Order::Chance("layout=string has no queue of waiters; use layout=hash"),
             wakeup: Wakeup::BackOff,
             reentrance: Reentrance::Client,
             ..hash
@@ -87,7 +89,8 @@ const fn promises(layout: Layout) -> Guarantees {
     }
 }
 
-/// Locks in Redis. Made by [`connect`](Redis::connect), or by [`Client::connect`](crate::Client::connect).
+/// Locks in Redis. Created by [`connect`](Redis::connect), or by
+/// [`Client::connect`](crate::Client::connect).
 #[derive(Debug, Clone)]
 pub struct Redis {
     store: Arc<Store>,
@@ -98,7 +101,7 @@ pub struct Redis {
 pub(super) struct Store {
     pub(super) servers: Topology,
     pub(super) settings: Settings,
-    /// Whether releases are told by sharded pub/sub.
+    /// Whether releases are published by sharded pub/sub.
     pub(super) sharded: bool,
 }
 
@@ -113,16 +116,16 @@ impl Store {
 }
 
 impl Redis {
-    /// Connects to what a URL names.
+    /// Connects to the servers that a URL names.
     ///
     /// # Errors
-    /// [`Error::Url`] for a URL that is not understood,
-    /// [`Error::Engine`] when nobody is there.
+    /// [`Error::Url`] for an invalid URL, [`Error::Engine`] if no server can be reached.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
         let (servers, settings) = settings::read(endpoint)?;
         if let Err(error) = servers.any(&redis::cmd("PING")).await {
             let user = endpoint.expose().username();
-            // With a password beside it, it is the name of a user, and not a password in the wrong place.
+            // Together with a password, it is the name of a user, and not a password in the wrong
+            // place.
             if error.kind() == ErrorKind::AuthenticationFailed && !user.is_empty() {
                 let refused = format!("the server refuses user {user:?} or its password");
                 return Err(Error::broken(NAME, "connect", refused));
@@ -136,7 +139,8 @@ impl Redis {
         Ok(Self { store: Arc::new(Store { servers, settings, sharded }) })
     }
 
-    /// The scripts that take and give back the common mutex, to measure what the library adds to them.
+    /// The scripts that acquire and release the common mutex, to measure what the library adds to
+    /// them.
     #[doc(hidden)]
     pub fn mutex_scripts() -> [&'static str; 2] {
         [script::MUTEX.text, script::MUTEX_RELEASE.text]
@@ -163,6 +167,10 @@ impl Engine for Redis {
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
         inspect::break_lock(&self.store, key).await
+    }
+
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        yielding::request_yield(&self.store, key).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {

@@ -1,4 +1,4 @@
-//! Extends leases: as many in one call as share a slot, all calls at once.
+//! Extends leases: all leases that share a slot in one call, all calls at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use super::layout::{entry, life, millis};
 use super::script::RENEW;
 use super::settings::Layout;
 
-/// How many leases go into one call.
+/// The number of leases in one call.
 const BATCH: usize = 600;
 
 /// Leases that one call renews.
 #[derive(Default)]
 struct Batch {
-    /// Where in the whole list each of them is.
+    /// The position of each of them in the whole list.
     places: Vec<usize>,
     keys: Vec<String>,
     args: Vec<String>,
     longest: Duration,
 }
 
-/// Renews leases. Those that could not be asked about are unknown; an error when that is all of them.
+/// Renews leases. Those that could not be asked about are unknown; an error if that is all of them.
 pub(in crate::engines) async fn renew(
     store: &Arc<Store>,
     leases: &[Lease],
@@ -44,7 +44,7 @@ pub(in crate::engines) async fn renew(
         }
         Err(error) => trouble = Some(error),
     };
-    // The first one is ours to make, and mostly there is no other.
+    // We make the first call ourselves; usually there is no other.
     let first = batches.next();
     let mut others = JoinSet::new();
     for (slot, batch) in batches {
@@ -65,7 +65,7 @@ pub(in crate::engines) async fn renew(
     }
 }
 
-/// Puts together what can go into one call.
+/// Groups the leases that can go into one call.
 fn sort_out(store: &Store, leases: &[Lease]) -> Vec<(u16, Batch)> {
     let mut batches: BTreeMap<(u16, bool), Vec<Batch>> = BTreeMap::new();
     for (at, lease) in leases.iter().enumerate() {
@@ -120,7 +120,7 @@ async fn ask(store: &Store, slot: u16, batch: &Batch) -> Result<Vec<Renewal>> {
     let wanted = store.settings.replicas;
     let call =
         Call { script: &RENEW, keys: &batch.keys, args: &args, hinted: false, replicas: wanted };
-    let reply = store.servers.call(slot, call).await.map_err(|error| sort(doing(), error))?;
+    let reply = store.servers.call(slot, &call).await.map_err(|error| sort(doing(), error))?;
     if reply.replicas < wanted {
         let few = format!("{} of {wanted} replicas have it", reply.replicas);
         return Err(Error::unreachable(NAME, doing(), few));

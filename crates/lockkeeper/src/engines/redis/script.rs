@@ -1,4 +1,4 @@
-//! The scripts, each with the checksum by which a server that has seen it knows it.
+//! The scripts, each with the checksum by which a server identifies it once it is cached.
 
 use std::sync::LazyLock;
 
@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 pub(in crate::engines) struct Script {
     pub(in crate::engines) text: &'static str,
     pub(in crate::engines) sha: String,
-    /// One bit that no other script has.
+    /// A bit that is unique to this script.
     pub(in crate::engines) bit: u32,
 }
 
@@ -24,11 +24,11 @@ macro_rules! scripts {
 }
 
 scripts! {
-    MUTEX = "layout" "mutex";
+    MUTEX = "layout" "waiters" "mutex";
     MUTEX_RELEASE = "mutex_release";
     STRING = "string";
     STRING_RELEASE = "string_release";
-    QUEUE_MUTEX = "layout" "queue" "queue_mutex";
+    QUEUE_MUTEX = "layout" "waiters" "queue" "queue_mutex";
     QUEUE_MUTEX_RELEASE = "queue" "queue_mutex_release";
     READ = "layout" "queue" "readers" "read";
     READ_RELEASE = "queue" "readers" "read_release";
@@ -41,6 +41,8 @@ scripts! {
     BREAK = "layout" "break";
     CANDIDATES = "candidates";
     CONFIRM = "confirm";
+    YIELD = "yield";
+    ASKED = "asked";
     QUORUM_READ = "layout" "quorum_rw" "quorum_read";
     QUORUM_WRITE = "layout" "quorum_rw" "quorum_write";
     QUORUM_RW_RELEASE = "layout" "quorum_rw" "quorum_rw_release";
@@ -48,8 +50,8 @@ scripts! {
 
 #[cfg(test)]
 mod tests {
-    /// A server that imports a slot refuses commands with several keys of which some do not exist, in
-    /// the middle of a script too.
+    /// A server that is importing a slot refuses commands with several keys of which some do not
+    /// exist, even inside a script.
     #[test]
     fn no_command_inside_a_script_has_several_keys() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/engines/redis/lua");
@@ -59,7 +61,7 @@ mod tests {
             for line in text.lines() {
                 let several = ["del", "unlink", "exists"].iter().any(|command| {
                     let arguments = line.split_once(&format!("call('{command}', "));
-                    // What is inside the next parentheses belongs to one key.
+                    // Whatever is inside the next parentheses belongs to one key.
                     let key = arguments.and_then(|(_, rest)| rest.split(['(', ')']).next());
                     key.is_some_and(|key| key.contains(','))
                 });

@@ -1,14 +1,15 @@
-//! Sentinels: all of them are watched at once, so that the master of the moment is always known.
+//! Sentinels: all of them are watched at once, so that the current master is always known.
 //!
-//! One task per sentinel keeps a subscription, asks after every event of a failover and once a second.
-//! Of the answers, the one with the highest configuration epoch counts, also while the sentinel that gave
-//! it does not answer any more: the others learn of a failover from the one that leads it.
+//! One task per sentinel keeps a subscription, and queries the sentinel after every event of a
+//! failover and once a second. The answer with the highest configuration epoch counts, even if the
+//! sentinel that gave it no longer answers: the others learn of a failover from the one that leads
+//! it.
 //!
-//! Easy to get wrong: the old master of a planned failover goes on accepting writes for ten seconds or
-//! more after another one was promoted, and nothing that it accepts survives. So from the moment at
-//! which a sentinel begins to choose a replica there is no master, until that replica is one; what the
-//! old master answers meanwhile does not count. The event comes two ticks of the sentinel's timer (about
-//! 0.1 s) before the replica leaves its master.
+//! Easy to get wrong: in a planned failover, the old master accepts writes for ten seconds or more
+//! after another one was promoted, and none of them survives. So from the moment at which a
+//! sentinel starts to select a replica there is no master until that replica is promoted, and
+//! answers of the old master do not count. The event arrives two ticks of the sentinel's timer
+//! (about 0.1 s) before the replica leaves its master.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,21 +27,23 @@ use tokio::time::Instant;
 
 use super::batch::silent;
 use super::connector::Connector;
+use super::opinion::{Address, Opinion, View, decide, said};
 
-/// How often a sentinel is asked without a reason; also how soon after it failed.
+/// How often a sentinel is polled; also the delay before it is retried after a failure.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Without a word for so long, a process was stopped.
+/// After a silence this long, we assume that this process was stopped.
 const BEHIND: Duration = Duration::from_secs(2);
 
-/// How long the newest configuration counts without a sentinel that still knows it. They tell each other
-/// every two seconds, so one that nobody took over by then is none.
+/// How long the newest configuration counts without a sentinel that still knows it. Sentinels
+/// exchange it every two seconds, so a configuration that no other sentinel has adopted by then is
+/// void.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// From now on the old master is of no more use.
+/// From this event on, the old master must not be used.
 const BEGIN: &str = "+failover-state-select-slave";
 
-/// What a sentinel is asked after.
+/// The events after which a sentinel is queried.
 const EVENTS: [&str; 6] = [
     BEGIN,
     "+failover-state-reconf-slaves",
@@ -50,11 +53,9 @@ const EVENTS: [&str; 6] = [
     "-failover-abort-master-is-back",
 ];
 
-/// What a sentinel says while it leads a failover whose new master is not promoted yet.
+/// The states that a sentinel reports while it leads a failover whose new master is not yet
+/// promoted.
 const PROMOTING: [&str; 3] = ["select_slave", "send_slaveof_noone", "wait_promotion"];
-
-/// Where a server is.
-pub(super) type Address = (String, u16);
 
 /// The sentinels of one master.
 #[derive(Debug)]
@@ -63,39 +64,21 @@ pub(super) struct Sentinels {
     master: String,
     timeout: Duration,
     state: Mutex<State>,
-    /// Counts the changes of the master, to tell connections that are of no more use.
+    /// Counts the changes of the master, to identify outdated connections.
     generation: AtomicU64,
-    /// Tells of every word of a sentinel, and when it came.
+    /// Signals every message of a sentinel, and when it arrived.
     heard: watch::Sender<Instant>,
 }
 
 #[derive(Debug)]
 struct State {
     opinions: Vec<Opinion>,
-    /// The master and the configuration that names it; `None` before the first answer and while another
-    /// one is promoted.
+    /// The master and the configuration that names it; `None` before the first answer and while
+    /// another one is being promoted.
     master: Option<View>,
-    /// The newest configuration, and when a sentinel last spoke of it.
+    /// The newest configuration, and when a sentinel last reported it.
     newest: Option<(View, Instant)>,
     tasks: Vec<AbortHandle>,
-}
-
-/// What is known of what one sentinel thinks.
-#[derive(Debug, Clone)]
-enum Opinion {
-    /// It was not heard of yet.
-    Unknown,
-    Silent(RedisError),
-    /// It does not know a master of that name.
-    Ignorant,
-    Said(View),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct View {
-    epoch: u64,
-    address: Address,
-    promoting: bool,
 }
 
 impl Sentinels {
@@ -106,10 +89,10 @@ impl Sentinels {
         Self { dials, master, timeout, state: Mutex::new(state), generation, heard }
     }
 
-    /// The master of the moment, and the generation that it belongs to.
+    /// The current master, and the generation it belongs to.
     ///
-    /// Waits while a new one is promoted, and until all sentinels have answered, because one of them
-    /// knows first; if some do not answer, for a quarter of the time that an answer may take.
+    /// Waits while a new one is being promoted, and until all sentinels have answered, because one
+    /// of them knows first; if some do not answer, for a quarter of the timeout.
     pub(super) async fn master(self: &Arc<Self>) -> RedisResult<(Address, u64)> {
         self.watch();
         let first = tokio::time::timeout(self.timeout / 4, self.until_known(false)).await;
@@ -121,12 +104,12 @@ impl Sentinels {
         }
     }
 
-    /// Whether the master of this generation still is the master.
+    /// Whether the master of this generation is still the master.
     pub(super) fn is_current(&self, generation: u64) -> bool {
         self.generation() == generation && !self.is_behind()
     }
 
-    /// Which master it is, under which configuration.
+    /// Which master it is, and in which configuration.
     pub(super) fn origin(&self) -> String {
         let master = self.lock().master.clone();
         master.map_or_else(String::new, |View { address: (host, port), epoch, .. }| {
@@ -138,13 +121,13 @@ impl Sentinels {
         self.generation.load(Ordering::SeqCst)
     }
 
-    /// Whether we were stopped, and may have missed something. A sentinel that says nothing itself is
-    /// noticed by its task.
+    /// Whether this process was stopped, and may have missed something. The silence of a single
+    /// sentinel is detected by its task.
     fn is_behind(&self) -> bool {
         self.heard.borrow().elapsed() > BEHIND && self.lock().said().next().is_some()
     }
 
-    /// Until the master is not the one of this generation any more.
+    /// Resolves when the master is no longer the one of this generation.
     pub(super) async fn changed(&self, generation: u64) {
         let mut heard = self.heard.subscribe();
         while self.generation() == generation {
@@ -154,7 +137,7 @@ impl Sentinels {
         }
     }
 
-    /// Stops watching, until somebody asks again.
+    /// Stops watching until the master is needed again.
     pub(super) fn close(&self) {
         self.lock().tasks.drain(..).for_each(|task| task.abort());
     }
@@ -169,7 +152,7 @@ impl Sentinels {
         }
     }
 
-    /// `None` if it is worth waiting for more; with `any`, one sentinel is enough.
+    /// `None` if it is worth waiting for more answers; with `any`, one sentinel is enough.
     fn known(&self, any: bool) -> Option<RedisResult<(Address, u64)>> {
         if self.is_behind() {
             return None;
@@ -184,7 +167,7 @@ impl Sentinels {
             let master = state.master.as_ref()?;
             return Some(Ok((master.address.clone(), self.generation())));
         }
-        // Those who were reached have the better reason.
+        // A sentinel that answered gives the better reason.
         let ignorant = state.opinions.iter().any(|o| matches!(o, Opinion::Ignorant));
         let trouble = state.opinions.iter().find_map(|opinion| match opinion {
             Opinion::Silent(error) if !ignorant => Some(error.clone()),
@@ -196,7 +179,7 @@ impl Sentinels {
         })))
     }
 
-    /// Makes sure that every sentinel is watched; a runtime that ended took its tasks along.
+    /// Makes sure that every sentinel is watched; if the runtime ended, so did its tasks.
     fn watch(self: &Arc<Self>) {
         let mut state = self.lock();
         if !state.tasks.is_empty() && state.tasks.iter().all(|task| !task.is_finished()) {
@@ -216,7 +199,8 @@ impl Sentinels {
         self.update(|opinions| opinions[at] = opinion);
     }
 
-    /// A sentinel begins to choose a replica. It is not asked first, because every moment counts.
+    /// A sentinel starts to select a replica. Acts without querying it first, because every moment
+    /// counts.
     fn begin(&self, at: usize) {
         self.update(|opinions| {
             if let Opinion::Said(view) = &mut opinions[at] {
@@ -236,7 +220,7 @@ impl Sentinels {
             (None, kept) => kept,
         };
         let newest = state.newest.as_ref().map(|(view, _)| view);
-        // If no sentinel is left, the last word counts.
+        // If no sentinel is left, the last answer counts.
         if let Some(master) = decide(&state.opinions, newest)
             && master != state.master
         {
@@ -265,23 +249,7 @@ impl State {
     }
 }
 
-fn said(opinions: &[Opinion]) -> impl Iterator<Item = &View> {
-    opinions.iter().filter_map(|opinion| match opinion {
-        Opinion::Said(view) => Some(view),
-        _ => None,
-    })
-}
-
-/// The master, if any sentinel has a word to say; `Some(None)` while another one is promoted.
-fn decide(opinions: &[Opinion], newest: Option<&View>) -> Option<Option<View>> {
-    let said_best = said(opinions).max_by_key(|view| view.epoch)?;
-    let best = newest.filter(|newest| newest.epoch > said_best.epoch).unwrap_or(said_best);
-    // One that leads a failover has the epoch of the old configuration until it is through.
-    let promoting = said(opinions).any(|view| view.promoting && view.epoch >= best.epoch);
-    Some((!promoting).then(|| View { promoting: false, ..best.clone() }))
-}
-
-/// Watches one sentinel, for as long as anybody wants to know.
+/// Watches one sentinel as long as the master is needed.
 async fn follow(sentinels: Weak<Sentinels>, at: usize) {
     loop {
         let trouble = converse(&sentinels, at).await;
@@ -292,7 +260,7 @@ async fn follow(sentinels: Weak<Sentinels>, at: usize) {
     }
 }
 
-/// Listens to one sentinel until there is nothing more to hear, and tells why.
+/// Listens to one sentinel until the connection ends, and returns why.
 async fn converse(sentinels: &Weak<Sentinels>, at: usize) -> Opinion {
     let Some(this) = sentinels.upgrade() else { return Opinion::Unknown };
     let (dial, master, timeout) = (this.dials[at].clone(), this.master.clone(), this.timeout);
@@ -314,7 +282,7 @@ async fn converse(sentinels: &Weak<Sentinels>, at: usize) -> Opinion {
         let connecting = dial.connect(config, ProtocolVersion::RESP3);
         let connecting = tokio::time::timeout(timeout, connecting);
         let mut connection = connecting.await.map_err(|_| silent())??.0;
-        // Subscribed first: what happens before the answer is in the answer.
+        // Subscribed first: whatever happens before the answer is in the answer.
         connection.subscribe(&EVENTS).await?;
         let mut asking = redis::pipe();
         asking.cmd("SENTINEL").arg("master").arg(&master);
@@ -339,7 +307,7 @@ async fn converse(sentinels: &Weak<Sentinels>, at: usize) -> Opinion {
     talk.await.unwrap_or_else(|error: RedisError| Opinion::Silent(error))
 }
 
-/// Whether a sentinel begins to replace our master.
+/// Whether a sentinel starts to replace our master.
 fn begins(push: &PushInfo, master: &str) -> bool {
     let [Value::BulkString(channel), Value::BulkString(text)] = push.data.as_slice() else {
         return false;
@@ -352,43 +320,11 @@ fn begins(push: &PushInfo, master: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::opinion::tests::{says, silence};
     use super::*;
 
-    fn says(epoch: u64, port: u16, promoting: bool) -> Opinion {
-        Opinion::Said(View { epoch, address: ("h".to_owned(), port), promoting })
-    }
-
-    fn silence() -> Opinion {
-        Opinion::Silent(silent())
-    }
-
-    /// The port of the master.
-    fn decided(opinions: &[Opinion]) -> Option<Option<u16>> {
-        decide(opinions, None).map(|master| master.map(|view| view.address.1))
-    }
-
-    #[test]
-    fn the_newest_configuration_counts() {
-        let opinions = [says(3, 1, false), says(4, 2, false), says(3, 1, false)];
-        assert_eq!(decided(&opinions), Some(Some(2)));
-    }
-
-    #[test]
-    fn there_is_no_master_while_one_is_promoted() {
-        let opinions = [says(3, 1, false), says(3, 1, true), silence()];
-        assert_eq!(decided(&opinions), Some(None));
-        // One that was left behind in a failover that another one finished.
-        let opinions = [says(4, 2, false), says(3, 1, true), silence()];
-        assert_eq!(decided(&opinions), Some(Some(2)));
-    }
-
-    #[test]
-    fn who_says_nothing_changes_nothing() {
-        assert_eq!(decided(&[silence(), Opinion::Unknown, Opinion::Ignorant]), None);
-    }
-
     #[tokio::test(start_paused = true)]
-    async fn nobody_goes_back_when_the_only_sentinel_that_knows_more_falls_silent() {
+    async fn the_configuration_never_goes_back_when_the_only_up_to_date_sentinel_falls_silent() {
         let sentinels = Sentinels::new(Vec::new(), "main".to_owned(), PERIOD);
         sentinels.lock().opinions = vec![Opinion::Unknown; 2];
         let master = || sentinels.lock().master.as_ref().map(|view| view.address.1);
@@ -398,7 +334,7 @@ mod tests {
         sentinels.heard_from(0, silence());
         sentinels.heard_from(1, says(3, 1, false));
         assert_eq!(master(), Some(2));
-        // The others never took it over: it is gone with the one that led it.
+        // The other sentinels never adopted it: it is void together with the sentinel that led it.
         tokio::time::advance(KEPT).await;
         sentinels.heard_from(1, says(3, 1, false));
         assert_eq!(master(), Some(1));

@@ -1,4 +1,4 @@
-//! What a URL of Redis or Valkey says.
+//! The settings in a URL of Redis or Valkey.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,30 +15,30 @@ use super::connection::Connection;
 use super::connector::{ConnectOptions, Connector};
 use super::topology::Topology;
 
-/// How long a connection or an answer may take, unless set.
+/// The timeout of connecting and of an answer, unless set.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How locks look in the store.
+/// The data layout of locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engines) enum Layout {
     /// Redisson's.
     Hash,
-    /// One string, as `SET NX PX` makes it.
+    /// One string, as `SET NX PX` creates it.
     String,
 }
 
-/// What a URL says beside the servers.
+/// The settings in a URL apart from the servers.
 #[derive(Debug)]
 pub(in crate::engines) struct Settings {
     pub(in crate::engines) layout: Layout,
     pub(in crate::engines) prefix: String,
     /// Whether mutexes use Redisson's own fence counter.
     pub(in crate::engines) redisson_fence: bool,
-    /// How many replicas have to have a grant before it counts.
+    /// How many replicas must have a grant before it counts.
     pub(in crate::engines) replicas: u32,
 }
 
-/// Reads a URL. No I/O but for the files that it names.
+/// Reads a URL. The only I/O is reading the files that it names.
 pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Settings)> {
     let mut options = endpoint.options();
     let layout = options
@@ -160,7 +160,7 @@ fn number(options: &mut Options, name: &'static str) -> Result<Option<u32>> {
     Ok(Some(number))
 }
 
-/// A password from the environment or a file, so that no URL needs to carry one.
+/// A password from the environment or a file, so that no URL has to contain one.
 fn password(options: &mut Options, whose: &str) -> Result<Option<String>> {
     let (env, file) = match whose {
         "" => ("password_env", "password_file"),
@@ -179,7 +179,7 @@ fn password(options: &mut Options, whose: &str) -> Result<Option<String>> {
 }
 
 fn tls(options: &mut Options) -> Result<TlsCertificates> {
-    // The first one counts; an application that chose another provider keeps it.
+    // The first provider installed wins; an application that chose another one keeps it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut pem = |name| match options.take(name)? {
         Some(path) => read_file(name, &path).map(Some),

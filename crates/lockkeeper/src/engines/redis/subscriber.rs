@@ -1,12 +1,13 @@
-//! Hears of releases: one subscription connection per server, for all keys of the client.
+//! Notification of releases: one pub/sub connection per server, for all keys of the client.
 //!
-//! Whoever listens to a channel gets a [`Subscription`]. It rings once when the subscription stands, so that
-//! its owner looks at the lock again: a release before that was not heard. It rings when the
-//! connection is gone, for the same reason. A message rings one subscription per channel.
+//! Listening to a channel returns a [`Subscription`]. It is notified once when the server has
+//! confirmed the subscription, so that the waiter checks the lock again: a release before that was
+//! missed. It is notified when the connection is gone, for the same reason. A message notifies one
+//! subscription per channel.
 //!
-//! Nothing but `PING` shares this connection: a server that gives a slot away ends subscriptions
-//! unasked, which the client crate would take for the answer to some command. The `PING` is needed:
-//! somebody who only listens does not notice that the other end is gone.
+//! Only `PING` shares this connection: a server that migrates a slot away ends its subscriptions
+//! unasked, which the client crate would take for the answer to another command. The `PING` is
+//! needed because a connection that only receives does not detect that its peer is gone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -22,13 +23,13 @@ use tokio::time::timeout;
 use super::batch::silent;
 use super::connector::Connector;
 
-/// A shared channel to which nobody listens any more is kept for the next one, for so many messages.
+/// A shared channel without listeners stays subscribed for the next one, for this many messages.
 const UNHEARD: u32 = 16;
 
-/// How many channels are kept so.
+/// How many channels stay subscribed without listeners.
 const KEPT: usize = 256;
 
-/// How long the connection may be quiet before the server is asked whether it is still there.
+/// How long the connection may be quiet before the server is pinged.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Listens to one server.
@@ -36,25 +37,25 @@ const QUIET: Duration = Duration::from_secs(1);
 pub(in crate::engines) struct Subscriber {
     connector: Connector,
     connection: Mutex<Option<Arc<PubSubConnection>>>,
-    /// The dialing that is under way. It goes on when those who wait for it give up, so that a server
-    /// which takes longer than their patience is reached all the same.
+    /// The connection attempt in progress. It continues if the waiters give up, so that a server
+    /// that takes longer than their timeout is reached all the same.
     dialing: Mutex<Option<watch::Receiver<Dialed>>>,
 }
 
-/// What became of dialing, once that is known.
+/// The outcome of connecting, once it is known.
 type Dialed = Option<RedisResult<Arc<PubSubConnection>>>;
 
-/// A channel that is listened to, until this is dropped.
+/// A channel that is subscribed until this is dropped.
 #[derive(Debug)]
 pub(in crate::engines) struct Subscription {
     connection: Arc<PubSubConnection>,
     channel: String,
-    /// Whether others will want the channel too.
+    /// Whether other waiters will want the channel too.
     shared: bool,
     notify: Arc<Notify>,
 }
 
-/// One subscription connection.
+/// One pub/sub connection.
 #[derive(Debug)]
 struct PubSubConnection {
     channels: Mutex<Channels>,
@@ -64,7 +65,7 @@ struct PubSubConnection {
 #[derive(Debug, Default)]
 struct Channels {
     by_name: HashMap<String, Channel>,
-    /// Why there is nothing to hear any more.
+    /// Why the connection has ended.
     closed: Option<Option<RedisError>>,
 }
 
@@ -100,7 +101,7 @@ impl Subscriber {
         Self { connector, connection: Mutex::default(), dialing: Mutex::default() }
     }
 
-    /// Begins to listen to a channel. `shared` tells that others will want it too.
+    /// Starts to listen to a channel. `shared` means that other waiters will want it too.
     ///
     /// # Cancel safety
     /// May be dropped at any await.
@@ -119,14 +120,14 @@ impl Subscriber {
         }
     }
 
-    /// Whether a channel is listened to.
+    /// Whether a channel is subscribed.
     pub(in crate::engines) fn hears(&self, channel: &str) -> bool {
         self.current().is_some_and(|connection| {
             connection.lock().by_name.get(channel).is_some_and(|channel| channel.live)
         })
     }
 
-    /// Gives the connection up; everyone who listens is notify.
+    /// Closes the connection and notifies all listeners.
     pub(in crate::engines) fn close(&self) {
         let connection = self.lock().take();
         if let Some(connection) = connection {
@@ -140,11 +141,11 @@ impl Subscriber {
         }
         let mut dialing = self.dialing(sharded);
         let dialed = dialing.wait_for(Option::is_some).await.map(|dialed| dialed.clone());
-        // Nobody dials any more when the runtime is gone.
+        // The attempt ends without a result if the runtime is gone.
         dialed.ok().flatten().unwrap_or_else(|| Err(silent()))
     }
 
-    /// The dialing that is under way, which is begun if there is none.
+    /// The connection attempt in progress, which is started if there is none.
     fn dialing(self: &Arc<Self>, sharded: bool) -> watch::Receiver<Dialed> {
         let mut dialing = self.dialing.lock().expect("nothing panics under this lock");
         if let Some(under_way) = dialing.as_ref().filter(|told| told.has_changed().is_ok()) {
@@ -154,7 +155,7 @@ impl Subscriber {
         let subscriber = self.clone();
         tokio::spawn(async move {
             let dialed = subscriber.dial(sharded).await;
-            // Before it is told: what is kept here would keep the connection.
+            // Before the result is sent: what is kept here would keep the connection alive.
             *subscriber.dialing.lock().expect("nothing panics under this lock") = None;
             let _ = tell.send(Some(dialed));
         });
@@ -200,15 +201,15 @@ impl Subscriber {
 }
 
 impl Subscription {
-    /// Whether there is still something to hear; if not, why.
+    /// Whether the connection is alive; if not, why.
     pub(in crate::engines) fn check(&self) -> Result<(), Option<RedisError>> {
         self.connection.lock().closed.clone().map_or(Ok(()), Err)
     }
 
-    /// Until it rings.
+    /// Waits for a notification.
     ///
     /// # Cancel safety
-    /// May be dropped at any await; a ring is not lost.
+    /// May be dropped at any await; a notification is not lost.
     pub(in crate::engines) async fn notified(&self) {
         self.notify.notified().await;
     }
@@ -221,7 +222,7 @@ impl Drop for Subscription {
 }
 
 impl PubSubConnection {
-    /// `None` when the connection is gone.
+    /// `None` if the connection is gone.
     fn listen(self: &Arc<Self>, name: &str, shared: bool) -> Option<Subscription> {
         let notify = Arc::new(Notify::new());
         let mut channels = self.lock();
@@ -248,7 +249,7 @@ impl PubSubConnection {
         let Some(channel) = channels.by_name.get_mut(&subscription.channel) else { return };
         channel.waiters.retain(|other| !Arc::ptr_eq(other, &subscription.notify));
         match channel.waiters.first() {
-            // A ring that the leaving one did not hear must not be lost.
+            // A notification that the dropped subscription did not consume must not be lost.
             Some(next) => next.notify_one(),
             None if subscription.shared && kept => {}
             None => self.forget(&mut channels, &subscription.channel),
@@ -276,7 +277,7 @@ impl PubSubConnection {
                 channel.live = true;
                 channel.waiters.iter().for_each(|subscription| subscription.notify_one());
             }
-            // Not by our wish: the slot moved to another server.
+            // Not at our request: the slot moved to another server.
             (PushKind::SUnsubscribe, Some(channel)) if channel.live => {
                 drop(channels);
                 self.close(None);
@@ -311,7 +312,7 @@ impl PubSubConnection {
     }
 }
 
-/// Sends what has to be sent, in order. Ends with the connection, or with the connection, and tells why.
+/// Sends (un)subscribe commands in order. Ends with the connection, and returns why.
 async fn keep_subscribed(
     mut connection: MultiplexedConnection,
     mut changes: mpsc::UnboundedReceiver<Change>,

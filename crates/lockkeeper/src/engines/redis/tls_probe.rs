@@ -1,7 +1,8 @@
-//! Why a server does not answer: TLS to a port that has none, or none to a port that wants it.
+//! Explains why a server does not answer: TLS to a port without it, or plain text to a port that
+//! requires it.
 //!
-//! Either way both sides wait for the other's next word or hang up, and the error of the client says
-//! only that. So when a first connection failed, each server is asked in the other language.
+//! Either way, both sides wait for each other or disconnect, and the client's error shows only
+//! that. So after a failed first connection, each server is probed with the other protocol.
 
 use std::time::Duration;
 
@@ -12,13 +13,13 @@ use tokio::task::JoinSet;
 use crate::engines::endpoint::Endpoint;
 use crate::error::Error;
 
-/// How long the answer may take; the failure is known already, so this only delays it.
+/// The timeout of the probe; the failure is already known, so this only delays its report.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The beginning of a conversation in TLS that every server refuses, in TLS.
+/// The start of a TLS handshake that every TLS server rejects with a TLS alert.
 const HELLO: [u8; 10] = [0x16, 3, 1, 0, 5, 1, 0, 0, 1, 0];
 
-/// Tells the real reason, if it is this one, in place of an error that came when connecting.
+/// Replaces an error of connecting with this explanation, if it applies.
 pub(in crate::engines) async fn explain(
     endpoint: &Endpoint,
     engine: &'static str,
@@ -62,12 +63,12 @@ pub(in crate::engines) async fn explain(
     Error::broken(engine, "connect", reason)
 }
 
-/// The server, if it answers in the language that it was not spoken to in.
+/// The server, if it answers in the other protocol.
 async fn answers(host: String, port: u16, in_tls: bool) -> Option<String> {
     let mut stream = TcpStream::connect((host.as_str(), port)).await.ok()?;
     stream.write_all(if in_tls { &HELLO } else { b"PING\r\n" }).await.ok()?;
     let first = stream.read_u8().await.ok()?;
-    // An alert or a hello; a Redis answers, or refuses, in a line that begins so.
+    // A TLS alert or hello; a plain Redis answers, or refuses, with a line that starts like this.
     let understood =
         if in_tls { matches!(first, 0x15 | 0x16) } else { matches!(first, b'+' | b'-') };
     understood.then(|| format!("{host}:{port}"))

@@ -1,4 +1,4 @@
-//! One server, the master that sentinels know, or a Cluster: the same calls for all.
+//! A single server, a master behind sentinels, or a Cluster: the same calls for all.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::cluster::Cluster;
 use super::connection::{Call, Connection, Reply};
 use super::subscriber::Subscription;
 
-/// Where the locks are.
+/// The servers that keep the locks.
 #[derive(Debug)]
 pub(in crate::engines) enum Topology {
     One(Arc<Connection>),
@@ -16,15 +16,16 @@ pub(in crate::engines) enum Topology {
 }
 
 impl Topology {
-    /// Calls a script where the slot is. On the wire after the first poll if there is a connection.
-    pub(in crate::engines) async fn call(&self, slot: u16, call: Call<'_>) -> RedisResult<Reply> {
+    /// Calls a script at the server of the slot. On the wire after the first poll if there is a
+    /// connection.
+    pub(in crate::engines) async fn call(&self, slot: u16, call: &Call<'_>) -> RedisResult<Reply> {
         match self {
             Topology::One(connection) => connection.call(call).await,
             Topology::Cluster(cluster) => Box::pin(cluster.call(slot, call)).await,
         }
     }
 
-    /// Begins to listen to a channel of a slot.
+    /// Starts to listen to a channel of a slot.
     ///
     /// # Cancel safety
     /// May be dropped at any await.
@@ -53,7 +54,7 @@ impl Topology {
         }
     }
 
-    /// Every server that holds locks.
+    /// Every server that keeps locks.
     pub(in crate::engines) async fn all(&self) -> RedisResult<Vec<Arc<Connection>>> {
         match self {
             Topology::One(connection) => Ok(vec![connection.clone()]),

@@ -1,10 +1,12 @@
-//! One try at one lock: a vote, a fence that a majority agrees on, and giving it all back.
+//! One attempt at one lock: a vote, a fence that a majority agrees on, and the release.
 //!
-//! All servers are asked at once, and the answer is there as soon as enough of them have spoken.
-//! A lock that a majority gave is ours; a minority is given back before anybody hears that it is busy.
+//! All servers are asked at once, and the result is known as soon as enough of them have answered.
+//! A lock granted by a majority is ours; the grants of a minority are released before the caller
+//! learns that the lock is busy.
 //!
-//! Easy to get wrong: the fence. The highest one that the majority gave is only ours once a majority
-//! has it in its counters, as holders' and not as bystanders': docs/redlock-proof.md says why.
+//! Easy to get wrong: the fence. The highest one that the majority returned is ours only once a
+//! majority has it in its counters while we hold the lock there: docs/redlock-proof.md explains
+//! why.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +23,8 @@ use super::node_claim::NodeClaim;
 use super::votes::Votes;
 use super::{NAME, Quorum, RedlockHeld};
 
-/// How long a contender waits before it asks again, in milliseconds: long compared with a calls, and
-/// different for each, so that they do not split the votes for ever.
+/// How long a contender waits before it asks again, in milliseconds: long compared with a round of
+/// calls, and random, so that contenders do not split the votes forever.
 const DELAY: std::ops::Range<u64> = 20..120;
 
 /// A claim on a lock of a quorum.
@@ -35,7 +37,7 @@ pub(super) struct RedlockClaim {
     granted: bool,
     /// The highest fence that a server may still be raised to by us.
     pub(super) floor: u64,
-    /// What the servers said to a release so far, one bit for each.
+    /// The servers that have answered a release so far, one bit for each.
     heard: u64,
     kept: u64,
 }
@@ -46,7 +48,7 @@ impl RedlockClaim {
         Self { quorum, request, claims, granted: false, floor: 0, heard: 0, kept: 0 }
     }
 
-    /// Asks those servers for which there is a question.
+    /// Sends a request to each server for which `about` returns one.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         about: impl Fn(usize, Arc<Node>, Arc<NodeClaim>) -> Option<NodeCall<T>>,
@@ -70,7 +72,7 @@ impl RedlockClaim {
 
     /// The fence that a majority has in its counters as ours.
     ///
-    /// Whoever gave it has it there already, so that mostly nothing is to be asked.
+    /// The servers that returned it already have it, so usually no further request is needed.
     async fn agree(&self, fences: &mut [Option<u64>]) -> Option<u64> {
         let majority = self.quorum.majority();
         let lease = Arc::new(Lease::of(&self.request));
@@ -90,7 +92,7 @@ impl RedlockClaim {
             while agreed < majority && agreed + open >= majority {
                 let Some((server, answer)) = calls.next().await else { break };
                 open -= 1;
-                // One that did not answer may have it or not: it does not count.
+                // A server that did not answer may or may not have it: it does not count.
                 fences[server] = answer.ok().flatten();
                 agreed += usize::from(fences[server] == Some(fence));
                 highest = highest.max(fences[server].unwrap_or(0));
@@ -102,12 +104,12 @@ impl RedlockClaim {
             if highest == fence {
                 return None;
             }
-            // A server that answered late had counted further. The next calls is with its number.
+            // A server that answered late had a higher counter. The next round uses its number.
             fence = highest;
         }
     }
 
-    /// Gives back what a minority gave. Topology that did not answer are told as well.
+    /// Releases what a minority granted. Servers that did not answer get the request as well.
     async fn undo(&self, votes: &Votes) {
         let ttl = self.request.ttl;
         let mut calls = self.ask(|at, node, claim| {
@@ -144,12 +146,17 @@ impl Claim for RedlockClaim {
                     slots: Vec::new(),
                     ttl: self.request.ttl,
                     since: asked,
-                    held: Arc::new(RedlockHeld { claims: self.claims.clone(), fence }),
+                    held: Arc::new(RedlockHeld {
+                        claims: self.claims.clone(),
+                        fence,
+                        quorum: self.quorum.clone(),
+                        lease: Lease::of(&self.request),
+                    }),
                 }));
             }
             self.undo(&votes).await;
             if is_shared && votes.is_won() {
-                // A majority let us in, but others read there by different counters.
+                // A majority granted the lock, but readers at these servers use different counters.
                 return Ok(None);
             }
             let doing = self.doing("acquire");
@@ -190,7 +197,7 @@ impl Claim for RedlockClaim {
             return Err(self.quorum.too_few(self.doing("release"), silent));
         }
         let (heard, kept) = (std::mem::take(&mut self.heard), std::mem::take(&mut self.kept));
-        // Those who were not heard may have had it to the end.
+        // Servers that did not answer may have held it to the end.
         let possible = kept.count_ones() as usize + count - heard.count_ones() as usize;
         let was_granted = std::mem::take(&mut self.granted);
         let gone = was_granted && possible < self.quorum.majority();

@@ -1,4 +1,4 @@
-//! Looks at every server, and at what they are to each other.
+//! Checks every server, and whether they are independent of each other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,8 +31,7 @@ pub(super) async fn doctor(quorum: &Arc<Quorum>) -> Vec<Finding> {
         findings.extend(own);
         if let Some(first) = run.and_then(|run| runs.insert(run, server)) {
             let (first, second) = (quorum.nodes[first].name(), quorum.nodes[server].name());
-            let what =
-                format!("{first} and {second} are one and the same server, which has two votes");
+            let what = format!("{first} and {second} are the same server, which has two votes");
             findings.push(Finding::problem(what, "name every server once"));
         }
     }
@@ -46,7 +45,7 @@ pub(super) async fn doctor(quorum: &Arc<Quorum>) -> Vec<Finding> {
     findings
 }
 
-/// The run id of a server that answers, and what is to be said of it.
+/// The run id of a server that answers, and the findings about it.
 async fn examine(
     node: &Arc<Node>,
     strict: Option<std::time::Duration>,

@@ -1,36 +1,36 @@
-//! One question to many servers at once, and their answers in the order in which they come.
+//! One request to many servers at once, and their answers in the order in which they arrive.
 //!
-//! Easy to get wrong: every request has to be on the wire after the first poll, because a release goes
-//! before the next acquire only by being sent first. So the futures are polled here, in the caller's own
-//! task, and only those that nobody waits for any more are left to a task of their own.
+//! Easy to get wrong: every request has to be on the wire after the first poll, because a release
+//! precedes the next acquire only by being sent first. So the futures are polled here, in the
+//! caller's own task; only those that are no longer awaited move to their own task.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// A question to one server.
+/// A request to one server.
 pub(super) type NodeCall<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A question that is asked when it is polled.
+/// A request that is sent when it is polled.
 pub(super) fn question<T>(asked: impl Future<Output = T> + Send + 'static) -> NodeCall<T> {
     Box::pin(asked)
 }
 
-/// Questions under way.
+/// Requests in progress.
 pub(super) struct FanOut<T> {
     asked: Vec<(usize, NodeCall<T>)>,
     answers: VecDeque<(usize, T)>,
 }
 
 impl<T: Send + 'static> FanOut<T> {
-    /// Questions, each with the number of its server.
+    /// Requests, each with the number of its server.
     pub(super) fn new(asked: Vec<(usize, NodeCall<T>)>) -> Self {
         let answers = VecDeque::with_capacity(asked.len());
         Self { asked, answers }
     }
 
-    /// The next answer; `None` when all have come.
+    /// The next answer; `None` when all have arrived.
     pub(super) async fn next(&mut self) -> Option<(usize, T)> {
         poll_fn(|cx| {
             self.poll(cx);
@@ -43,7 +43,7 @@ impl<T: Send + 'static> FanOut<T> {
         .await
     }
 
-    /// Lets the questions that are still open come to their end without us.
+    /// Lets the unanswered requests run to completion in the background.
     pub(super) fn leave(mut self) {
         if !self.asked.is_empty() {
             tokio::spawn(async move { while self.next().await.is_some() {} });
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_question_is_asked_before_the_first_answer_is_looked_at() {
+    async fn every_request_is_sent_before_the_first_answer_is_read() {
         let (sender, receiver) = oneshot::channel();
         let second = Box::pin(async move {
             let _ = sender.send(());
@@ -79,11 +79,11 @@ mod tests {
         });
         let mut calls: FanOut<()> = FanOut::new(vec![(0, Box::pin(ready(()))), (1, second)]);
         assert_eq!(calls.next().await, Some((0, ())));
-        receiver.await.expect("the second one was asked as well");
+        receiver.await.expect("the second request was sent as well");
     }
 
     #[tokio::test]
-    async fn what_is_left_alone_comes_to_its_end() {
+    async fn an_abandoned_call_runs_to_completion() {
         let (begin, begun) = oneshot::channel::<()>();
         let (end, ended) = oneshot::channel();
         let question = Box::pin(async move {
@@ -93,6 +93,6 @@ mod tests {
         let calls: FanOut<()> = FanOut::new(vec![(0, question)]);
         calls.leave();
         begin.send(()).unwrap();
-        ended.await.expect("it ran on");
+        ended.await.expect("it ran to completion");
     }
 }

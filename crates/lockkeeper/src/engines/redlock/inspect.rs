@@ -11,7 +11,7 @@ use crate::key::Key;
 
 use super::Quorum;
 use super::fan_out::{FanOut, NodeCall, question};
-use crate::engines::redis::inspect;
+use crate::engines::redis::{inspect, yielding};
 
 pub(super) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<Snapshot>> {
     let query = Arc::new(query.clone());
@@ -42,6 +42,18 @@ pub(super) async fn break_lock(quorum: &Arc<Quorum>, key: &Key) -> Result<Vec<En
         (at, question(asked))
     });
     all(quorum, &format!("break {key:?}"), questions.collect()).await?;
+    Ok(held.into_iter().flat_map(|snapshot| snapshot.holders).collect())
+}
+
+/// Asks the holders at every server: they listen to all of them.
+pub(super) async fn request_yield(quorum: &Arc<Quorum>, key: &Key) -> Result<Vec<Entry>> {
+    let held = inspect(quorum, &Query::Key(key.clone())).await?;
+    let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
+        let (node, key) = (node.clone(), key.clone());
+        let asked = async move { yielding::request_yield(node.store(), &key).await };
+        (at, question(asked))
+    });
+    all(quorum, &format!("ask for {key:?}"), questions.collect()).await?;
     Ok(held.into_iter().flat_map(|snapshot| snapshot.holders).collect())
 }
 
@@ -131,14 +143,8 @@ mod tests {
     /// What a server saw: the number of each holder, which is its fence too, and whether it reads.
     fn seen(holders: &[(u64, Mode)]) -> Snapshot {
         let entry = |(number, mode): &(u64, Mode)| Entry {
-            identity: number.to_string(),
-            mode: *mode,
-            who: None,
-            note: None,
-            since: None,
-            left: None,
             fence: Some(Fence::new(*number)),
-            slots: Vec::new(),
+            ..Entry::new(number.to_string(), *mode)
         };
         let holders = holders.iter().map(entry).collect();
         Snapshot { key: Key::new("key").unwrap(), holders, waiters: None, fence: None }

@@ -1,11 +1,13 @@
-//! Redlock: a lock that a majority of independent Redis servers gave.
+//! Redlock: a lock granted by a majority of independent Redis servers.
 //!
-//! An engine made of engines: every server is asked as the Redis engine asks it, and what is written
-//! here is only what a majority is. Exclusion rests on clocks and on servers that remember; the fence
-//! does not rest on clocks at all. The page docs/engines/redlock.md says what is promised and what is
-//! not, docs/redlock-proof.md why the fences rise.
+//! An engine made of engines: every server is asked in the way of the Redis engine, and this module
+//! adds only the majority. Exclusion depends on clocks and on servers that keep their data; the
+//! order of the fences does not depend on clocks. docs/engines/redlock.md describes what is
+//! promised and what is not, docs/redlock-proof.md why the fences rise.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,11 +16,12 @@ use tokio::time::Instant;
 use crate::core::clock::Moment;
 use crate::engine::{
     Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
-    Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
-use crate::engines::redis::tls_probe;
+use crate::engines::redis::layout::entry;
+use crate::engines::redis::{tls_probe, yielding};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -40,7 +43,7 @@ use node::Node;
 use node_claim::NodeClaim;
 use settings::Settings;
 
-/// What this engine is called.
+/// The name of this engine.
 const NAME: &str = "redlock";
 
 /// How long a majority may take to answer for the first time.
@@ -63,22 +66,20 @@ const fn promises(settings: Settings) -> Guarantees {
             "with two permits, each of three users can have one at two of three servers",
         ),
         most_permits: 0,
-        order: Order::Chance(
-            "servers that know nothing of each other have no common line of waiters",
-        ),
+        order: Order::Chance("independent servers have no common queue of waiters"),
         fence: FenceSource::Quorum,
         death: Death::Lease,
         wakeup: Wakeup::BackOff,
         scope: Scope::Network,
-        // A server that is gone for good hurts nobody, but one that comes back empty votes again.
+        // A server that is gone for good does no harm, but one that comes back empty votes again.
         survives: if settings.strict.is_some() { Survives::Minority } else { Survives::None },
         reentrance: Reentrance::Client,
     }
 }
 
-/// Locks that a majority of Redis servers gives.
+/// Locks granted by a majority of Redis servers.
 ///
-/// Made by [`connect`](Redlock::connect), or by [`Client::connect`](crate::Client::connect).
+/// Created by [`connect`](Redlock::connect), or by [`Client::connect`](crate::Client::connect).
 #[derive(Debug, Clone)]
 pub struct Redlock {
     quorum: Arc<Quorum>,
@@ -91,27 +92,47 @@ struct Quorum {
     settings: Settings,
 }
 
-/// What a claim of ours holds, by which renewals fill in servers that were missed.
+/// What a claim of ours holds; renewals use it to acquire the lock at servers that lack it.
 #[derive(Debug, Clone)]
 struct RedlockHeld {
     /// Its part at each server.
     claims: Arc<[Arc<NodeClaim>]>,
     fence: u64,
+    quorum: Arc<Quorum>,
+    lease: Lease,
 }
 
-impl Held for RedlockHeld {}
+impl Held for RedlockHeld {
+    /// Whichever server tells it first.
+    fn yield_requested(&self) -> Option<Signal> {
+        let token = self.lease.token.to_string();
+        let field = entry(&token, &token, self.lease.mode);
+        let listen = |node: &Arc<Node>| {
+            let store = node.store().clone();
+            let names = store.names(&self.lease.key);
+            yielding::asked(store, names, field.clone())
+        };
+        let mut signals: Vec<_> = self.quorum.nodes.iter().map(listen).collect();
+        Some(Box::pin(poll_fn(move |cx| {
+            match signals.iter_mut().any(|signal| signal.as_mut().poll(cx).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })))
+    }
+}
 
 impl Quorum {
     fn majority(&self) -> usize {
         self.nodes.len() / 2 + 1
     }
 
-    /// How many may be missing.
+    /// How many servers may be missing.
     fn minority(&self) -> usize {
         self.nodes.len() - self.majority()
     }
 
-    /// The error of a question that no majority answered.
+    /// The error of a request that no majority answered.
     fn too_few(&self, doing: impl Into<String>, silent: Vec<(usize, Error)>) -> Error {
         let retryable = silent.is_empty() || silent.iter().any(|(_, error)| error.is_retryable());
         let (all, few) = (self.nodes.len(), self.nodes.len() - silent.len());
@@ -130,10 +151,10 @@ impl Quorum {
 }
 
 impl Redlock {
-    /// Connects to the servers that a URL names. A majority has to be there.
+    /// Connects to the servers that a URL names. A majority has to be reachable.
     ///
     /// # Errors
-    /// [`Error::Url`] for a URL that is not understood, [`Error::Engine`] when too few answer.
+    /// [`Error::Url`] for an invalid URL, [`Error::Engine`] if too few servers answer.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self> {
         let (nodes, settings) = settings::read(endpoint)?;
         let nodes: Vec<_> = nodes.into_iter().map(Arc::new).collect();
@@ -150,7 +171,7 @@ impl Redlock {
 }
 
 impl Quorum {
-    /// Whether a majority answers.
+    /// Checks that a majority answers.
     async fn greet(&self) -> Result<()> {
         let pings = self.nodes.iter().enumerate();
         let pings = pings.map(|(at, node)| (at, question(node.clone().ping())));
@@ -188,6 +209,10 @@ impl Engine for Redlock {
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
         inspect::break_lock(&self.quorum, key).await
+    }
+
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.quorum, key).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {

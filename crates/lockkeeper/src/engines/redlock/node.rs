@@ -1,7 +1,8 @@
-//! One of the servers: what it is asked, how long it may take, and what it was not told yet.
+//! One of the servers: its requests, its timeout, and the releases that it has not received yet.
 //!
-//! A server that did not answer in time is not asked again for as long as an answer may take, so that a
-//! dead one costs nothing. A release that it could not be told is repeated after its next answer.
+//! A server that did not answer in time is not asked again for the length of that timeout, so that
+//! a dead one costs nothing. A release that could not be delivered is repeated after the server's
+//! next answer.
 
 use std::future::Future;
 use std::sync::atomic::Ordering;
@@ -26,10 +27,11 @@ use crate::engines::redis::settings::Settings as Own;
 use crate::engines::redis::topology::Topology;
 use crate::engines::redis::{Store, renew};
 
-/// How many leases are renewed within one time limit.
+/// How many leases are renewed within one timeout.
 const RENEWED_AT_ONCE: usize = 2000;
 
-/// How long a writer's wish lasts beyond one answer: some tries of the writer, which each renew it.
+/// How long a writer's wish lasts beyond one answer: a few attempts of the writer, each of which
+/// renews it.
 const WISH: Duration = Duration::from_millis(500);
 
 /// One server.
@@ -44,23 +46,23 @@ pub(super) struct Node {
     unreleased: Mutex<Vec<Unreleased>>,
 }
 
-/// A release that the server was not told. What it holds for nobody expires by itself.
+/// A release that the server has not received. If nobody delivers it, the lock expires there.
 #[derive(Debug)]
 struct Unreleased {
     claim: Arc<NodeClaim>,
     until: Instant,
 }
 
-/// What a server says to a claim.
+/// A server's answer to a claim.
 #[derive(Debug)]
 pub(super) enum Vote {
-    /// It is ours there, with this counter.
+    /// Granted there, with this counter.
     Granted(Counter),
-    /// Somebody else has it.
+    /// Held by another client.
     Busy,
-    /// Nobody can have it: something else is there, or the request makes no sense.
+    /// Impossible for any client: something else is at the key, or the request is invalid.
     Refused(Error),
-    /// It did not answer, or has no vote.
+    /// No answer, or no right to vote.
     Silent(Error),
 }
 
@@ -80,23 +82,23 @@ impl Node {
         }
     }
 
-    /// Its address.
+    /// The server's address.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where its locks are kept.
+    /// The store that keeps its locks.
     pub(super) fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// A claim's part here.
+    /// A claim's part at this server.
     pub(super) fn claim(&self, request: &Request) -> Arc<NodeClaim> {
         let wish = WISH + self.settings.node_timeout;
         Arc::new(NodeClaim::new(&self.store, request, wish))
     }
 
-    /// Whether it answers at all.
+    /// Checks that it answers.
     pub(super) async fn ping(self: Arc<Self>) -> Result<()> {
         let ping = async {
             self.link.command(&redis::cmd("PING")).await.map_err(|error| sort("connect", error))
@@ -104,7 +106,8 @@ impl Node {
         self.within(ping).await.map(drop)
     }
 
-    /// Takes the lock here; with a fence, for a claim that a majority has let in with it.
+    /// Acquires the lock here; with a fence, for a claim that a majority has granted with that
+    /// fence.
     pub(super) async fn vote(self: Arc<Self>, claim: Arc<NodeClaim>, fence: Option<u64>) -> Vote {
         let mut state = claim.state.lock().await;
         let state = &mut *state;
@@ -116,7 +119,7 @@ impl Node {
             let granted = state.part.attempt(fence).await?;
             state.held = granted.is_some();
             claim.note_counter(granted.map_or(0, |told| told.fence));
-            // Asked after the grant: a server that restarted in between shows it.
+            // Checked after the grant: a server that restarted in between is detected.
             if granted.is_some() {
                 self.check_age().await?;
             }
@@ -130,15 +133,15 @@ impl Node {
         }
     }
 
-    /// Takes the lock here for a claim that holds it elsewhere, unless it is over.
+    /// Acquires the lock here for a claim that holds it elsewhere, unless the claim has ended.
     pub(super) async fn fill(self: Arc<Self>, claim: Arc<NodeClaim>, fence: u64) {
         claim.retaking.store(true, Ordering::SeqCst);
         self.vote(claim.clone(), Some(fence)).await;
         claim.retaking.store(false, Ordering::SeqCst);
     }
 
-    /// Raises the counter under a lock that is ours here. Answers the counter that is there then;
-    /// `None` where the lock is not ours.
+    /// Raises the counter under a lock that we hold here. Returns the resulting counter; `None` if
+    /// we do not hold the lock.
     pub(super) async fn confirm(
         self: Arc<Self>,
         claim: Arc<NodeClaim>,
@@ -157,7 +160,7 @@ impl Node {
         let call = Call { script: &CONFIRM, keys: &keys, args: &args, hinted: false, replicas: 0 };
         let doing = "agree on a fence";
         let answer = self.within(async {
-            let reply = self.link.call(call).await.map_err(|error| sort(doing, error))?;
+            let reply = self.link.call(&call).await.map_err(|error| sort(doing, error))?;
             match reply.value {
                 Value::Int(there) => Ok(u64::try_from(there).ok()),
                 other => Err(garbage(doing, &other)),
@@ -168,9 +171,9 @@ impl Node {
         Ok(there)
     }
 
-    /// Gives back whatever the claim has or may have here. True if it had the lock until now.
+    /// Releases whatever the claim has or may have here. True if it held the lock until now.
     ///
-    /// With `last`, nothing is taken in its name any more.
+    /// With `last`, nothing more is acquired in its name.
     pub(super) async fn let_go(
         self: Arc<Self>,
         claim: Arc<NodeClaim>,
@@ -180,11 +183,11 @@ impl Node {
         let mut is_told = false;
         let mut state = match claim.state.try_lock() {
             Ok(state) => state,
-            // It may not even have asked yet.
+            // It may not have sent its request yet.
             Err(_) if claim.retaking.load(Ordering::SeqCst) => claim.state.lock().await,
             Err(_) => {
-                // An answer is still awaited. The release does not wait for it: it goes the same way
-                // and arrives after the question, and before whatever is asked next.
+                // An answer is still outstanding. The release does not wait for it: it takes the
+                // same connection and arrives after that request, and before whatever is sent next.
                 let mut unsure = Part::unsure(self.store.clone(), claim.request.clone());
                 is_told = self.within(unsure.release()).await.is_ok();
                 claim.state.lock().await
@@ -194,7 +197,7 @@ impl Node {
         if state.clean {
             return Ok(false);
         }
-        // Only a question that was answered certainly came first.
+        // Only a request that was answered certainly came first.
         if is_told && state.held {
             return Ok(state.cleared());
         }
@@ -225,7 +228,7 @@ impl Node {
         Ok(renewals)
     }
 
-    /// How long the server runs, and its run id.
+    /// How long the server has been running, and its run id.
     pub(super) async fn age(&self) -> Result<(Duration, String)> {
         let doing = "ask how long it runs";
         let info = self.link.command(redis::cmd("INFO").arg("server")).await;
@@ -246,7 +249,7 @@ impl Node {
         self.link.close();
     }
 
-    /// Refuses the vote of a server that may have forgotten somebody's lock.
+    /// Refuses the vote of a server that may have forgotten a lock of another client.
     async fn check_age(&self) -> Result<()> {
         let Some(strict) = self.settings.strict else { return Ok(()) };
         let (age, _) = self.age().await?;
@@ -255,14 +258,14 @@ impl Node {
             return Ok(());
         }
         let young = format!(
-            "it runs for {} only, and votes after {}",
+            "it has been running for only {}, and votes after {}",
             humantime::format_duration(age),
             humantime::format_duration(strict)
         );
         Err(Error::unreachable(NAME, "count its vote", young))
     }
 
-    /// Keeps the time limit, and keeps account of whether the server answers.
+    /// Applies the timeout, and tracks whether the server answers.
     async fn within<T>(self: &Arc<Self>, work: impl Future<Output = Result<T>>) -> Result<T> {
         let silence = |why: String| Error::unreachable(NAME, "ask", why);
         if self.paused().is_some_and(|until| Instant::now() < until) {
@@ -273,7 +276,7 @@ impl Node {
             Err(silence(format!("no answer within {}", humantime::format_duration(limit))))
         });
         match &answer {
-            // One that says no at once costs nothing, and may be back at once.
+            // A server that refuses at once costs nothing, and may be back at once.
             Err(error) if error.is_retryable() => {
                 let is_slow = asked.elapsed() >= limit / 2;
                 *self.paused() = is_slow.then(|| Instant::now() + limit);
@@ -286,7 +289,7 @@ impl Node {
         answer
     }
 
-    /// Repeats the releases that it was not told.
+    /// Repeats the releases that the server has not received.
     fn release_owed(self: &Arc<Self>) {
         let unreleased = std::mem::take(&mut *self.unreleased());
         if unreleased.is_empty() {

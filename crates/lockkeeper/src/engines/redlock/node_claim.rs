@@ -1,8 +1,8 @@
-//! One claim's part at one server: what was asked there, and what is held.
+//! One claim's part at one server: what was requested there, and what is held.
 //!
-//! Easy to get wrong: a claim's steps on one server happen in their order, also when nobody waits for an
-//! earlier one any more. So the state is locked for every step; only a release is sent ahead, because
-//! nothing later may overtake it.
+//! Easy to get wrong: the steps of a claim at one server happen in order, even if an earlier one is
+//! no longer awaited. So the state is locked for every step. Only a release is sent without the
+//! lock, because nothing later may overtake it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,24 +20,24 @@ use crate::error::Result;
 pub(super) struct NodeClaim {
     pub(super) request: Request,
     pub(super) state: tokio::sync::Mutex<State>,
-    /// Whether a renewal is taking the lock here at this moment.
+    /// Whether a renewal is acquiring the lock here at this moment.
     pub(super) retaking: AtomicBool,
-    /// The counter in the server's last answer. It stays while we read there.
+    /// The counter in the server's last answer. It does not change while we hold as a reader.
     counter: AtomicU64,
 }
 
-/// What a claim asked of a server, and what it holds there.
+/// What a claim requested from a server, and what it holds there.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) part: Part,
-    /// Whether nothing was asked since the last time that all was given back.
+    /// Whether nothing was requested since everything was last released.
     pub(super) clean: bool,
     pub(super) held: bool,
-    /// Whether the claim is over, and nothing may be taken in its name.
+    /// Whether the claim has ended, and nothing may be acquired in its name.
     pub(super) closed: bool,
 }
 
-/// What a claim does at a server: mutexes are the Redis engine's own.
+/// How a claim is made at a server: mutexes are those of the Redis engine.
 #[derive(Debug)]
 pub(super) enum Part {
     Mutex(RedisClaim),
@@ -45,9 +45,10 @@ pub(super) enum Part {
 }
 
 impl NodeClaim {
-    /// A claim that has asked for nothing yet. A writer's wish lasts for `wish` beyond each try.
+    /// A claim that has requested nothing yet. A writer's wish lasts for `wish` beyond each
+    /// attempt.
     pub(super) fn new(store: &Arc<Store>, request: &Request, wish: Duration) -> Self {
-        // A lock here belongs to one claim, whoever its owner is, and there is no queue.
+        // A lock here belongs to one claim, whatever its owner, and there is no queue.
         let queue = request.queue && request.mode == Mode::Write;
         let request = Request { fair: false, owner: None, queue, ..request.clone() };
         let (store, wanted) = (store.clone(), request.clone());
@@ -64,19 +65,19 @@ impl NodeClaim {
         }
     }
 
-    /// Notes the counter that the server told.
+    /// Records the counter that the server returned.
     pub(super) fn note_counter(&self, counter: u64) {
         self.counter.store(counter, Ordering::SeqCst);
     }
 
-    /// Whether the server has this counter, which stays while we hold there.
+    /// Whether the server has this counter, which does not change while we hold there.
     pub(super) fn agrees(&self, fence: u64) -> bool {
         self.counter.load(Ordering::SeqCst) == fence
     }
 }
 
 impl Part {
-    /// One of which it is not known what it left.
+    /// A part of unknown state: it may have left something at the server.
     pub(super) fn unsure(store: Arc<Store>, request: Request) -> Self {
         match request.mode {
             Mode::Read | Mode::Write => Part::ReadWrite(RwClaim::unsure(store, request)),
@@ -87,7 +88,7 @@ impl Part {
     pub(super) async fn attempt(&mut self, fence: Option<u64>) -> Result<Option<Counter>> {
         match self {
             Part::Mutex(claim) => {
-                // Nobody counts from this moment: the quorum grants.
+                // Nothing counts from this moment: the quorum makes the grant.
                 let granted = claim.attempt(Clock::System.now()).await?;
                 Ok(granted.map(|grant| Counter { fence: grant.fence.get(), clock: 0 }))
             }
@@ -104,7 +105,7 @@ impl Part {
 }
 
 impl State {
-    /// Notes that all was given back; true if the lock was ours.
+    /// Records that everything was released; true if the lock was held.
     pub(super) fn cleared(&mut self) -> bool {
         self.clean = true;
         std::mem::take(&mut self.held)

@@ -1,12 +1,12 @@
-//! The one fence of those who read together.
+//! The common fence of readers that hold a lock together.
 //!
-//! A counter does not move while anybody reads by it, so that readers who have a server in common have
-//! a fence in common. Counters may still differ from server to server, where a writer's grant came late
-//! or to a few only. Then a reader that is alone at the lower ones raises them; one that is not gives
-//! all back, and tries again later. Why that is enough: docs/redlock-proof.md.
+//! A counter does not change while a reader holds the lock with it, so readers that share a server
+//! share a fence. Counters may still differ between servers, if a writer's grant arrived late or at
+//! only a few. Then a reader that is the only one at the lower counters raises them; otherwise it
+//! releases everything and tries again later. docs/redlock-proof.md proves that this is enough.
 //!
-//! Easy to get wrong: what was asked for may still arrive. A reader never takes a fence that is lower
-//! than one it asked a server for without hearing what became of it.
+//! Easy to get wrong: a request without an answer may still arrive. A reader never takes a fence
+//! lower than one that it sent to a server without learning the outcome.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::fan_out::question;
 use super::votes::Votes;
 
 impl RedlockClaim {
-    /// The fence that a majority has in its counters; `None` when the counters stay apart.
+    /// The fence that a majority has in its counters; `None` if the counters differ.
     pub(super) async fn share(&mut self, votes: &mut Votes) -> Option<u64> {
         let lease = Arc::new(Lease::of(&self.request));
         let mut tried = 0;
@@ -31,8 +31,8 @@ impl RedlockClaim {
             }
             tried = fence;
             let known = votes.fences.clone();
-            // Not those whose vote came too late to be counted: they might have lost a counter, and
-            // their clocks are not in this fence.
+            // Not the servers whose vote came too late to be counted: they may have lost a counter,
+            // and their clocks are not in this fence.
             let mut calls = self.ask(|at, node, claim| {
                 let is_apart = known[at].is_some_and(|there| there != fence);
                 is_apart.then(|| question(node.confirm(claim, lease.clone(), fence)))

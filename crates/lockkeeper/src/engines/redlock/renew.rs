@@ -1,10 +1,12 @@
-//! Extends leases at every server, and fills in those that miss a lock which a majority has.
+//! Extends leases at every server, and acquires locks that a majority has at the servers that lack
+//! them.
 //!
-//! A lease is renewed when a majority extended it, and gone when so many do not have it that no
-//! majority can. Filling in needs a lock that was just renewed: it never brings back one that is lost.
+//! A lease is renewed if a majority extended it, and gone if so many servers lack it that no
+//! majority can. A lock is filled in only if it was just renewed: a lost lock is never revived.
 //!
-//! Easy to get wrong: a server whose counter is not a reader's fence does not count, although the reader
-//! is let in there as well. Two readers could otherwise meet only where neither has its fence from.
+//! Easy to get wrong: a server whose counter is not a reader's fence does not count, although the
+//! reader holds the lock there as well. Otherwise two readers might have only such servers in
+//! common.
 
 use std::sync::Arc;
 
@@ -14,15 +16,15 @@ use crate::error::Result;
 use super::fan_out::{FanOut, question};
 use super::{Quorum, RedlockHeld};
 
-/// What the servers said of some leases so far.
+/// The servers' answers about some leases so far.
 struct Survey {
     quorum: Arc<Quorum>,
-    /// What we know of each lease, unless it was given back meanwhile.
+    /// What we know of each lease, unless it was released meanwhile.
     held: Vec<Option<RedlockHeld>>,
     shared: Vec<bool>,
     /// How many servers extended each lease.
     renewed: Vec<usize>,
-    /// Which servers do not have it.
+    /// The servers that do not have it.
     missing: Vec<Vec<usize>>,
 }
 
@@ -55,7 +57,7 @@ pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<
         return Err(quorum.too_few(format!("renew {} locks", leases.len()), silent));
     }
     let renewals = (0..leases.len()).map(|at| survey.verdict(at)).collect();
-    // Nobody has to wait for those who are slower than the majority.
+    // The caller does not wait for servers that are slower than the majority.
     tokio::spawn(async move {
         while let Some((server, answer)) = calls.next().await {
             survey.add(server, &answer.unwrap_or_default());
@@ -76,7 +78,7 @@ impl Survey {
         }
     }
 
-    /// Whether a hold at this server is part of a majority.
+    /// Whether a hold at this server counts towards a majority.
     fn counts(&self, at: usize, server: usize) -> bool {
         let held = self.held[at].as_ref().filter(|_| self.shared[at]);
         held.is_none_or(|held| held.claims[server].agrees(held.fence))
@@ -90,7 +92,8 @@ impl Survey {
         if is_gone { Renewal::Gone } else { Renewal::Unknown }
     }
 
-    /// Takes what was renewed at the servers that miss it. A claim that is over takes nothing.
+    /// Acquires the renewed locks at the servers that lack them. A claim that has ended acquires
+    /// nothing.
     fn fill_in(&self) {
         for (at, servers) in self.missing.iter().enumerate() {
             if self.verdict(at) != Renewal::Renewed {

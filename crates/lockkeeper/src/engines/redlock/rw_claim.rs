@@ -1,11 +1,11 @@
 //! A claim's part in a read-write lock at one server.
 //!
-//! Mutexes are the Redis engine's own. Read-write locks have its layout, in either `layout`, but not its
-//! line of waiters: lines of servers that know nothing of each other would wait for each other. A writer
-//! that readers keep out leaves a wish instead, which keeps new readers out for a moment.
+//! Mutexes are those of the Redis engine. Read-write locks use its data layout, in either `layout`,
+//! but not its queue: queues on independent servers would wait for each other. A writer that is
+//! blocked by readers leaves a wish instead, which blocks new readers for a moment.
 //!
-//! Easy to get wrong: a reader's grant does not raise the counter. It answers what is there, and a server
-//! that has no counter yet says so: to guess one for it is the quorum's business.
+//! Easy to get wrong: a reader's grant does not raise the counter. The server returns its counter,
+//! or that it has none yet: choosing one is the quorum's business.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,12 +23,12 @@ use crate::engines::redis::layout::KeyNames;
 use crate::engines::redis::layout::{entry, life, millis, record};
 use crate::engines::redis::script::{QUORUM_READ, QUORUM_RW_RELEASE, QUORUM_WRITE, Script};
 
-/// The counter of a server that gave us the lock.
+/// The counter of a server that granted the lock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counter {
-    /// What it has; 0 where there is no counter yet.
+    /// Its value; 0 if there is no counter yet.
     pub(super) fence: u64,
-    /// Its clock, where there is no counter.
+    /// The server's clock, if there is no counter.
     pub(super) clock: u64,
 }
 
@@ -40,11 +40,11 @@ pub(super) struct RwClaim {
     names: KeyNames,
     /// How long a wish lasts.
     patience: Duration,
-    /// Whether something of ours may be there.
+    /// Whether something of ours may be at the server.
     left: bool,
-    /// Whether the lock was certainly ours.
+    /// Whether the lock was certainly held.
     held: bool,
-    /// Whether a release was sent whose answer did not come.
+    /// Whether a release was sent whose answer did not arrive.
     released_once: bool,
 }
 
@@ -54,12 +54,12 @@ impl RwClaim {
         Self { store, request, names, patience, left: false, held: false, released_once: false }
     }
 
-    /// A part of which it is not known what it left: its release asks the server.
+    /// A part of unknown state: its release asks the server.
     pub(super) fn unsure(store: Arc<Store>, request: Request) -> Self {
         Self { left: true, ..Self::new(store, request, Duration::ZERO) }
     }
 
-    /// Takes the lock; with a fence, for a claim that a majority has let in with it.
+    /// Acquires the lock; with a fence, for a claim that a majority has granted with that fence.
     pub(super) async fn attempt(&mut self, fence: Option<u64>) -> Result<Option<Counter>> {
         let doing = format!("acquire {:?}", self.request.key);
         self.left = true;
@@ -94,7 +94,7 @@ impl RwClaim {
         }
     }
 
-    /// Gives back whatever is ours.
+    /// Releases whatever is ours.
     pub(super) async fn release(&mut self) -> Result<Released> {
         if !self.left {
             return Ok(Released::Yes);
@@ -109,7 +109,7 @@ impl RwClaim {
         let reply = reply.map_err(|error| sort(&doing, error))?;
         let Value::Int(found) = reply.value else { return Err(garbage(doing, &reply.value)) };
         (self.left, self.released_once) = (false, false);
-        // Only a hold that was there for certain can be gone.
+        // Only a hold that certainly existed can be gone.
         let gone = std::mem::take(&mut self.held) && found == 0 && !again;
         Ok(if gone { Released::AlreadyGone } else { Released::Yes })
     }
@@ -140,6 +140,6 @@ impl RwClaim {
         let names = &self.names;
         let keys = [names.lock().to_owned(), names.state(), names.who(), names.wish()];
         let call = Call { script, keys: &keys, args, hinted, replicas: 0 };
-        self.store.servers.call(names.slot(), call).await
+        self.store.servers.call(names.slot(), &call).await
     }
 }

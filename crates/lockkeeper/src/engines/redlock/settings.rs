@@ -1,4 +1,4 @@
-//! What a Redlock URL says: the servers, and how long each of them may take.
+//! The settings in a Redlock URL: the servers, and how long each of them may take.
 
 use std::time::Duration;
 
@@ -10,22 +10,23 @@ use crate::error::{Error, Result};
 use super::node::Node;
 use crate::engines::redis::settings as redis;
 
-/// How long a server may take for an answer, unless set.
+/// How long a server may take to answer, unless set.
 const NODE_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Fewer servers have no minority that could fail; more are a mistake, and have no bit in a set of 64.
+/// Fewer servers have no minority that may fail; more are a mistake, and do not fit a set of 64
+/// bits.
 const COUNT: std::ops::RangeInclusive<usize> = 3..=64;
 
-/// What a URL says beside the servers.
+/// The settings in a URL apart from the servers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Settings {
-    /// How long one server may take for an answer.
+    /// How long one server may take to answer.
     pub(super) node_timeout: Duration,
-    /// How long a server that started does not vote: the longest lease that anybody uses.
+    /// How long a server does not vote after it started: the longest lease in use.
     pub(super) strict: Option<Duration>,
 }
 
-/// Reads a URL. No I/O but for the files that it names.
+/// Reads a URL. The only I/O is reading the files that it names.
 pub(super) fn read(endpoint: &Endpoint) -> Result<(Vec<Node>, Settings)> {
     let mut options = endpoint.options();
     let settings = Settings {
@@ -35,7 +36,8 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Vec<Node>, Settings)> {
     if settings.node_timeout < Duration::from_millis(10) {
         return Err(Error::Url("option node_timeout must be at least 10ms".to_owned()));
     }
-    // The rest is each server's, and is read as if the server stood alone.
+    // All other options are those of the single servers, and are parsed as if each server were
+    // alone.
     let layout = options.choice("layout", &[("string", "string"), ("hash", "hash")])?;
     let timeout = format!("{}ms", settings.node_timeout.as_millis());
     let mut passed = vec![("layout", layout.unwrap_or("string").to_owned()), ("timeout", timeout)];
@@ -49,7 +51,7 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Vec<Node>, Settings)> {
     let hosts = endpoint.hosts();
     if !COUNT.contains(&hosts.len()) {
         return Err(Error::Url(format!(
-            "{}: needs three servers or more (at most 64) that know nothing of each other, as in {0}://h1,h2,h3; for one server there is redis:",
+            "{}: needs three servers or more (at most 64) that are independent of each other, as in {0}://h1,h2,h3; for one server there is redis:",
             endpoint.scheme()
         )));
     }
@@ -69,7 +71,7 @@ pub(super) fn read(endpoint: &Endpoint) -> Result<(Vec<Node>, Settings)> {
 
 fn node(mut url: Url, passed: &[(&str, String)], settings: Settings) -> Result<Node> {
     let scheme = if url.scheme() == "redlocks" { "rediss" } else { "redis" };
-    // It was parsed before, so that it can only fail together with the parse below.
+    // It was parsed before, so it can only fail together with the parse below.
     let _ = url.set_scheme(scheme);
     url.query_pairs_mut().clear().extend_pairs(passed);
     let (servers, own) = redis::read(&Endpoint::parse(url.as_str())?)?;

@@ -1,23 +1,23 @@
-//! The votes of one calls, and when enough have spoken.
+//! The votes of one round, and when enough servers have answered.
 //!
-//! Whoever wants to be alone needs a majority. A reader needs a majority that has one and the same
-//! counter, because it will carry that counter as its fence, and so will whoever reads beside it.
-//! So a writer that finds the counters apart hears all servers, and leaves them in step.
+//! An exclusive lock needs a majority. A reader needs a majority with the same counter, because it
+//! will carry that counter as its fence, and so will readers that join it. So a writer that finds
+//! the counters different waits for all servers, and sets them to the same value.
 
 use crate::engine::Mode;
 use crate::error::Error;
 
 use super::node::Vote;
 
-/// The votes of one calls.
+/// The votes of one round.
 #[derive(Debug)]
 pub(super) struct Votes {
     pub(super) majority: usize,
-    /// The counters of those who gave us the lock; 0 where there was none.
+    /// The counters of the servers that granted the lock; 0 if there was none.
     pub(super) fences: Vec<Option<u64>>,
     /// The latest clock of a server without a counter.
     clock: u64,
-    /// Those who certainly did not give it.
+    /// The servers that certainly did not grant it.
     pub(super) others: Vec<usize>,
     /// What some of those found instead.
     refused: Vec<Error>,
@@ -51,7 +51,7 @@ impl Votes {
         }
     }
 
-    /// Whether more votes would change nothing.
+    /// Whether further votes would change nothing.
     pub(super) fn is_over(&self, mode: Mode) -> bool {
         let is_decided = match mode {
             Mode::Read => self.most() + self.open() < self.majority,
@@ -69,13 +69,13 @@ impl Votes {
         self.given() + self.open() < self.majority
     }
 
-    /// Whether so few answered that nobody can tell.
+    /// Whether so few answered that the result is unknown.
     pub(super) fn is_unknown(&self) -> bool {
         self.fences.len() - self.silent.len() < self.majority
     }
 
-    /// Why no majority can give the lock, whoever leaves. What a few found may be what a release that
-    /// is under way has not reached yet: then the lock is busy.
+    /// Why no majority can grant the lock, whoever releases it. If only a few servers found
+    /// something else, a release in progress may not have reached them yet: then the lock is busy.
     pub(super) fn refusal(&mut self) -> Option<Error> {
         let is_final = self.refused.len() > self.fences.len() - self.majority;
         self.refused.pop().filter(|_| is_final)
@@ -87,17 +87,17 @@ impl Votes {
         counters.into_iter().find(|fence| *fence > 0 && self.count(*fence) >= self.majority)
     }
 
-    /// How many have this counter.
+    /// How many servers have this counter.
     pub(super) fn count(&self, fence: u64) -> usize {
         self.fences.iter().filter(|there| **there == Some(fence)).count()
     }
 
-    /// A fence that is not below any counter, nor below the clock of one who has lost or never had it.
+    /// A fence that is not below any counter, nor below the clock of a server that has no counter.
     pub(super) fn highest(&self) -> u64 {
         self.fences.iter().flatten().copied().max().unwrap_or(0).max(self.clock)
     }
 
-    /// How many gave us the lock.
+    /// How many servers granted the lock.
     pub(super) fn given(&self) -> usize {
         self.fences.iter().flatten().count()
     }
@@ -106,7 +106,7 @@ impl Votes {
         self.fences.len() - self.given() - self.others.len() - self.silent.len()
     }
 
-    /// How many have the counter that most have.
+    /// How many servers have the most frequent counter.
     fn most(&self) -> usize {
         let counters = self.fences.iter().flatten().filter(|fence| **fence > 0);
         counters.map(|fence| self.count(*fence)).max().unwrap_or(0)
@@ -129,17 +129,17 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_hears_more_as_long_as_a_majority_may_have_one_counter() {
+    fn a_reader_waits_for_more_votes_as_long_as_a_majority_may_have_one_counter() {
         for (counters, agreed, is_over) in [
             (&[7, 7][..], None, false),
             (&[7, 7, 7], Some(7), true),
-            // One that is ahead does not matter when the others agree.
+            // A single server that is ahead does not matter if the others agree.
             (&[7, 9, 7], None, false),
             (&[7, 9, 7, 7], Some(7), true),
-            // Nobody can agree any more: there is something to be raised.
+            // Agreement is impossible: some counters have to be raised.
             (&[7, 9, 8], None, false),
             (&[7, 9, 8, 6], None, true),
-            // To know nothing is not to agree.
+            // Servers without counters do not agree.
             (&[0, 0, 0], None, true),
             (&[0, 7, 7], None, false),
             (&[0, 7, 7, 7], Some(7), true),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_hears_everybody_when_the_counters_are_apart() {
+    fn a_writer_waits_for_all_votes_when_the_counters_differ() {
         let mut votes = votes(&[7, 9, 8, 7]);
         assert!(!votes.is_over(Mode::Write));
         votes.add(4, Vote::Silent(Error::Config("it is silent".to_owned())));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::lease_engine::{Answer, Busy, LeaseAsk, LeaseTable, Shared};
+use super::lease_engine::{Answer, Busy, LeaseAsk, LeaseHeld, LeaseTable, Shared};
 use super::sessions::within;
 use super::{LOOK_AGAIN, STATEMENT, fence};
 use crate::core::clock::Moment;
@@ -40,6 +40,12 @@ impl<T: LeaseTable> Claim for LeaseClaim<T> {
         let answer = within(STATEMENT, asking).await;
         match session.settle_unless_busy(answer, "acquire a lock")? {
             Some(Answer::Granted { fence: number, slots, held }) => {
+                let held = Arc::new(LeaseHeld {
+                    of_table: held,
+                    shared: self.shared.clone(),
+                    key: key.clone(),
+                    token: self.ask.request.token,
+                });
                 Ok(Some(Grant { fence: fence(number), slots, ttl: *ttl, since: asked, held }))
             }
             Some(Answer::Clash(found)) => Err(self.ask.request.conflict(found)),

@@ -10,18 +10,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::time::sleep;
 
-use super::STATEMENT;
 use super::lease_claim::LeaseClaim;
 use super::rows::{Row, snapshots};
 use super::sessions::{Dialect, Sessions, within};
+use super::{ASKED, STATEMENT};
 use crate::core::clock::Moment;
 use crate::engine::{
     Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
-    Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
 };
 use crate::error::Result;
 use crate::key::Key;
+use crate::owner::Token;
 
 /// How a kind of database keeps leases.
 #[async_trait]
@@ -74,6 +76,12 @@ pub(crate) trait LeaseTable: fmt::Debug + Send + Sync + 'static {
 
     /// Takes a lock away from all who hold it, and answers with them.
     async fn break_lock(&self, wire: &mut Self::Wire, key: &Key) -> sqlx::Result<Vec<Row>>;
+
+    /// Marks all who hold a lock as asked to give way: `asked ` before who they are.
+    async fn ask(&self, wire: &mut Self::Wire, key: &Key) -> sqlx::Result<()>;
+
+    /// Whether a claim that holds is marked so.
+    async fn is_asked(&self, wire: &mut Self::Wire, key: &Key, token: &str) -> sqlx::Result<bool>;
 }
 
 /// What is asked for.
@@ -133,12 +141,13 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
 
     async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         let tokens: Vec<_> = leases.iter().map(|lease| lease.token.to_string()).collect();
+        let leases: Vec<_> = leases.iter().map(LeaseHeld::<T>::of_the_table).collect();
         // A connection that went silent is replaced before the lease runs out. Very short leases must do
         // with one try.
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
         let limit = (shortest / 6).clamp(Duration::from_secs(1), STATEMENT);
         let mut session = self.shared.sessions.for_renewals().await?;
-        let renewing = self.shared.table.renew(session.wire(), leases, &tokens);
+        let renewing = self.shared.table.renew(session.wire(), &leases, &tokens);
         let answer = within(limit, renewing).await;
         let renewed = session.settle(answer, "renew leases")?;
         let renewal = |token| match renewed.contains(token) {
@@ -162,12 +171,60 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
         Ok(broken.into_iter().map(Row::entry).collect())
     }
 
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        let mut session = self.shared.sessions.of(key).await?;
+        let table = &self.shared.table;
+        let asking = async {
+            table.ask(session.wire(), key).await?;
+            table.rows(session.wire(), &Query::Key(key.clone())).await
+        };
+        let answer = within(STATEMENT, asking).await;
+        let rows = session.settle(answer, "ask for a lock")?;
+        Ok(snapshots(rows).into_iter().flat_map(|seen| seen.holders).collect())
+    }
+
     async fn doctor(&self) -> Result<Vec<Finding>> {
         T::Wire::doctor(&self.shared.sessions).await
     }
 
     async fn close(&self) {
         self.shared.sessions.close().await;
+    }
+}
+
+/// What goes with a grant: what the table wants to know later, and where to look for a question.
+#[derive(Debug)]
+pub(super) struct LeaseHeld<T: LeaseTable> {
+    pub(super) of_table: Arc<dyn Held>,
+    pub(super) shared: Arc<Shared<T>>,
+    pub(super) key: Key,
+    pub(super) token: Token,
+}
+
+impl<T: LeaseTable> LeaseHeld<T> {
+    /// A lease as its table gave it.
+    fn of_the_table(lease: &Lease) -> Lease {
+        let held = lease.held::<Self>().map_or(&lease.held, |held| &held.of_table);
+        Lease { held: held.clone(), ..lease.clone() }
+    }
+}
+
+impl<T: LeaseTable> Held for LeaseHeld<T> {
+    fn yield_requested(&self) -> Option<Signal> {
+        let (shared, key, token) = (self.shared.clone(), self.key.clone(), self.token.to_string());
+        Some(Box::pin(async move {
+            while !shared.is_asked(&key, &token).await.unwrap_or(false) {
+                sleep(ASKED).await;
+            }
+        }))
+    }
+}
+
+impl<T: LeaseTable> Shared<T> {
+    async fn is_asked(&self, key: &Key, token: &str) -> Result<bool> {
+        let mut session = self.sessions.of(key).await?;
+        let answer = within(STATEMENT, self.table.is_asked(session.wire(), key, token)).await;
+        session.settle(answer, "look for a question")
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) use self::error::ServerErrors;
 #[cfg(any(feature = "postgres", test))]
 pub(crate) use self::error::failed;
 pub(crate) use self::lease_engine::{Answer, Busy, LeaseAsk, LeaseEngine, LeaseTable, leases};
-pub(crate) use self::rows::{Row, fence, since};
+pub(crate) use self::rows::{Row, fence, since, unmarked};
 pub(crate) use self::schema::{prepare, version_finding};
 pub(crate) use self::session_engine::{Dedicated, SessionEngine};
 pub(crate) use self::session_lock::{Ask, Marked, Seen, SessionLock, Taken, promises};
@@ -37,6 +37,9 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(1_500);
 /// How soon one whose turn it is looks again whether a guarded transaction is over, of which nobody is told.
 pub(crate) const GUARDED: Backoff =
     Backoff::between(Duration::from_millis(5), Duration::from_millis(200));
+
+/// How often a holder that listens looks whether it was asked to give way.
+pub(crate) const ASKED: Duration = Duration::from_secs(2);
 
 /// How long one statement may take.
 pub(crate) const STATEMENT: Duration = Duration::from_secs(10);

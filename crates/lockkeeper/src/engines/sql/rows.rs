@@ -28,15 +28,14 @@ pub(crate) struct Row {
 
 impl Row {
     pub(crate) fn entry(self) -> Entry {
+        let mode = mode(&self.kind, self.take, self.permits);
         Entry {
-            identity: self.owner,
-            mode: mode(&self.kind, self.take, self.permits),
-            who: Some(self.who),
             note: self.note,
             since: since(self.age),
             left: self.fence.map(|_| micros(self.left)),
             fence: self.fence.map(fence),
             slots: self.slots,
+            ..Entry::new(self.owner, mode).by(unmarked(&self.who))
         }
     }
 }
@@ -59,6 +58,11 @@ pub(crate) fn snapshots(rows: impl IntoIterator<Item = Row>) -> Vec<Snapshot> {
         }
     }
     snapshots
+}
+
+/// Who a column names, without the mark of one that was asked to give way.
+pub(crate) fn unmarked(who: &str) -> &str {
+    who.strip_prefix("asked ").unwrap_or(who)
 }
 
 /// A fence that a column holds.

@@ -77,7 +77,8 @@ impl<H: SessionLock> SessionClaim<H> {
         waited: bool,
         asked: Moment,
     ) -> Result<Grant> {
-        let kept = Kept { ask: self.ask.clone(), connection: AsyncMutex::new(Some(connection)) };
+        let (ask, number) = (self.ask.clone(), connection.session.number);
+        let kept = Kept { ask, number, connection: AsyncMutex::new(Some(connection)) };
         let kept = Arc::new(kept);
         self.state = State::Held { kept: kept.clone(), fence };
         if waited && !kept.beat().await {
@@ -93,7 +94,7 @@ impl<H: SessionLock> SessionClaim<H> {
             slots: Vec::new(),
             ttl: self.request.ttl,
             since: asked,
-            held: Arc::new(SessionHeld(kept)),
+            held: Arc::new(SessionHeld { kept, shared: self.shared.clone() }),
         }
     }
 }

@@ -12,17 +12,19 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use super::error::{failed, is_refusal};
 use super::session_claim::SessionClaim;
 use super::session_lock::{Ask, Marked, Seen, SessionLock, Taken};
 use super::sessions::{Dialect, Session, Sessions, within};
-use super::{STATEMENT, fence};
+use super::{ASKED, STATEMENT, fence};
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal, Request, Snapshot,
+    Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal, Request, Signal,
+    Snapshot,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
 
 /// Connections that are kept for the next claim.
@@ -53,23 +55,31 @@ pub(super) type Answered<H> = (Dedicated<<H as SessionLock>::Wire>, sqlx::Result
 /// A held lock. Its connection is gone once there was any doubt about it.
 pub(super) struct Kept<H: SessionLock> {
     pub(super) ask: Ask,
+    /// As what the server knows the connection.
+    pub(super) number: i64,
     pub(super) connection: AsyncMutex<Option<Dedicated<H::Wire>>>,
 }
 
 /// What goes with a grant, for the heartbeat.
-pub(super) struct SessionHeld<H: SessionLock>(pub(super) Arc<Kept<H>>);
+pub(super) struct SessionHeld<H: SessionLock> {
+    pub(super) kept: Arc<Kept<H>>,
+    pub(super) shared: Arc<Shared<H>>,
+}
 
-impl<H: SessionLock> Held for SessionHeld<H> {}
-
-impl<H: SessionLock> Clone for SessionHeld<H> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
+impl<H: SessionLock> Held for SessionHeld<H> {
+    fn yield_requested(&self) -> Option<Signal> {
+        let (kept, shared) = (self.kept.clone(), self.shared.clone());
+        Some(Box::pin(async move {
+            while !shared.is_asked(&kept).await.unwrap_or(false) {
+                sleep(ASKED).await;
+            }
+        }))
     }
 }
 
 impl<H: SessionLock> fmt::Debug for SessionHeld<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionHeld").field("key", &self.0.ask.key).finish_non_exhaustive()
+        f.debug_struct("SessionHeld").field("key", &self.kept.ask.key).finish_non_exhaustive()
     }
 }
 
@@ -90,6 +100,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
             key: request.key.clone(),
             read: request.mode == Mode::Read,
             ttl: request.ttl,
+            who: request.who.clone(),
             note: request.note.as_deref().map(|note| note.replace('\0', "")),
         };
         Box::new(SessionClaim::new(self.shared.clone(), request, ask))
@@ -105,7 +116,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
         let mut beats = JoinSet::new();
         let mut renewals = vec![Renewal::Gone; leases.len()];
         for (n, lease) in leases.iter().enumerate() {
-            if let Some(SessionHeld(kept)) = lease.held::<SessionHeld<H>>().cloned() {
+            if let Some(kept) = lease.held::<SessionHeld<H>>().map(|held| held.kept.clone()) {
                 beats.spawn(async move { (n, kept.beat().await) });
             }
         }
@@ -146,6 +157,25 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
         Ok(broken)
     }
 
+    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+        let (mut asked, mut others) = (Vec::new(), false);
+        for seen in self.shared.look(&Query::Key(key.clone())).await? {
+            if seen.holds && self.shared.ask(key, &seen.session).await? {
+                asked.push(seen.entry);
+            } else {
+                others |= seen.holds;
+            }
+        }
+        if asked.is_empty() && others {
+            return Err(Error::Unsupported {
+                engine: H::GUARANTEES.engine,
+                what: "ask a holder of whom nothing is noted to give way; break the lock instead"
+                    .to_owned(),
+            });
+        }
+        Ok(asked)
+    }
+
     async fn doctor(&self) -> Result<Vec<Finding>> {
         H::Wire::doctor(&self.shared.sessions).await
     }
@@ -161,6 +191,19 @@ impl<H: SessionLock> Shared<H> {
         let mut session = self.sessions.any().await?;
         let answer = within(STATEMENT, H::look(session.wire(), query)).await;
         session.settle(answer, "look at locks")
+    }
+
+    async fn ask(&self, key: &Key, holder: &Session) -> Result<bool> {
+        let mut session = self.sessions.any().await?;
+        let answer = within(STATEMENT, H::ask(session.wire(), key, holder.number)).await;
+        session.settle(answer, "ask for a lock")
+    }
+
+    async fn is_asked(&self, kept: &Kept<H>) -> Result<bool> {
+        let mut session = self.sessions.any().await?;
+        let looking = H::is_asked(session.wire(), &kept.ask.key, kept.number);
+        let answer = within(STATEMENT, looking).await;
+        session.settle(answer, "look for a question")
     }
 
     pub(super) async fn end(&self, ended: &Session) -> Result<()> {

@@ -1,6 +1,7 @@
 //! A kind of lock that the server itself holds for a connection: what each of them has to say.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -46,6 +47,13 @@ pub(crate) trait SessionLock: fmt::Debug + Send + Sync + 'static {
     /// Gives the lock back. False if it was not held.
     async fn give_back(wire: &mut Self::Wire, ask: &Ask) -> sqlx::Result<bool>;
 
+    /// Marks a connection that holds as asked to give way: `asked ` before who it is. False where
+    /// nothing is noted of it.
+    async fn ask(wire: &mut Self::Wire, key: &Key, holder: i64) -> sqlx::Result<bool>;
+
+    /// Whether a connection that holds is marked so.
+    async fn is_asked(wire: &mut Self::Wire, key: &Key, holder: i64) -> sqlx::Result<bool>;
+
     /// Whether [`look`](SessionLock::look) tells of those who wait.
     const SEES_WAITERS: bool;
 
@@ -82,6 +90,8 @@ pub(crate) struct Ask {
     pub(crate) read: bool,
     /// After this silence the server ends the session.
     pub(crate) ttl: Duration,
+    /// Who asks, as it is recorded.
+    pub(crate) who: Arc<str>,
     pub(crate) note: Option<String>,
 }
 

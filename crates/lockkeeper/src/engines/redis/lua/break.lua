@@ -1,8 +1,9 @@
--- Takes a lock away from everyone who holds it; the waiters stay, the first of them is woken.
+-- Takes a lock away from all holders; the waiters stay, and the first of them is woken.
 -- KEYS: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue
--- ARGV: stem, publish, then the channels of mutexes and of read-write locks, then the two stems of the
--- channels of waiters, for each queue, then the channel of layout=string, then 1 where locks are strings.
--- Answers 1, or 0 where nothing is there, or {-1, what is there} where that is no lock.
+-- ARGV: stem, publish, then the channels of mutexes and of read-write locks, then the two stems of
+-- the channels of waiters, for each queue, then the channel of layout=string, then 1 if locks are
+-- strings.
+-- Returns 1, or 0 if nothing is there, or {-1, what is there} if that is no lock.
 
 local lock, state, queue, _, beats, claims, who, permits, slots, other_queue = unpack(KEYS)
 local stem, publish = ARGV[1], ARGV[2]

@@ -1,6 +1,6 @@
--- Which of these hashes may be locks, so that only those are looked at.
+-- Which of these hashes may be locks, so that only those are inspected.
 -- KEYS: names
--- Answers their numbers.
+-- Returns their indexes.
 
 local found = {}
 for i, name in ipairs(KEYS) do

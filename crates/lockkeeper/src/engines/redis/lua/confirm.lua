@@ -1,9 +1,9 @@
 -- The second round of a quorum: raises the counter to the fence that a majority is to agree on.
 -- KEYS: lock, state
 -- ARGV: field, fence, life, stem
--- Answers the fence asked for, or the one that is there and stays, or -1 where the lock is not ours.
--- Without these checks two holders could end up with one fence, or two readers with different ones:
--- see docs/redlock-proof.md.
+-- Returns the requested fence, or the existing one if that stays, or -1 if the lock is not ours.
+-- Without these checks, two holders could get the same fence, or two readers different ones: see
+-- docs/redlock-proof.md.
 
 local function is_in(field, count)
   for n = tonumber(count) or 0, 1, -1 do
@@ -33,7 +33,7 @@ if last > fence then
   return last
 end
 if mode == 'read' and last > 0 then
-  -- Others may read by the counter that is there.
+  -- Other readers may hold with the existing counter.
   local fields = redis.call('hgetall', KEYS[1])
   for i = 1, #fields, 2 do
     if fields[i] ~= 'mode' and fields[i] ~= ARGV[1] and is_in(fields[i], fields[i + 1]) then

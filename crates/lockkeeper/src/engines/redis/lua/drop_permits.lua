@@ -1,4 +1,4 @@
--- What taking and giving back permits share.
+-- Shared by the scripts that acquire and release permits.
 
 local function drop_permits(holder)
   redis.call('zrem', permits, holder)

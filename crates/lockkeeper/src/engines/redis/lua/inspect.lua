@@ -1,52 +1,94 @@
--- Everything that is known of one lock. Changes nothing.
--- KEYS: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue
--- ARGV: stem, 1 where locks are strings
--- Answers {kind, limit, fence, holders, waiters}; a holder is {field, value, left, record},
+-- Everything that is known of some locks. Changes nothing.
+-- KEYS, for each: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue
+-- ARGV: 1 where locks are strings, and for each: stem
+-- Answers {kind, limit, fence, holders, waiters} for each; a holder is {field, value, left, record},
 -- a waiter {entry, record}. The kind of what is no lock is its type, or data.
 
-local lock, state, queue, _, beats, _, who, permits, _, other_queue = unpack(KEYS)
-local stem = ARGV[1]
 local clock = redis.call('time')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local strings = ARGV[1] == '1'
 
-local held = redis.call('hget', state, 'held') or ''
-local function record(field)
-  return redis.call('hget', who, field) or held
-end
-
-local kind, limit = kind_of(lock, state, stem), ''
-local holders = {}
-if kind == 'string' and is_string_lock(lock, state, ARGV[2] == '1') then
-  kind = 'token'
-  holders[1] = {redis.call('get', lock), '1', redis.call('pttl', lock), held}
-elseif kind == 'mutex' or kind == 'read' or kind == 'write' or kind == 'semaphore' then
-  limit = redis.call('hget', lock, 'limit') or ''
+local function holders_of(lock, kind, stem, permits, record)
+  local holders = {}
   local fields = redis.call('hgetall', lock)
   for i = 1, #fields, 2 do
     local field, value = fields[i], fields[i + 1]
-    local left = redis.call('pttl', lock)
     local counts = field ~= 'mode' and not (kind == 'semaphore' and (field == 'limit' or field == 'taken'))
+    local left
     if kind == 'semaphore' then
       left = (redis.call('zscore', permits, field) or now) - now
-    elseif counts and kind ~= 'mutex' and string.sub(field, -6) ~= ':write' then
+    elseif counts and string.sub(field, -6) ~= ':write' then
       left = 0
       for n = tonumber(value) or 0, 1, -1 do
         left = math.max(left, redis.call('pttl', stem .. ':' .. field .. ':rwlock_timeout:' .. n))
       end
+    else
+      left = redis.call('pttl', lock)
     end
-    if counts and left ~= 0 and (left > 0 or kind == 'mutex' or kind == 'write') then
+    if counts and left ~= 0 and (left > 0 or kind == 'write') then
       holders[#holders + 1] = {field, value, left, record(field)}
+    end
+  end
+  return holders
+end
+
+-- Those in a line who are alive, with their records. Few calls, however many they are.
+local function add_line(waiters, line, beats, who)
+  local entries = redis.call('lrange', line, 0, -1)
+  if #entries == 0 then
+    return
+  end
+  local limits, alive = {}, {}
+  local scores = redis.call('zrange', beats, 0, -1, 'withscores')
+  for i = 1, #scores, 2 do
+    limits[scores[i]] = tonumber(scores[i + 1])
+  end
+  for _, entry in ipairs(entries) do
+    if not limits[entry] or limits[entry] > now then
+      alive[#alive + 1] = entry
+    end
+  end
+  -- Lua passes no more than some thousand arguments.
+  for first = 1, #alive, 1000 do
+    local last = math.min(first + 999, #alive)
+    local records = redis.call('hmget', who, unpack(alive, first, last))
+    for i = first, last do
+      waiters[#waiters + 1] = {alive[i], records[i - first + 1] or ''}
     end
   end
 end
 
-local waiters = {}
-for _, line in ipairs({queue, other_queue}) do
-  for _, entry in ipairs(redis.call('lrange', line, 0, -1)) do
-    local limit_of_life = redis.call('zscore', beats, entry)
-    if not limit_of_life or tonumber(limit_of_life) > now then
-      waiters[#waiters + 1] = {entry, redis.call('hget', who, entry) or ''}
+local function look(stem, lock, state, queue, _, beats, _, who, permits, _, other_queue)
+  local held, fence = unpack(redis.call('hmget', state, 'held', 'fence'))
+  local function record(field)
+    return redis.call('hget', who, field) or held or ''
+  end
+  local kind, left, field = kind_of(lock, state, stem)
+  local limit, holders = '', {}
+  if kind == 'string' and is_string_lock(lock, state, strings) then
+    kind = 'token'
+    holders[1] = {redis.call('get', lock), '1', redis.call('pttl', lock), held or ''}
+  elseif kind == 'mutex' then
+    holders[1] = {field, '1', left, record(field)}
+  elseif kind == 'read' or kind == 'write' or kind == 'semaphore' then
+    limit = redis.call('hget', lock, 'limit') or ''
+    holders = holders_of(lock, kind, stem, permits, record)
+  end
+  local waiters = {}
+  add_line(waiters, queue, beats, who)
+  add_line(waiters, other_queue, beats, who)
+  local shown = redis.call('hgetall', beside(state, 'lockkeeper_waiters'))
+  for i = 1, #shown, 2 do
+    local until_when, record_of_waiter = string.match(shown[i + 1], '^(%d+)\t(.*)$')
+    if until_when and tonumber(until_when) > now then
+      waiters[#waiters + 1] = {shown[i], record_of_waiter}
     end
   end
+  return {kind, limit, fence or '', holders, waiters}
 end
-return {kind, limit, redis.call('hget', state, 'fence') or '', holders, waiters}
+
+local answers = {}
+for i = 0, #KEYS / 10 - 1 do
+  answers[i + 1] = look(ARGV[i + 2], unpack(KEYS, i * 10 + 1, i * 10 + 10))
+end
+return answers

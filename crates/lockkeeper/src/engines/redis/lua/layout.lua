@@ -1,18 +1,18 @@
--- What is at a lock's name; other scripts follow this text.
+-- Determines what is stored at a lock's name; other scripts are appended to this text.
 --
--- Whatever is not certainly a lock of a known layout is an application's data. It is never taken for
--- held, and never changed. A lock always expires, and its fields are `<uuid>:<n>` as Redisson and we
--- write them, or of owners that are noted beside it.
+-- Whatever is not certainly a lock of a known layout is application data. It never counts as held,
+-- and is never changed. A lock always expires, and its fields are `<uuid>:<n>` as Redisson and we
+-- write them, or those of owners that are recorded next to it.
 
 local UUID = '^%x%x%x%x%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x:'
 
--- Whether the last one who was alone here was this one.
+-- Whether this was the last exclusive holder.
 local function is_noted(state, field)
   local held = redis.call('hget', state, 'held')
   return held and string.match(held, '^[^\t]*\t[^\t]*\t([^\t]*)') == field
 end
 
--- The name of something else that we keep beside the lock. All of them end alike.
+-- The name of another key next to the lock. All of them end alike.
 local function beside(state, kind)
   return kind .. string.sub(state, #'lockkeeper' + 1)
 end
@@ -27,8 +27,8 @@ local function is_hold(field, count, state, stem)
     or stem and redis.call('exists', stem .. ':' .. field .. ':rwlock_timeout:1') == 1
 end
 
--- Answers what is there: none, mutex, read, write, semaphore; string; data for a hash that is no lock;
--- else the type. For a lock also how long it lasts, and for a mutex its field.
+-- Returns what is there: none, mutex, read, write, semaphore; string; data for a hash that is no
+-- lock; otherwise the type. For a lock also its time to live, and for a mutex its field.
 local function kind_of(lock, state, stem)
   local found = redis.call('type', lock).ok
   if found ~= 'hash' then
@@ -58,7 +58,7 @@ local function kind_of(lock, state, stem)
   return mode, left
 end
 
--- A string may be anything. It is a lock if we noted it, or if it expires where locks are strings.
+-- A string may be anything. It is a lock if we recorded it, or if it expires and locks are strings.
 local function is_string_lock(lock, state, strings)
   return is_noted(state, redis.call('get', lock)) or strings and redis.call('pttl', lock) >= 0
 end

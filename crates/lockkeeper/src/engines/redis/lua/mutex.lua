@@ -1,10 +1,11 @@
--- The common mutex: no owner, no line of waiters. Four to six server calls, one round trip.
+-- The common mutex: no owner, no queue. Four to six server calls, one round trip.
 -- KEYS: lock, state [, Redisson's token]
--- ARGV: hint, life, ttl, field, record
--- Answers the new fence, or {1, fence} if it was ours already, or {0, milliseconds left},
--- or {-1, what is there instead}.
--- A hint that is no number trusts no counter. Numbers go to the server as text: Lua would write them
--- out each time.
+-- ARGV: hint, life, ttl, field, record; from a client that has waited for a while also how long to show it
+-- as a waiter, or 0, and its record
+-- Returns the new fence, or {1, fence} if it was ours already, or {0, milliseconds left}, or {-1,
+-- what is there instead}.
+-- If the hint is not a number, no counter is trusted. Numbers are passed to the server as text: Lua
+-- would format them each time.
 
 local call, lock, state, field = redis.call, KEYS[1], KEYS[2], ARGV[4]
 local free = call('exists', lock) == 0
@@ -12,15 +13,21 @@ if free then
   call('hset', lock, field, '1')
   call('pexpire', lock, ARGV[3])
   call('hset', state, 'held', ARGV[5])
+  if ARGV[6] then
+    call('hdel', beside(state, 'lockkeeper_waiters'), field)
+  end
 else
   local found, left, holder = kind_of(lock, state)
   if found ~= 'mutex' then
     return {-1, found}
   end
   if holder ~= field then
+    if (tonumber(ARGV[6]) or 0) > 0 then
+      show_waiter(beside(state, 'lockkeeper_waiters'), field, ARGV[6], ARGV[7])
+    end
     return {0, left}
   end
-  -- Our own grant, whose answer was lost.
+  -- Our own grant, whose reply was lost.
   call('pexpire', lock, ARGV[3])
   local fence = KEYS[3] and call('get', KEYS[3]) or call('hget', state, 'fence')
   if fence then
@@ -35,7 +42,7 @@ if KEYS[3] then
 end
 local fence = call('hincrby', state, 'fence', '1')
 if fence < (tonumber(ARGV[1]) or math.huge) then
-  -- New, forgotten, or carried over by a failover that may have lost some: the clock goes on.
+  -- New, lost, or taken over in a failover that may have lost some: continue from the clock.
   local clock = call('time')
   fence = math.max(fence, clock[1] * 1000000 + clock[2])
   call('hset', state, 'fence', string.format('%.0f', fence))

@@ -1,5 +1,5 @@
--- Permits of a semaphore. The lock is a hash: mode, limit, taken, and per holder its fence and slots.
--- `permits` says until when each holder has them, `slots` is a bitmap of the slots that are taken.
+-- Permits of a semaphore. The lock is a hash: mode, limit, taken, and per holder its fence and
+-- slots. `permits` has the expiry of each holder, `slots` is a bitmap of the slots that are taken.
 
 local take, limit = tonumber(ARGV[14]), ARGV[15]
 
@@ -52,6 +52,6 @@ redis.call('hset', lock, 'mode', 'semaphore', 'limit', limit, 'taken', taken + t
   text(answer[2]) .. ' ' .. table.concat(answer, ' ', 3))
 keep()
 admitted(answer)
--- The next one may want no more than what is left.
+-- The remaining permits may be enough for the next waiter.
 wake()
 return answer

@@ -1,4 +1,4 @@
--- Gives permits back, or a place in the line.
+-- Releases permits, or leaves the queue.
 
 local found = redis.call('type', lock).ok
 local until_when = found == 'hash' and redis.call('zscore', permits, entry)

@@ -1,10 +1,11 @@
--- What the scripts with a line of waiters share; they follow this text.
+-- Shared by the scripts with a queue; they are appended to this text.
 --
--- The line is a list of entries, the first one is next. `timeouts` is Redisson's idea of when a
--- waiter is given up, `beats` is ours: a waiter of ours that is not heard of for its short lease is
--- dropped by whoever comes next, by the server's clock. A waiter is woken on a channel of its own.
+-- The queue is a list of entries, the first of which is next. `timeouts` has the times after which
+-- Redisson drops a waiter, `beats` our own heartbeats: a waiter of ours that is silent for longer
+-- than its short lease, by the server's clock, is evicted by the next client. Each waiter is woken
+-- on its own channel.
 
--- Where several servers may have the lock, which one this is, under which configuration of theirs.
+-- If several servers may have the lock: which server this is, and in which configuration.
 local hint = table.remove(ARGV, 1)
 local origin = not tonumber(hint) and hint
 
@@ -18,7 +19,7 @@ local clock = redis.call('time')
 local micros = clock[1] * 1000000 + clock[2]
 local now = math.floor(micros / 1000)
 
--- Lua writes large numbers with an exponent, which loses digits.
+-- Lua formats large numbers with an exponent, which loses digits.
 local function text(number)
   return string.format('%.0f', number)
 end
@@ -33,13 +34,14 @@ local function mint()
   return fence
 end
 
--- The last fence that was given.
+-- The last fence that was granted.
 local function last_fence()
   return tonumber(redis.call('hget', state, 'fence') or mint())
 end
 
--- The last fence that was given, for those who share it. If another server gave it, or this one before
--- others took over from it, later ones may have been lost on the way: the clock is beyond all of them.
+-- The last fence that was granted, for holders that share it. If another server granted it, or this
+-- one before another took over from it, later fences may have been lost: the clock is beyond all of
+-- them.
 local function shared_fence()
   if origin and redis.call('hget', state, 'origin') ~= origin then
     return mint()
@@ -80,9 +82,10 @@ local function my_turn()
   return not head or head == entry
 end
 
--- Redisson counts a waiter's timeout from the one before it, and whoever leaves takes its share off
--- those behind it. Ours are judged by their beats, so a row of ours has one share: its first brings
--- it, its last takes it along. A long line of ours costs no more calls than a short one.
+-- Redisson counts a waiter's timeout from the one ahead of it, and a waiter that leaves subtracts
+-- its share from those behind it. Ours are judged by their heartbeats, so a run of our waiters has
+-- one share: its first adds it, its last removes it. A long queue of ours costs no more calls than
+-- a short one.
 local function is_ours(waiter)
   return waiter and redis.call('zscore', beats, waiter)
 end
@@ -124,14 +127,15 @@ local function line_up()
     redis.call('zadd', timeouts, text(now + wait), entry)
     redis.call('hset', who, entry, record)
   else
-    -- A full server refuses a script whose first write needs memory: who waits already needs none.
+    -- A full server refuses a script whose first write needs memory: for an existing waiter it
+    -- needs none.
     redis.call('pexpire', queue, text(2 * patience))
     if tonumber(redis.call('zscore', timeouts, entry) or 0) < now + lease then
       redis.call('zadd', timeouts, text(now + patience), entry)
     end
   end
   redis.call('zadd', beats, text(now + lease), entry)
-  -- A line whose waiters all died does not stay for ever.
+  -- A queue whose waiters all died does not stay forever.
   for _, key in ipairs({queue, timeouts, beats, who}) do
     extend(key, 2 * patience)
   end
@@ -144,7 +148,7 @@ local function busy(left)
   return {0, left, first() == entry and 1 or 0}
 end
 
--- Notes which of its owner's holds this claim is. What is left of an earlier hold does not count.
+-- Records which of its owner's holds this claim is. Remains of an earlier hold do not count.
 local function count_claim(hold, is_first)
   if claim == '' then
     return false
@@ -157,10 +161,18 @@ local function count_claim(hold, is_first)
   return true
 end
 
--- How many records of the dead may stay until somebody who finds the lock free looks for them.
+-- An owner may hold the lock again later: a yield request does not outlive this hold.
+local function forget_question()
+  if claim ~= '' then
+    redis.call('hdel', 'lockkeeper_asked' .. string.sub(state, #'lockkeeper' + 1), entry)
+  end
+end
+
+-- How many records of dead holders may stay until a client that finds the lock free sweeps them.
 local UNSWEPT_RECORDS = 16
 
--- Forgets holders who died and took the lock along: whoever else is noted waits, and has a beat.
+-- Removes the records of holders that died when the lock expired: all other records are of waiters
+-- with a heartbeat.
 local function sweep_records()
   local noted = redis.call('hlen', who)
   if noted <= UNSWEPT_RECORDS or noted <= #redis.call('zrange', beats, 0, -1) then
@@ -174,7 +186,7 @@ local function sweep_records()
   end
 end
 
--- Whoever holds alone is noted in the state, as the common mutex does.
+-- An exclusive holder is recorded in the state, as by the common mutex.
 local function admitted_alone(fence)
   leave_line()
   redis.call('hdel', who, entry)

@@ -1,5 +1,9 @@
--- Gives one hold of a mutex back, or a place in its line.
+-- Releases one hold of a mutex, or leaves its queue.
 
+if ARGV[14] then
+  -- It was shown among those who wait without a place in the line.
+  redis.call('hdel', 'lockkeeper_waiters' .. string.sub(state, #'lockkeeper' + 1), entry)
+end
 local found = redis.call('type', lock).ok
 local held = found == 'hash' and redis.call('hexists', lock, entry) == 1
 if not held or (claim ~= '' and redis.call('hdel', claims, claim) == 0) then
@@ -17,6 +21,7 @@ end
 redis.call('del', lock)
 redis.call('del', claims)
 redis.call('hdel', who, entry)
+forget_question()
 if not wake() then
   redis.call(publish, base_channel, '0')
 end

@@ -1,8 +1,8 @@
 -- The shared side at one server of a quorum.
--- ARGV: life, ttl, token, record, fence, stem. The fence is that of a reader whom a majority has let in
--- and who comes to this server later; a new reader has none.
--- Answers {1, the counter, 0}, or {1, 0, the clock} where there is no counter yet, or {0, 0},
--- or {-1, what is there instead}.
+-- ARGV: life, ttl, token, record, fence, stem. The fence is that of a reader that a majority has
+-- granted and that acquires this server later; a new reader has none.
+-- Returns {1, the counter, 0}, or {1, 0, the clock} if there is no counter yet, or {0, 0}, or {-1,
+-- what is there instead}.
 
 local life, ttl, token, record, fence = unpack(ARGV)
 local wrong, mode = conflict()
@@ -16,7 +16,7 @@ end
 
 local counter = tonumber(call('hget', state, 'fence') or 0)
 if fence ~= '' and counter ~= tonumber(fence) then
-  -- Only a counter that nobody reads by may move, and only forward.
+  -- The counter may change only if no reader holds with it, and only upwards.
   if counter > 0 and (counter > tonumber(fence) or others(token) > 0) then
     drop(token, mode)
     return {0, 0}

@@ -1,9 +1,9 @@
--- What the scripts of a quorum's read-write locks share; they follow this text.
+-- Shared by the scripts for read-write locks of a quorum; they are appended to this text.
 -- KEYS: lock, state, who, wish; the last of ARGV is the stem of the keys of single read holds.
 --
--- The layout is that of the Redis engine, so that looking, breaking and renewing are the same.
--- `state` has the counter of the fence, which does not move while anybody reads here;
--- `wish` is there while a writer waits for the readers to leave.
+-- The layout is that of the Redis engine, so that inspecting, breaking and renewing are the same.
+-- `state` has the fence counter, which does not change while a reader holds here; `wish` exists
+-- while a writer waits for the readers to leave.
 
 local call = redis.call
 local lock, state, who, wish = unpack(KEYS)
@@ -13,7 +13,7 @@ local function timeout_key(field, n)
   return stem .. ':' .. field .. ':rwlock_timeout:' .. n
 end
 
--- How long a reader stays, in milliseconds; 0 for one that is not here, or not any more.
+-- The time to live of a reader in milliseconds; 0 if it is not here, or no longer.
 local function left(field, count)
   local longest = 0
   for n = tonumber(count) or 0, 1, -1 do
@@ -22,7 +22,7 @@ local function left(field, count)
   return longest
 end
 
--- How long the last of all readers but this one stays.
+-- The time to live of the last of all other readers.
 local function others(field)
   local longest = 0
   local fields = call('hgetall', lock)
@@ -34,7 +34,7 @@ local function others(field)
   return longest
 end
 
--- What is there that is no read-write lock.
+-- What is there, if it is no read-write lock.
 local function conflict()
   local found = kind_of(lock, state, stem)
   if found == 'none' then
@@ -56,7 +56,7 @@ local function clock()
   return time[1] * 1000000 + time[2]
 end
 
--- Takes a holder out. True if it was in until now.
+-- Removes a holder. True if it held until now.
 local function drop(field, mode)
   local count = call('hget', lock, field)
   if not count then

@@ -1,6 +1,6 @@
--- Gives back whatever a claim has at one server of a quorum.
+-- Releases whatever a claim has at one server of a quorum.
 -- ARGV: field, token, channel, publish, stem
--- Answers 1 if it held the lock until now.
+-- Returns 1 if it held the lock until now.
 
 local field, token, channel, publish = unpack(ARGV)
 if call('get', wish) == token then

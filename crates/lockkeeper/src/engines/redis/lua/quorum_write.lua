@@ -1,8 +1,9 @@
 -- The exclusive side at one server of a quorum.
--- ARGV: hint, life, ttl, field, record, fence, token, how long a wish lasts, stem. The fence is that of a
--- writer whom a majority has let in and who comes to this server later; a new writer has none.
--- Answers the new fence, or {1, the counter, 0}, or {0, whether a wish was left},
--- or {-1, what is there instead}.
+-- ARGV: hint, life, ttl, field, record, fence, token, how long a wish lasts, stem. The fence is
+-- that of a writer that a majority has granted and that acquires this server later; a new writer
+-- has none.
+-- Returns the new fence, or {1, the counter, 0}, or {0, whether a wish was left}, or {-1, what is
+-- there instead}.
 
 local hint, life, ttl, field, record, fence, token, patience = unpack(ARGV)
 local wrong, mode = conflict()
@@ -10,7 +11,7 @@ if wrong then
   return wrong
 end
 if mode and call('hexists', lock, field) == 0 then
-  -- Readers that come now let the writer go first. Those who wait for another writer take their chance.
+  -- Readers that arrive now let the writer go first. Behind another writer there is no order.
   if mode == 'read' and patience ~= '0' then
     call('set', wish, token, 'px', patience)
     return {0, 1}
@@ -32,7 +33,7 @@ if fence ~= '' or (mode and counter > 0) then
 end
 counter = counter + 1
 if counter < tonumber(hint) then
-  -- New, forgotten, or out of use for long: the clock goes on.
+  -- New, lost, or unused for long: continue from the clock.
   counter = math.max(counter, clock())
 end
 set_fence(counter, life)

@@ -5,7 +5,7 @@ if found ~= 'none' and found ~= 'read' and found ~= 'write' then
   return {-1, found}
 end
 
--- How many readers may have died before one who comes looks for them.
+-- How many readers may have died before a new one sweeps them.
 local UNSWEPT = 64
 
 local function grant(n, fence, is_first)
@@ -15,7 +15,7 @@ local function grant(n, fence, is_first)
     redis.call('hset', claims, entry .. ' ' .. n, claim)
   end
   local answer = admitted({1, fence})
-  -- The next one may be a reader too.
+  -- The next waiter may be a reader too.
   wake()
   return answer
 end
@@ -23,7 +23,7 @@ end
 local holds = tonumber(redis.call('hget', lock, entry) or 0)
 local mine = claim == '' and 1 or tonumber(redis.call('hget', claims, claim) or nil)
 if holds > 0 and mine then
-  -- Our own grant, whose answer was lost.
+  -- Our own grant, whose reply was lost.
   return grant(math.min(mine, holds), last_fence())
 end
 if found == 'none' and my_turn() then

@@ -1,4 +1,4 @@
--- Gives one read hold back, or a place in the line.
+-- Releases one read hold, or leaves the queue.
 
 local found = redis.call('type', lock).ok
 local holds = found == 'hash' and tonumber(redis.call('hget', lock, entry) or 0) or 0
@@ -16,7 +16,8 @@ if claim ~= '' then
   local last = redis.call('hget', claims, entry .. ' ' .. holds)
   redis.call('hdel', claims, claim, entry .. ' ' .. holds)
   if mine < holds then
-    -- The names stay counted: the last one takes the place of the one that goes.
+    -- The names stay numbered without gaps: the last one takes the place of the one that is
+    -- removed.
     if last then
       redis.call('hset', claims, last, mine, entry .. ' ' .. mine, last)
     end
@@ -32,6 +33,7 @@ redis.call('del', timeout_key(entry, holds))
 if redis.call('hincrby', lock, entry, -1) == 0 then
   redis.call('hdel', lock, entry)
   redis.call('hdel', who, entry)
+  forget_question()
 end
 
 -- The lock lasts as long as the longest of the others.

@@ -1,12 +1,13 @@
--- What taking and giving back read holds share. Every read hold has a key of its own that says how long
--- it lasts. Their names are counted for each owner, as Redisson does it; `claims` says which of them
--- belongs to which claim, because the holds of one owner may be of different length.
+-- Shared by the scripts that acquire and release read holds. Every read hold has its own key, which
+-- carries its time to live. The keys are numbered per owner, as Redisson does; `claims` maps them
+-- to claims, because the holds of one owner may have different lengths.
 
 local function timeout_key(field, n)
   return stem .. ':' .. field .. ':rwlock_timeout:' .. n
 end
 
--- Takes readers out who died. How long the last of the others stays, in milliseconds, and the mode.
+-- Removes readers that died. Returns the time to live of the last remaining one in milliseconds,
+-- and the mode.
 local function sweep_readers()
   local longest, mode = 0
   local fields = redis.call('hgetall', lock)

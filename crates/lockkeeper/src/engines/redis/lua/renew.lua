@@ -1,7 +1,7 @@
 -- Extends many leases of one slot; never creates anything.
 -- KEYS, for each: lock, state [, claims, permits, slots, who]
 -- ARGV: life, keys per lease, and for each: kind, ttl, field, claim, stem
--- Answers 1 or 0 for each.
+-- Returns 1 or 0 for each.
 
 local clock = redis.call('time')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)

@@ -1,7 +1,7 @@
--- One string, as SET NX PX makes it.
+-- One string, as SET NX PX creates it.
 -- KEYS: lock, state
 -- ARGV: hint, life, ttl, token, record
--- Answers as the mutex does.
+-- Returns the same as the mutex script.
 
 local function mint()
   local fence = redis.call('hincrby', KEYS[2], 'fence', 1)

@@ -1,6 +1,6 @@
 -- KEYS: lock
 -- ARGV: token, channel, publish
--- Answers 0 if it was not ours, else 1 and how many were told.
+-- Returns 0 if it was not ours, otherwise 1 plus the number of subscribers that were notified.
 
 local found = redis.pcall('get', KEYS[1])
 if type(found) == 'table' then

@@ -1,4 +1,4 @@
--- Gives one write hold back, or a place in the line.
+-- Releases one write hold, or leaves the queue.
 
 local found = redis.call('type', lock).ok
 local held = found == 'hash' and redis.call('hexists', lock, entry) == 1
@@ -16,11 +16,12 @@ if claim ~= '' and redis.call('hincrby', lock, entry, -1) > 0 then
 end
 redis.call('hdel', lock, entry)
 redis.call('hdel', who, entry)
+forget_question()
 if redis.call('hlen', lock) == 1 then
   redis.call('del', lock)
   redis.call('del', claims)
 else
-  -- The owner also reads, and goes on reading.
+  -- The owner also holds as a reader, and continues as one.
   redis.call('hset', lock, 'mode', 'read')
 end
 redis.call(publish, base_channel, '1')

@@ -1,0 +1,241 @@
+//! How every verb acquires and releases a lock: with a limit on the wait, while the engine does not
+//! answer yet, and until a signal arrives.
+
+use std::time::Duration;
+
+use lockkeeper::engine::Mode;
+use lockkeeper::{Client, Error, Guard, Lock, Release};
+use nix::sys::signal::Signal;
+use tokio::time::Instant;
+
+use crate::args::Terms;
+use crate::exit::{self, Failure};
+use crate::inspect;
+use crate::output::Say;
+use crate::run::signals::Signals;
+use crate::run::terminal::{someone_would_continue_us, stop};
+
+/// How long to wait for an engine to confirm the last request of a run. Without it, the lock
+/// expires.
+pub(crate) const CONFIRMATION: Duration = Duration::from_secs(3);
+
+/// The same, for an engine that is known to be in trouble, or after the lock was lost.
+const LAST_WORD: Duration = Duration::from_millis(300);
+
+/// The pause between two attempts to reach an engine that does not answer.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// The wait for an engine that does not answer, if a limit was set.
+pub(crate) struct Waits<'a> {
+    place: &'a str,
+    pub(crate) until: Option<Instant>,
+    told: bool,
+}
+
+impl<'a> Waits<'a> {
+    /// Starts the clock.
+    pub(crate) fn new(place: &'a str, limit: Option<Duration>) -> Self {
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        Self { place, until, told: false }
+    }
+
+    /// Runs something until the limit.
+    pub(crate) async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        // Without `--wait`, the engine's own timeouts apply.
+        let Some(until) = self.until.filter(|until| *until > Instant::now()) else {
+            return work.await;
+        };
+        tokio::time::timeout_at(until, work).await.unwrap_or_else(|_| {
+            let silence = format!("no answer from {}", self.place);
+            Err(self.gave_up(Failure::new(exit::UNAVAILABLE, silence)))
+        })
+    }
+
+    /// Whether to try again after a failure. If so, reports what it waits for and whether that has
+    /// changed, and pauses.
+    pub(crate) async fn again(
+        &mut self,
+        failure: Failure,
+        tell: impl FnOnce(String, bool),
+    ) -> Result<(), Failure> {
+        let Some(until) = self.until.filter(|_| failure.retryable) else { return Err(failure) };
+        if failure.code != exit::UNAVAILABLE {
+            return Err(failure);
+        }
+        let next = Instant::now() + PAUSE;
+        if next < until {
+            let news = !std::mem::replace(&mut self.told, true);
+            tell(format!("waiting for {} to answer: {}", self.place, failure.message), news);
+        }
+        tokio::time::sleep_until(next.min(until)).await;
+        match until > Instant::now() {
+            true => Ok(()),
+            false => Err(self.gave_up(failure)),
+        }
+    }
+
+    /// The engine answers. Returns a message if it was reported that it did not.
+    pub(crate) fn answered(&mut self) -> Option<String> {
+        std::mem::take(&mut self.told).then(|| format!("{} answers again", self.place))
+    }
+
+    /// The last failure, after the wait has ended.
+    fn gave_up(&self, failure: Failure) -> Failure {
+        let message = format!("the wait is over (--wait): {}", failure.message);
+        Failure { message, retryable: false, ..failure }
+    }
+}
+
+/// The mode that was requested.
+pub(crate) fn mode(terms: &Terms) -> Mode {
+    match terms.limit {
+        Some(limit) => Mode::Permits { take: 1, limit },
+        None if terms.shared => Mode::Read,
+        None if terms.exclusive => Mode::Write,
+        None => Mode::Mutex,
+    }
+}
+
+/// The lock that was requested, without its duration.
+pub(crate) fn lock(client: &Client, key: &str, terms: &Terms) -> Lock {
+    let mut lock = match mode(terms) {
+        Mode::Permits { limit, .. } => client.semaphore(key, limit),
+        Mode::Read => client.read(key),
+        Mode::Write => client.write(key),
+        _ => client.mutex(key),
+    };
+    if terms.fair {
+        lock = lock.fair();
+    }
+    if let Some(note) = &terms.note {
+        lock = lock.note(note);
+    }
+    lock
+}
+
+/// Acquires the lock as requested: once, for a limited time, or without a limit. If it is busy,
+/// names the holders.
+pub(crate) async fn acquire(
+    client: &Client,
+    lock: Lock,
+    key: &str,
+    terms: &Terms,
+) -> Result<Guard, Failure> {
+    let until = terms.wait.and_then(|limit| Instant::now().checked_add(limit));
+    acquire_until(client, lock, key, terms, until).await
+}
+
+/// The same, with a wait that started before.
+pub(crate) async fn acquire_until(
+    client: &Client,
+    lock: Lock,
+    key: &str,
+    terms: &Terms,
+    until: Option<Instant>,
+) -> Result<Guard, Failure> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let acquired = match (terms.wait, left) {
+        (Some(limit), Some(left)) if !limit.is_zero() => {
+            lock.acquire_within(left).await.map(Some).map_err(|mut error| {
+                if let Error::Timeout { waited, .. } = &mut error {
+                    *waited = limit;
+                }
+                error
+            })
+        }
+        (Some(limit), _) if limit.is_zero() => lock.try_acquire().await,
+        _ if terms.nonblock => lock.try_acquire().await,
+        _ => lock.acquire().await.map(Some),
+    };
+    let conflict = matches!(acquired, Err(Error::Conflict { .. }));
+    let mut failure = match acquired {
+        Ok(Some(guard)) => return Ok(guard),
+        Ok(None) => Failure::new(exit::BUSY, format!("lock {key:?} is busy")),
+        Err(error) => Failure::from(error),
+    };
+    if conflict {
+        match client.inspect(key).await {
+            // It is not a lock at all, and the engine's message says what it is.
+            Err(error @ Error::Conflict { .. }) => failure.message = error.to_string(),
+            _ => {
+                failure.message += "; all who use a lock have to ask for it in the same way: \
+                                    plainly, with --shared or --exclusive, or with the same --limit";
+            }
+        }
+    } else if failure.code == exit::BUSY
+        && let Some(holders) = holders(client, key).await
+    {
+        failure.message += &format!("; held by {holders}");
+    }
+    Err(failure)
+}
+
+/// Runs something until a signal arrives; then it is dropped and leaves nothing behind.
+pub(crate) async fn interruptible<T>(
+    work: impl Future<Output = Result<T, Failure>>,
+    signals: &Signals,
+) -> Result<T, Failure> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        let signal = tokio::select! {
+            biased;
+            signal = signals.next() => signal,
+            done = &mut work => match signals.pending() {
+                // It arrived at the last moment, but before the command was started.
+                Some(signal) if !matches!(signal, Signal::SIGTSTP | Signal::SIGCONT) => {
+                    return Err(Failure::silent(exit::signalled(signal as i32)));
+                }
+                _ => return done,
+            },
+        };
+        match signal {
+            Signal::SIGCONT => {}
+            Signal::SIGTSTP if someone_would_continue_us() => stop(),
+            Signal::SIGTSTP => {}
+            signal => return Err(Failure::silent(exit::signalled(signal as i32))),
+        }
+    }
+}
+
+/// Releases the lock. The error is the reason why the lock was no longer held, or `None` if only
+/// the confirmation is missing.
+pub(crate) async fn release(guard: Guard, say: Say) -> Result<(), Option<String>> {
+    let lost = guard.check().err().map(|error| error.to_string());
+    let in_trouble = lost.is_some() || guard.trouble().is_some();
+    let limit = if in_trouble { LAST_WORD } else { CONFIRMATION };
+    match tokio::time::timeout(limit, guard.release()).await {
+        Ok(Ok(Release::Released)) => Ok(()),
+        Ok(Ok(Release::AlreadyLost)) => {
+            let late = "at its release it was no longer held";
+            Err(Some(lost.unwrap_or_else(|| late.to_owned())))
+        }
+        Ok(Err(error)) => {
+            say.warn(error);
+            Err(lost)
+        }
+        // An unconfirmed release must not delay the processes that wait for us.
+        Ok(Ok(_)) | Err(_) => {
+            if lost.is_none() {
+                say.warn("the engine did not confirm the release; the lock will expire");
+            }
+            Err(lost)
+        }
+    }
+}
+
+/// Closes an engine, without waiting long for one that did not answer.
+pub(crate) async fn close(client: Client, answers: bool) {
+    let limit = if answers { CONFIRMATION } else { LAST_WORD };
+    // The rest ends with this process.
+    let _ = tokio::time::timeout(limit, client.close()).await;
+}
+
+/// The holders of a lock, if the engine knows them.
+pub(crate) async fn holders(client: &Client, key: &str) -> Option<String> {
+    let holders = client.inspect(key).await.ok()??.holders;
+    let named: Vec<_> = holders.iter().map(inspect::describe).collect();
+    (!named.is_empty()).then(|| named.join(", "))
+}

@@ -1,0 +1,202 @@
+//! A wait for a lock, as people see it: who holds it, our place in the queue, how long it has been.
+//!
+//! On a terminal that is one line on stderr, drawn again every second and gone when the wait is over.
+//! Elsewhere it is one line when the wait has begun, and one per minute.
+
+use std::convert::Infallible;
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use lockkeeper::engine::{Entry, Order, Snapshot};
+use lockkeeper::{Client, whoami};
+use nix::unistd::{getpgrp, tcgetpgrp};
+use tokio::time::Instant;
+
+use crate::args::Terms;
+use crate::inspect::describe;
+use crate::output::{Say, human, stderr, tell};
+use crate::table::plain;
+
+/// A wait that is shorter is not worth a word.
+pub(crate) const WORTH_A_WORD: Duration = Duration::from_millis(500);
+
+/// How often the line is drawn again, and how often the engine is asked for it.
+const DRAWN: Duration = Duration::from_secs(1);
+const ASKED: Duration = Duration::from_secs(2);
+
+/// How often a wait is told of where nothing can be drawn.
+const TOLD: Duration = Duration::from_secs(60);
+
+/// How long the engine may take to say who holds the lock.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A wait for a lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waiting<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) terms: &'a Terms,
+    pub(crate) since: Instant,
+    pub(crate) until: Option<Instant>,
+    /// Whether there is a terminal to draw on.
+    pub(crate) drawn: bool,
+}
+
+impl Waiting<'_> {
+    /// Tells how the wait goes, for as long as it lasts.
+    pub(crate) async fn tell(&self, client: &Client, mut tell: impl FnMut(String)) -> Infallible {
+        tokio::time::sleep_until(self.since + WORTH_A_WORD).await;
+        let mut asked: Option<(Instant, String)> = None;
+        loop {
+            let now = Instant::now();
+            let known = asked.take().filter(|(at, _)| self.drawn && now - *at < ASKED);
+            let (at, holders) = match known {
+                Some(known) => known,
+                None => (now, self.look(client).await),
+            };
+            tell(format!("waiting for lock {:?}{holders}; {}", self.key, self.time()));
+            asked = Some((at, holders));
+            tokio::time::sleep(if self.drawn { DRAWN } else { TOLD }).await;
+        }
+    }
+
+    /// Who holds it and who waits, or why the engine does not say.
+    async fn look(&self, client: &Client) -> String {
+        match tokio::time::timeout(PATIENCE, client.inspect(self.key)).await {
+            Ok(Ok(Some(snapshot))) => {
+                let order = client.guarantees().order;
+                let mutex =
+                    !self.terms.shared && !self.terms.exclusive && self.terms.limit.is_none();
+                let ordered = match order {
+                    Order::FifoOnRequest => self.terms.fair || !mutex,
+                    Order::Chance(_) => false,
+                    _ => true,
+                };
+                held_by(&snapshot, ordered)
+            }
+            Ok(Ok(None)) => String::new(),
+            Ok(Err(error)) => format!(": {error}"),
+            Err(_) => format!(": no answer from {}", client.place()),
+        }
+    }
+
+    fn time(&self) -> String {
+        let waited = human(whole(self.since.elapsed()));
+        match self.until {
+            Some(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                format!("waited {waited}, {} left", human(whole(left)))
+            }
+            None => format!("waited {waited}"),
+        }
+    }
+}
+
+/// Who holds a lock, and our place among those who wait, where that means something.
+fn held_by(snapshot: &Snapshot, ordered: bool) -> String {
+    let named: Vec<_> = snapshot.holders.iter().map(describe).collect();
+    let holders = match named.as_slice() {
+        [] => String::new(),
+        [one] => format!(", held by {one}"),
+        [first, others @ ..] => format!(", held by {first} and {} more", others.len()),
+    };
+    let us = whoami();
+    let waiters = snapshot.waiters.as_deref().unwrap_or_default();
+    let ours = |waiter: &Entry| waiter.who.as_ref() == Some(&us);
+    let place = match (waiters.len(), waiters.iter().position(ours)) {
+        (0, _) => String::new(),
+        (all, Some(at)) if ordered => format!("; {} of {all} in the queue", at + 1),
+        (all, _) => format!("; {all} waiting"),
+    };
+    holders + &place
+}
+
+/// Without the part of a second, which would flicker.
+fn whole(time: Duration) -> Duration {
+    match time.as_secs() {
+        0 => time,
+        seconds => Duration::from_secs(seconds),
+    }
+}
+
+/// Where a wait is told of.
+#[derive(Debug)]
+pub(crate) struct Line {
+    quiet: bool,
+    pub(crate) drawn: bool,
+    /// Whether something is on it.
+    used: bool,
+}
+
+impl Line {
+    pub(crate) fn new(say: Say) -> Self {
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+        Self { quiet: say.quiet, drawn: io::stderr().is_terminal() && !dumb, used: false }
+    }
+
+    pub(crate) fn show(&mut self, text: &str) {
+        let text = plain(text);
+        if self.quiet {
+        } else if !self.drawn {
+            tell(text);
+        } else if tcgetpgrp(io::stderr()).is_ok_and(|group| group == getpgrp()) {
+            // In the background it would be drawn into what somebody types.
+            let width =
+                terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| width.0);
+            stderr(&format!("\r{}\x1b[K", fitted(&format!("lockkeeper: {text}"), width.into())));
+            self.used = true;
+        }
+    }
+
+    /// Takes the line away, for other words.
+    pub(crate) fn clear(&mut self) {
+        if std::mem::take(&mut self.used) {
+            stderr("\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Text that leaves the last column free: a cursor behind it would be on the next line.
+fn fitted(text: &str, width: usize) -> String {
+    let most = width.saturating_sub(1).max(1);
+    match text.chars().count() > most {
+        true => text.chars().take(most - 1).chain(['…']).collect(),
+        false => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper::{Key, Mode};
+
+    use super::*;
+
+    fn entry(who: &str) -> Entry {
+        Entry::new("identity", Mode::Mutex).by(who)
+    }
+
+    #[test]
+    fn the_holders_and_our_place_are_named() {
+        let mut snapshot = Snapshot::new(Key::new("k").unwrap());
+        assert_eq!(held_by(&snapshot, true), "");
+        snapshot.holders = vec![entry("ann@web1 7 sleep 60")];
+        assert_eq!(held_by(&snapshot, true), ", held by ann@web1 7 running \"sleep 60\"");
+        snapshot.holders.push(entry("bob@web2 8"));
+        snapshot.waiters = Some(vec![entry("eve@web3 9"), entry(&whoami())]);
+        let both = ", held by ann@web1 7 running \"sleep 60\" and 1 more";
+        assert_eq!(held_by(&snapshot, true), format!("{both}; 2 of 2 in the queue"));
+        assert_eq!(held_by(&snapshot, false), format!("{both}; 2 waiting"));
+    }
+
+    #[test]
+    fn a_line_fits_into_the_terminal() {
+        assert_eq!(fitted("waiting", 8), "waiting");
+        assert_eq!(fitted("waiting", 7), "waiti…");
+        assert_eq!(fitted("waiting", 0), "…");
+    }
+}

@@ -1,0 +1,67 @@
+//! A wait shows itself: one line that is drawn again on a terminal, a line now and then elsewhere.
+
+use nix::sys::signal::Signal;
+
+use crate::place::{Place, Running};
+use crate::terminal::Session;
+
+fn holder(place: &Place) -> Running {
+    let holder = place.start("run --note nightly k -- sleep 60");
+    place.until("k", 1, 0);
+    holder
+}
+
+fn end(holder: Running) {
+    holder.signal(Signal::SIGTERM);
+    holder.end().exits(143);
+}
+
+#[test]
+fn a_wait_is_told_once_where_nothing_can_be_drawn() {
+    let place = Place::new();
+    let holder = holder(&place);
+    for verb in ["run -w 1.5 k -- true", "acquire -w 1.5 k"] {
+        let waited = place.run(verb).exits(75);
+        let lines: Vec<_> = waited.stderr.lines().collect();
+        let [told, busy] = lines[..] else { panic!("two lines: {lines:?}") };
+        assert!(told.starts_with("lockkeeper: waiting for lock \"k\", held by "), "{told}");
+        for part in [" running \"sh -c sleep 60\" for ", " (nightly); 1 of 1 in the queue; waited "]
+        {
+            assert!(told.contains(part), "no {part:?} in {told}");
+        }
+        assert!(told.ends_with(" left"), "{told}");
+        assert!(busy.contains("was still busy after 1s 500ms"), "{busy}");
+        assert!(!waited.stderr.contains('\x1b'), "{}", waited.stderr);
+    }
+    assert_eq!(place.run("run -q -w 1 k -- true").exits(75).stderr, "");
+    let quiet = place.run("acquire -q -w 1 k").exits(75);
+    assert_eq!(quiet.stderr.lines().count(), 1, "only why it failed: {}", quiet.stderr);
+    end(holder);
+    // One that is short is not worth a word.
+    assert_eq!(place.run("run k -- true").exits(0).stderr, "");
+}
+
+#[test]
+fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
+    let place = Place::new();
+    for verb in ["run k -- echo in", "acquire k >/dev/null && echo in", "elect k -- echo in"] {
+        let holder = holder(&place);
+        let mut session = Session::at(&place);
+        session.keys(&format!("stty cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"));
+        session.shows("\rlockkeeper: waiting for lock \"k\", held by ");
+        // Cut to fit, so that the next one can be drawn over it.
+        session.shows("…\x1b[K\rlockkeeper: waiting for lock \"k\"");
+        end(holder);
+        session.shows("\r\x1b[Kin");
+        session.shows("42");
+        if verb.starts_with("acquire") {
+            place.run("break -y --why test k").exits(0);
+        }
+    }
+    let holder = holder(&place);
+    let mut session = Session::at(&place);
+    session.keys("export TERM=xterm; lk run -q -w 1 k -- true; echo code $?\n");
+    let seen = session.shows("code 75");
+    assert!(!seen.contains("waiting"), "{seen:?}");
+    end(holder);
+}

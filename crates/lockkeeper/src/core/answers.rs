@@ -1,0 +1,100 @@
+//! The answers to the renewals of one hold: which are missing, which failed, and why, as far as
+//! that is known.
+
+use tokio::time::Instant;
+
+use crate::guard::Trouble;
+
+/// The answers to the renewals of a hold.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    /// How many renewals are in progress.
+    under_way: u32,
+    /// Set while none of them has been answered.
+    silence: Option<Silence>,
+    trouble: Option<Trouble>,
+}
+
+/// Renewals without an answer.
+#[derive(Debug)]
+struct Silence {
+    /// When the first of them was sent.
+    since: Instant,
+    /// The cause, if it is known.
+    cause: Option<String>,
+}
+
+impl Silence {
+    /// A description for people, as of now.
+    fn describe(&self, place: &str) -> String {
+        let seconds = self.since.elapsed().as_secs_f64();
+        let cause = self.cause.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
+        format!("no answer from {place} for {seconds:.1} s{cause}")
+    }
+}
+
+impl Answers {
+    /// The renewals that failed since the last successful one.
+    pub(crate) fn trouble(&self) -> Option<&Trouble> {
+        self.trouble.as_ref()
+    }
+
+    /// A renewal is sent. True if the previous one is still in progress; that one is late, and
+    /// counts as failed if `counts` is set.
+    pub(super) fn asking(&mut self, place: &str, counts: bool) -> bool {
+        self.under_way += 1;
+        let late = self.under_way > 1;
+        let silence =
+            self.silence.get_or_insert_with(|| Silence { since: Instant::now(), cause: None });
+        if late && counts {
+            let error = silence.describe(place);
+            self.failed(error);
+        }
+        late
+    }
+
+    /// A renewal has ended; an error means that it got no answer.
+    pub(super) fn asked(&mut self, error: Option<String>, counts: bool) {
+        self.under_way -= 1;
+        if self.under_way == 0 {
+            self.silence = None;
+        }
+        let Some(error) = error else { return };
+        if let Some(silence) = &mut self.silence {
+            silence.cause = Some(error.clone());
+        }
+        if counts {
+            self.failed(error);
+        }
+    }
+
+    /// The engine found out why there is no answer.
+    pub(super) fn silent_because(&mut self, cause: String, place: &str) {
+        let Some(silence) = &mut self.silence else { return };
+        silence.cause = Some(cause);
+        if let Some(trouble) = &mut self.trouble {
+            trouble.error = silence.describe(place);
+        }
+    }
+
+    /// A renewal was confirmed.
+    pub(super) fn came(&mut self) {
+        self.trouble = None;
+        self.silence = None;
+    }
+
+    /// The lease ran out: records what led to it, up to its end.
+    pub(super) fn never_came(&mut self, place: &str) {
+        if let Some(silence) = &self.silence
+            && (self.under_way > 1 || self.trouble.is_none())
+        {
+            let error = silence.describe(place);
+            self.failed(error);
+        }
+    }
+
+    fn failed(&mut self, error: String) {
+        let failures = self.trouble.as_ref().map_or(0, |trouble| trouble.failures);
+        self.trouble = Some(Trouble { failures: failures.saturating_add(1), error });
+    }
+}

@@ -1,0 +1,10 @@
+-- Asks holders to give way: notes it for those who listen later, and tells those who listen now.
+-- KEYS: asked
+-- ARGV: publish, how long to remember it, and the field of each holder
+
+for i = 3, #ARGV do
+  redis.call('hset', KEYS[1], ARGV[i], '1')
+  redis.call('pexpire', KEYS[1], ARGV[2])
+  redis.call(ARGV[1], KEYS[1] .. ':' .. ARGV[i], '0')
+end
+return #ARGV - 2

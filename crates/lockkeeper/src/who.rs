@@ -1,0 +1,109 @@
+//! Who takes a lock, for people who look: `user@host pid`, and the command line of that process.
+//!
+//! Stores keep both as one text, `user@host pid command`. A client that knows nothing of commands shows
+//! it as it is.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use crate::core::platform;
+
+/// How many characters of a command line are recorded.
+const LENGTH: usize = 80;
+
+/// `user@host pid`, recorded with every hold where the layout has room for it.
+pub fn whoami() -> String {
+    static WHO: OnceLock<String> = OnceLock::new();
+    let who = WHO.get_or_init(platform::user_and_host);
+    // Not remembered: a forked process has another one.
+    format!("{who} {}", std::process::id())
+}
+
+/// What stores keep of this process and a command line.
+pub(crate) fn signature(command: Option<&str>) -> Arc<str> {
+    let command = command.map(shortened).filter(|command| !command.is_empty());
+    match command {
+        Some(command) => format!("{} {command}", whoami()).into(),
+        None => whoami().into(),
+    }
+}
+
+/// The command line of this process: the program without its directory, and the arguments.
+pub(crate) fn command_line() -> String {
+    let mut words = std::env::args_os();
+    let program = words.next().unwrap_or_default();
+    let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let words = words.map(|word| word.to_string_lossy().into_owned());
+    std::iter::once(name).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// Takes apart what [`signature`] made: who, and the command. Other clients may write what they like.
+pub(crate) fn take_apart(signature: &str) -> (&str, Option<&str>) {
+    let end = || {
+        let host = signature.find('@')?;
+        let pid = host + signature[host..].find(' ')? + 1;
+        let digits = signature[pid..].bytes().take_while(u8::is_ascii_digit).count();
+        let end = pid + digits;
+        (digits > 0 && signature[end..].starts_with(' ')).then_some(end)
+    };
+    match end() {
+        Some(end) => (&signature[..end], Some(&signature[end + 1..])),
+        None => (signature, None),
+    }
+}
+
+/// One line of at most [`LENGTH`] characters, without the passwords of URLs.
+fn shortened(command: &str) -> String {
+    let words: Vec<_> = command.split(|c: char| c.is_whitespace() || c.is_control()).collect();
+    let words = words.into_iter().filter(|word| !word.is_empty()).map(without_password);
+    let line = words.collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(LENGTH) {
+        None => line,
+        Some(_) => line.chars().take(LENGTH - 1).chain(['…']).collect(),
+    }
+}
+
+fn without_password(word: &str) -> String {
+    let hidden = || {
+        let start = word.find("://")? + 3;
+        let authority = word[start..].split(['/', '?', '#']).next()?;
+        let (user, _) = authority.rsplit_once('@')?.0.split_once(':')?;
+        let host = start + authority.rfind('@')?;
+        Some(format!("{}{user}:***{}", &word[..start], &word[host..]))
+    };
+    hidden().unwrap_or_else(|| word.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_is_taken_apart_again() {
+        let text = signature(Some("backup --all  /srv\n"));
+        assert_eq!(take_apart(&text), (whoami().as_str(), Some("backup --all /srv")));
+        for nothing in [None, Some(""), Some(" \t")] {
+            assert_eq!(take_apart(&signature(nothing)), (whoami().as_str(), None));
+        }
+        assert_eq!(take_apart("Ann B@corp@web 7 sh -c x"), ("Ann B@corp@web 7", Some("sh -c x")));
+        for other in ["", "ann", "ann@web", "ann@web x y", "ann@web 7x y", "c0ffee:12"] {
+            assert_eq!(take_apart(other), (other, None));
+        }
+    }
+
+    #[test]
+    fn a_command_line_is_one_short_line_without_passwords_of_urls() {
+        assert_eq!(shortened("a\u{1b}[2J\tb"), "a [2J b");
+        let long = shortened(&"é".repeat(200));
+        assert_eq!((long.chars().count(), long.ends_with('…')), (LENGTH, true));
+        assert_eq!(shortened(&"x".repeat(LENGTH)), "x".repeat(LENGTH));
+        for (word, expected) in [
+            ("redis://:secret@host/0", "redis://:***@host/0"),
+            ("--url=postgres://ann:p@ss@db/x", "--url=postgres://ann:***@db/x"),
+            ("redis://host/a:b@c", "redis://host/a:b@c"),
+            ("redis://ann@host", "redis://ann@host"),
+        ] {
+            assert_eq!(shortened(word), expected);
+        }
+    }
+}

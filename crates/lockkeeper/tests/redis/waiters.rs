@@ -1,0 +1,71 @@
+//! Those who wait for a mutex without a queue, as people are shown them.
+
+use std::time::Duration;
+
+use lockkeeper::{Client, Error, Owner};
+use lockkeeper_testkit::server::redis::Server;
+use tokio::time::{Instant, sleep, timeout};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+async fn connect(server: &Server) -> Client {
+    Client::connect(server.url()).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Waits until those who wait have these notes, the one who has waited longest first.
+async fn notes(client: &Client, expected: &[&str]) {
+    let started = Instant::now();
+    loop {
+        let seen = client.inspect("N").await.unwrap().and_then(|seen| seen.waiters);
+        let seen = seen.unwrap_or_default();
+        let notes: Vec<_> = seen.iter().filter_map(|waiter| waiter.note.as_deref()).collect();
+        if notes == expected {
+            return;
+        }
+        assert!(started.elapsed() < PATIENCE, "{notes:?} instead of {expected:?}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_for_a_plain_mutex_are_shown_while_they_wait() {
+    let server = Server::start();
+    let holder = connect(&server).await;
+    let guard = holder.mutex("N").acquire().await.unwrap();
+    assert!(holder.inspect("N").await.unwrap().unwrap().waiters.is_none(), "others leave no trace");
+    // With an owner, as the command asks, and without.
+    let (plain, owned) = (connect(&server).await, connect(&server).await);
+    let first = tokio::spawn(plain.mutex("N").note("plain").acquire());
+    notes(&holder, &["plain"]).await;
+    let second = tokio::spawn(owned.mutex("N").owner(&Owner::new()).note("owned").acquire());
+    notes(&holder, &["plain", "owned"]).await;
+    // One that gives up is not shown any more, nor one that is let in.
+    let impatient = connect(&server).await;
+    let late = impatient.mutex("N").note("late").acquire_within(Duration::from_millis(500)).await;
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    notes(&holder, &["plain", "owned"]).await;
+    second.abort();
+    notes(&holder, &["plain"]).await;
+    guard.release().await.unwrap();
+    let guard = timeout(PATIENCE, first).await.unwrap().unwrap().unwrap();
+    notes(&holder, &[]).await;
+    assert_eq!(server.ask(&["EXISTS", "lockkeeper_waiters:{N}"]), "0");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_shown_on_a_full_server_or_waits_unseen() {
+    let server = Server::start();
+    let holder = connect(&server).await;
+    let guard = holder.mutex("N").acquire().await.unwrap();
+    let waiter = connect(&server).await;
+    let waiting = tokio::spawn(waiter.mutex("N").note("waits").acquire());
+    notes(&holder, &["waits"]).await;
+    server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    // Longer than it takes until it asks again.
+    sleep(Duration::from_secs(7)).await;
+    assert!(!waiting.is_finished(), "a full server is no reason to give up a wait");
+    server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    guard.release().await.unwrap();
+    timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap().release().await.unwrap();
+}
