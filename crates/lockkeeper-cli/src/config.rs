@@ -208,7 +208,7 @@ impl Config {
         })
     }
 
-    /// What to record of a command line beside a lock; nothing where that is switched off.
+    /// The command line to record with a lock; `None` if that is disabled.
     pub(crate) fn command(
         &self,
         words: impl IntoIterator<Item = impl AsRef<OsStr>>,

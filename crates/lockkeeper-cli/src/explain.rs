@@ -61,12 +61,12 @@ fn sentences(g: &Guarantees) -> Vec<String> {
     };
     let death = match death {
         Death::Lease => {
-            "A holder that dies keeps the lock until its lease runs out (--ttl). \
-             A holder that is paused for longer than that has lost it, and is told so."
+            "A holder that dies keeps the lock until its lease expires (--ttl). \
+             A holder that is paused for longer than that has lost it, and is signalled the loss."
         }
         Death::Session => {
-            "A holder that dies keeps the lock until its session runs out at the server. \
-             A holder that is paused for longer than that has lost it, and is told so."
+            "A holder that dies keeps the lock until its session expires at the server. \
+             A holder that is paused for longer than that has lost it, and is signalled the loss."
         }
         Death::AtOnce => {
             "A holder that dies frees the lock at once. \
@@ -80,7 +80,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
              A reboot frees every lock."
         }
         Survives::None => {
-            "It does not survive the store: what a restart or failover forgets, somebody else may take \
+            "It does not survive the store: a lock that a restart or failover forgets may be granted again \
              while the former holder still works. Use the fence."
         }
         Survives::Restart => {
@@ -89,7 +89,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         }
         Survives::Minority => {
             "Exclusion survives the loss of any minority of the store's members. \
-             Without a majority nobody gets a lock."
+             Without a majority, no lock is granted."
         }
         _ => NEWER,
     };

@@ -25,7 +25,7 @@ pub(crate) const EXAMPLES: &str = "\
 lockkeeper holds a lock while a command runs. Three examples that work right here:
 
   lockkeeper run backup -- sleep 60          one at a time; a second one waits for the first
-  lockkeeper run -n backup -- echo done      do not wait: exit 75 if somebody is in
+  lockkeeper run -n backup -- echo done      do not wait: exit 75 if it is held
   lockkeeper show backup                     who holds it, and who waits
 
 More: lockkeeper --help, lockkeeper run --help.
@@ -182,7 +182,7 @@ Example:
   lockkeeper watch deploy/ --interval 500ms")]
     Watch(Watch),
 
-    /// Show who holds and who waits on the terminal, live, for several engines
+    /// Show holders and waiters on the terminal, live, for several engines
     ///
     /// Sort with s, filter with /, Enter shows the details of a lock, ? lists the keys. A holder is asked
     /// to yield with y, and a lock is broken with b, after a confirmation. `watch` is for pipes.

@@ -70,7 +70,7 @@ pub(crate) struct Acquire {
     /// processes: bash calls those $BASHPID.
     #[arg(long, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
     pub(crate) pid: Option<i32>,
-    /// What to send the process of --pid when somebody asks for the lock with `yield`
+    /// What to send the process of --pid when the holder is asked to `yield`
     #[arg(long, value_name = "WHAT", value_enum, default_value = "ignore", requires = "pid")]
     pub(crate) on_yield: OnYield,
     /// The owner that holds it [default: a random one]
@@ -147,7 +147,7 @@ pub(crate) struct Watch {
 pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) secret: Secret,
-    /// How often to look at each engine; less often where a look takes long
+    /// The polling interval of each engine; longer if an engine is slow
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "2s")]
     pub(crate) interval: Duration,
     /// The engines: URLs, or names in the configuration [default: all of those, or as for `run`]

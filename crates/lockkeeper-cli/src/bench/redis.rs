@@ -63,7 +63,7 @@ pub(super) async fn measure(
     time: Duration,
 ) -> Result<Option<Figures>, Failure> {
     let usual = endpoint.options().take("layout")?.is_none_or(|layout| layout == "hash");
-    if endpoint.scheme() != "redis" || !usual {
+    if !matches!(endpoint.scheme(), "redis" | "valkey") || !usual {
         return Ok(None);
     }
     let floor = Floor::connect(endpoint).await.map_err(trouble)?;

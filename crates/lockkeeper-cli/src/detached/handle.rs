@@ -18,7 +18,8 @@ use serde_json::json;
 
 use crate::args::{Acquire, Release, Renew};
 use crate::config::Config;
-use crate::detached::holder::{self, Answer, Ask, Request};
+use crate::detached::holder;
+use crate::detached::protocol::{Answer, Ask, Request};
 use crate::exit::{self, Failure};
 use crate::output::{Say, stdout, tell};
 use crate::run;
@@ -124,7 +125,7 @@ fn ask(handle: &str, ask: Ask) -> exit::Outcome {
         Some(Answer::Lost { reason }) => Err(Failure::new(exit::LOST, reason)),
         Some(Answer::Unconfirmed { reason }) => Err(Failure::new(exit::UNAVAILABLE, reason)),
         Some(Answer::Asked) => {
-            tell("somebody asked for the lock; release it when you can");
+            tell("the holder was asked to yield; release the lock when you can");
             Ok(0)
         }
         Some(_) => Ok(0),

@@ -17,14 +17,13 @@ use lockkeeper::endpoint::Endpoint;
 use lockkeeper::{Client, Error, Guard, Owner};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, setsid};
-use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufStream};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::Instant;
 
 use crate::acquire::{self, Waits};
-use crate::args::Terms;
 use crate::detached::handle::Handle;
+use crate::detached::protocol::{Answer, Ask, Granted, Reply, Request, hear, say};
 use crate::exit::{self, Failure};
 use crate::output::Say;
 use crate::run::guardian::boot_time;
@@ -36,81 +35,6 @@ pub(crate) const VERB: &str = "__holder";
 
 /// How often to check whether the process it is bound to still exists.
 const LOOK: Duration = Duration::from_millis(200);
-
-/// The request that starts a holder. Contains the URL with its secrets, which is why it is not in
-/// argv.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Request {
-    pub(crate) url: String,
-    pub(crate) key: String,
-    pub(crate) terms: Terms,
-    pub(crate) ttl: Duration,
-    pub(crate) owner: String,
-    /// What is recorded as the command that takes it.
-    pub(crate) command: Option<String>,
-    /// Whether the wait is shown, and then whether it is drawn.
-    pub(crate) shown: Option<bool>,
-    /// How long to hold it; `None` for as long as the process it is bound to lives.
-    pub(crate) lease: Option<Duration>,
-    pub(crate) pid: Option<i32>,
-    /// The signal that this process is sent when somebody asks for the lock.
-    pub(crate) on_yield: Option<i32>,
-}
-
-/// The answer to a request.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Reply {
-    /// Not an answer yet: what the holder is waiting for.
-    Waits(String),
-    /// The same, in a line that the next one replaces.
-    Line(String),
-    Granted(Granted),
-    Refused {
-        code: u8,
-        message: String,
-    },
-}
-
-/// A lock that a holder keeps.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Granted {
-    pub(crate) handle: String,
-    pub(crate) fence: u64,
-    /// The holder itself.
-    pub(crate) pid: u32,
-}
-
-/// What a later call requests from a holder.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) enum Ask {
-    /// Extends the lease from now: by this, or by the lease of `acquire`.
-    Renew {
-        lease: Option<Duration>,
-    },
-    Release,
-    /// How long it will be held.
-    Tell,
-}
-
-/// The holder's answer.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
-    Done,
-    /// The same, and somebody asked for the lock.
-    Asked,
-    Lost {
-        reason: String,
-    },
-    /// The engine did not confirm it.
-    Unconfirmed {
-        reason: String,
-    },
-    Told {
-        key: String,
-        fence: u64,
-        left: Option<Duration>,
-    },
-}
 
 /// Starts a holder, and waits for its answer as long as it waits for the lock.
 pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Granted, Failure> {
@@ -364,21 +288,6 @@ async fn renew(guard: &Guard) -> Answer {
         Err(_) => "the engine does not answer".to_owned(),
     };
     Answer::Unconfirmed { reason: format!("the lock could not be renewed: {reason}") }
-}
-
-async fn hear(stream: &mut BufStream<UnixStream>) -> Option<Ask> {
-    let mut line = String::new();
-    // A caller that connects and sends nothing must not delay the end of the lock.
-    let read = tokio::time::timeout(Duration::from_secs(1), stream.read_line(&mut line)).await;
-    read.ok()?.ok()?;
-    serde_json::from_str(&line).ok()
-}
-
-async fn say(stream: &mut BufStream<UnixStream>, answer: &Answer) {
-    let line = serde_json::to_string(answer).expect("plain fields serialize") + "\n";
-    // If it fails, the caller is gone, and does not need the answer.
-    let _ = stream.write_all(line.as_bytes()).await;
-    let _ = stream.flush().await;
 }
 
 /// The command line of a process, as far as it is visible.

@@ -2,3 +2,4 @@
 
 pub(crate) mod handle;
 pub(crate) mod holder;
+pub(crate) mod protocol;

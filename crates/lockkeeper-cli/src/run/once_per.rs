@@ -14,7 +14,8 @@ use lockkeeper::{Client, Guard, Owner};
 
 use crate::args::{Release, Terms};
 use crate::detached::handle;
-use crate::detached::holder::{self, Request};
+use crate::detached::holder;
+use crate::detached::protocol::Request;
 use crate::exit::{self, Failure};
 use crate::run::signals::Signals;
 

@@ -1,17 +1,17 @@
-//! What is chosen and typed, and what each key does.
+//! The selection, the input, and the effect of each key.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::list::{Shown, Sort};
 
-/// What the operator looks at.
+/// What the operator is viewing.
 #[derive(Debug, Default)]
 pub(super) struct View {
     pub(super) filter: String,
     pub(super) sort: Sort,
-    /// The engine and the key of the lock that is chosen.
+    /// The engine and the key of the selected lock.
     pub(super) chosen: Option<(String, String)>,
-    /// Whether the waiters of the chosen lock are shown below it.
+    /// Whether the waiters of the selected lock are shown below it.
     pub(super) expanded: bool,
     pub(super) mode: Mode,
     /// How far the details are scrolled.
@@ -20,7 +20,7 @@ pub(super) struct View {
     pub(super) news: Option<String>,
 }
 
-/// What keys are for at the moment.
+/// What keys do at the moment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum Mode {
     #[default]
@@ -28,15 +28,15 @@ pub(super) enum Mode {
     Filter,
     Detail,
     Help,
-    /// May the holder be asked?
+    /// Confirming a yield request.
     Yield,
-    /// Why is it to be broken?
+    /// Typing the reason of a break.
     Why(String),
-    /// Really?
+    /// Confirming a break.
     Break(String),
 }
 
-/// What a key leads to.
+/// The effect of a key.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Stay,
@@ -44,7 +44,7 @@ pub(super) enum Step {
     Do(Order),
 }
 
-/// A change that was confirmed.
+/// A confirmed change.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Yield { engine: String, key: String },
@@ -52,7 +52,7 @@ pub(super) enum Order {
 }
 
 impl View {
-    /// Keeps the choice on a lock that is there.
+    /// Keeps the selection on an existing lock.
     pub(super) fn settle(&mut self, shown: &Shown) {
         if self.place(shown).is_none() {
             self.chosen = shown.items.first().map(|item| item.name());
@@ -62,7 +62,7 @@ impl View {
         }
     }
 
-    /// Where the chosen lock is in the list.
+    /// The position of the selected lock in the list.
     pub(super) fn place(&self, shown: &Shown) -> Option<usize> {
         let chosen = self.chosen.as_ref()?;
         shown.items.iter().position(|item| item.name() == *chosen)

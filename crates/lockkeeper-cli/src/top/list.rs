@@ -8,7 +8,7 @@ use crate::ui::collect::State;
 use crate::ui::model::{Lock, Party};
 use crate::ui::rows::{Row, Strip};
 
-/// Everything that one drawing shows.
+/// Everything that one frame shows.
 #[derive(Debug)]
 pub(super) struct Shown {
     pub(super) strip: Strip,
@@ -19,14 +19,14 @@ pub(super) struct Shown {
     pub(super) all: usize,
 }
 
-/// A lock, with all who hold it and who are known to wait.
+/// A lock, with all its holders and known waiters.
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) row: Row,
     pub(super) lock: Lock,
 }
 
-/// How the locks are sorted.
+/// The sort order of the locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Sort {
     #[default]
@@ -79,7 +79,7 @@ impl Item {
     }
 }
 
-/// How long somebody has held or waited.
+/// How long a holder has held or a waiter has waited.
 pub(super) fn age(party: &Party, now: SystemTime) -> Duration {
     now.duration_since(party.began()).unwrap_or_default()
 }
@@ -90,7 +90,7 @@ pub(super) fn list(state: &State, view: &View, now: SystemTime) -> Shown {
     let mut items: Vec<_> = rows.map(|(row, lock)| Item { row, lock: lock.clone() }).collect();
     let all = items.len();
     items.retain(|item| item.matches(&filter));
-    // A stable sort by key first, so that equals do not jump.
+    // Sorted by key first, with a stable sort, so that equals do not jump.
     items.sort_by_cached_key(Item::name);
     items.sort_by_key(|item| item.lock.key.clone());
     match view.sort {

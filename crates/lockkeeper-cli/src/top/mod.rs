@@ -1,7 +1,8 @@
-//! `top`: who holds and who waits, live on a terminal.
+//! `top`: holders and waiters, live on a terminal.
 //!
-//! It looks at the engines as [`ui`](crate::ui) does. [`list`] chooses and sorts the locks, [`keys`] says
-//! what a key does, [`screen`] draws. What an engine or another client wrote is only ever drawn as text.
+//! It polls the engines as [`ui`](crate::ui) does. [`list`] selects and sorts the locks, [`keys`]
+//! handles input, [`screen`] draws. Text from an engine or another client is only ever drawn as
+//! text.
 
 mod keys;
 mod list;
@@ -23,7 +24,7 @@ use crate::ui;
 use crate::ui::collect::Collector;
 use crate::ui::history::History;
 
-/// How often ages and leases are drawn again.
+/// How often ages and leases are redrawn.
 const DRAWN: Duration = Duration::from_millis(500);
 
 pub(crate) async fn top(args: Top) -> exit::Outcome {
@@ -71,7 +72,7 @@ async fn show(
                         Step::Do(order) => {
                             let (collector, told) = (collector.clone(), told.clone());
                             tokio::spawn(async move {
-                                // Nobody hears it if we are about to end.
+                                // Has no receiver if we are about to end.
                                 let _ = told.send(carry_out(&collector, order).await);
                             });
                         }
@@ -85,7 +86,7 @@ async fn show(
     }
 }
 
-/// What is typed. The thread ends with the process: a read from a terminal cannot be called back.
+/// The keys typed. The thread ends with the process: a read from a terminal cannot be interrupted.
 fn read_keys() -> mpsc::UnboundedReceiver<Event> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -98,7 +99,7 @@ fn read_keys() -> mpsc::UnboundedReceiver<Event> {
     receiver
 }
 
-/// Does what was confirmed, and says what became of it.
+/// Carries out a confirmed change, and returns its outcome.
 async fn carry_out(collector: &Collector, order: Order) -> String {
     let (engine, key) = match &order {
         Order::Yield { engine, key } | Order::Break { engine, key, .. } => (engine, key),

@@ -1,6 +1,7 @@
-//! What is on the screen: numbers, the table or the details, and a line for words.
+//! What is on the screen: numbers, the table or the details, and a message line.
 //!
-//! Columns that do not fit are left out, from the least important on. Nothing is told by colour alone.
+//! Columns that do not fit are left out, starting with the least important. Nothing is conveyed by
+//! colour alone.
 
 use std::time::SystemTime;
 
@@ -53,7 +54,7 @@ pub(super) fn draw(frame: &mut Frame, shown: &Shown, view: &mut View, now: Syste
     }
 }
 
-/// Red where there is colour, and bold where there is none.
+/// Red if there is colour, otherwise bold.
 fn alarm() -> Style {
     let style = Style::new().add_modifier(Modifier::BOLD);
     if coloured() { style.fg(Color::Red) } else { style }
@@ -169,7 +170,7 @@ fn waiter_cell(column: &str, n: usize, waiter: &Party, now: SystemTime) -> Strin
     }
 }
 
-/// Why somebody should look, in a character before the key.
+/// A mark before the key of a lock that needs attention.
 fn mark(trouble: Option<Trouble>) -> &'static str {
     match trouble {
         Some(Trouble::Deadlock) => "X ",
@@ -211,7 +212,7 @@ fn detail(frame: &mut Frame, area: Rect, item: &Item, view: &View, now: SystemTi
     frame.render_widget(text, area);
 }
 
-/// What is known of a holder or a waiter, one line each.
+/// What is known about a holder or a waiter, one line each.
 fn about(party: &Party, now: SystemTime, lease: String) -> Vec<Line<'static>> {
     let mut lines =
         vec![Line::from(format!("   {} for {}  {lease}", party.kind, human(age(party, now))))];
@@ -221,7 +222,7 @@ fn about(party: &Party, now: SystemTime, lease: String) -> Vec<Line<'static>> {
     lines
 }
 
-/// What is typed or asked, the last news, or the most important keys.
+/// The input or question, the last outcome, or the most important keys.
 fn last_line(shown: &Shown, view: &View) -> Line<'static> {
     let key = view.chosen.as_ref().map(|(_, key)| plain(key)).unwrap_or_default();
     let strong =

@@ -1,4 +1,5 @@
-//! What an operator may change: ask to yield, and break. Only with `--allow-changes`, and never unseen.
+//! What an operator may change: ask to yield, and break. Only with `--allow-changes`, and always
+//! audited.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::audit::{Action, Audit};
 use super::http::{self, Problem, Reply};
 use super::model::Party;
 
-/// What a browser sends.
+/// The request of a browser.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Order {

@@ -1,8 +1,9 @@
-//! `ui`: a page in the browser that shows who holds and who waits, live.
+//! `ui`: a page in the browser that shows holders and waiters, live.
 //!
-//! [`collect`] looks at the engines, once for all browsers. [`history`] makes a past out of successive
-//! looks, [`blocking`] a tree of who waits for whom. [`http`] and [`api`] serve them to [`page`], behind
-//! the checks of [`security`]. Nothing is changed in a store unless `--allow-changes` says so.
+//! [`collect`] polls the engines, once for all browsers. [`history`] derives the past from
+//! successive polls, [`blocking`] a tree of what waits for what. [`http`] and [`api`] serve them to
+//! [`page`], behind the checks of [`security`]. Nothing is changed in a store without
+//! `--allow-changes`.
 
 mod actions;
 mod api;
@@ -43,12 +44,12 @@ use crate::exit::{self, Failure};
 use crate::output::{print, tell};
 use crate::run::signals::Signals;
 
-/// What every request can reach.
+/// The state that every request can access.
 #[derive(Debug)]
 pub(crate) struct App {
     access: Access,
     collector: Collector,
-    /// Where changes are written down; without it there are none.
+    /// The audit of changes; without it there are none.
     audit: Option<Audit>,
     listeners: Listeners,
 }
@@ -62,7 +63,8 @@ pub(crate) async fn ui(args: Ui) -> exit::Outcome {
              it with --token-file, or set LOCKKEEPER_UI_TOKEN",
         ));
     }
-    // Every user of this machine can reach a loopback address, and must not break locks in our name.
+    // Every user of this machine can reach a loopback address, and must not break locks in our
+    // name.
     let made = (named.is_none() && args.allow_changes).then(security::random_token);
     let token = named.or(made.clone());
     let audit = match args.allow_changes {
@@ -101,7 +103,7 @@ pub(crate) async fn ui(args: Ui) -> exit::Outcome {
     interruptible(serve, &signals).await
 }
 
-/// The address to open. What follows `#` is not sent, so the token is in no log.
+/// The address to open. The part after `#` is not sent, so the token is in no log.
 fn link(address: SocketAddr, token: Option<&str>) -> String {
     match token {
         Some(token) => format!("http://{address}/#token={token}"),
@@ -130,7 +132,7 @@ fn given_token(args: &Ui) -> Result<Option<String>, Failure> {
     }
 }
 
-/// The engines. One that does not answer is shown as that; one that cannot work is refused.
+/// The engines. One that does not answer is shown as such; one that cannot work is refused.
 pub(crate) async fn sources(urls: &[String], secret: &Secret) -> Result<Vec<Source>, Failure> {
     let mut sources: Vec<Source> = Vec::new();
     for (name, endpoint) in Config::load()?.engines(urls, secret)? {

@@ -31,7 +31,7 @@ fn a_handle_passes_the_question_on() {
     let handle = place.run(&words).exits(0).stdout;
     place.run("yield k").exits(0);
     assert_eq!(place.content("said"), "asked\n");
-    place.run(&format!("renew {handle}")).exits(0).says("somebody asked for the lock");
+    place.run(&format!("renew {handle}")).exits(0).says("asked to yield");
     place.run("run -n k true").exits(75);
     place.run(&format!("release {handle}")).exits(0);
     script.kill().unwrap();

@@ -60,7 +60,7 @@ impl Screen {
         self.terminal.lock().unwrap().screen().contents()
     }
 
-    /// Waits until the screen is as wanted, and says what is on it.
+    /// Waits until the screen is as expected, and returns its contents.
     #[track_caller]
     fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         eventually(what, || Some(self.text()).filter(|text| is_so(text)))

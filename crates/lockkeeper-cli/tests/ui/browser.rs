@@ -226,7 +226,7 @@ fn whatever_a_store_says_is_only_text() {
     page.shows(hostile, 1, 0);
     let mut waiter = run("600");
     page.shows(hostile, 1, 1);
-    // Anybody who can write to the store can say to be anyone.
+    // Anyone who can write to the store can claim any identity.
     let field = "0d1c0000-0000-4000-8000-000000000000:57";
     server.ask(&["HSET", "forged", field, "1"]);
     server.ask(&["PEXPIRE", "forged", "600000"]);

@@ -5,6 +5,7 @@
 
 mod database;
 pub mod etcd;
+mod galera;
 mod mariadb;
 mod pgbouncer;
 mod postgres;
@@ -20,6 +21,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 pub use database::{DatabaseServer, Dialect};
+pub use galera::{Galera, Member};
 pub use mariadb::{Mariadb, MariadbDialect};
 pub use pgbouncer::Pgbouncer;
 pub use postgres::{Postgres, PostgresDialect};

@@ -1,4 +1,4 @@
-//! ZooKeeper, one server or an ensemble, from Debian's package `zookeeper`.
+//! ZooKeeper, one server or an ensemble, from Debian's package `zookeeper` or a newer one that was fetched.
 
 use std::io::{Read, Write};
 use std::ops::Deref;
@@ -8,13 +8,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::supervised::{Home, PATIENCE, Supervised};
-use super::{ask, connect, hosts, program};
+use super::{ask, connect, fetched, hosts, program};
 use crate::ports::free_port;
 
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 
-/// How the server is run. The package's own list lacks two of the classes that TLS needs.
-const JVM: [&str; 8] = [
+/// How the server is run.
+const JVM: [&str; 5] = [
     "-Xmx256m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -22,10 +22,12 @@ const JVM: [&str; 8] = [
     "-Dzookeeper.forceSync=no",
     // Directories are removed while they are in use.
     "-Dznode.container.checkIntervalMs=500",
-    "-cp",
-    "/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar",
-    "org.apache.zookeeper.server.quorum.QuorumPeerMain",
 ];
+
+/// The classes of Debian's server. The package's own list lacks two of the classes that TLS needs.
+const INSTALLED: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar";
+
+const MAIN: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
 
 /// Short ticks, and sessions up to a minute all the same.
 const SHORT_TICKS: &str = "tickTime=250\nminSessionTimeout=500\nmaxSessionTimeout=60000\n";
@@ -92,7 +94,12 @@ impl Ensemble {
     }
 
     fn start<const N: usize>(more: &str, jvm: &[String]) -> Self {
-        assert!(Path::new(JAR).exists(), "{JAR} is missing; on Debian: apt-get install zookeeper");
+        let classes = match fetched("zookeeper.jar").as_deref().and_then(Path::parent) {
+            Some(jars) => jars.join("*").display().to_string(),
+            None => INSTALLED.to_owned(),
+        };
+        let missing = classes == INSTALLED && !Path::new(JAR).exists();
+        assert!(!missing, "{JAR} is missing; on Debian: apt-get install zookeeper");
         let java = program("java", "default-jre-headless");
         let members: String = match N {
             1 => String::new(),
@@ -110,7 +117,8 @@ impl Ensemble {
                 home.path().display(),
             );
             let mut command = Command::new(&java);
-            command.args(jvm).args(JVM).arg(home.write("zoo.cfg", &settings));
+            command.args(jvm).args(JVM).args(["-cp", &classes, MAIN]);
+            command.arg(home.write("zoo.cfg", &settings));
             Server(Supervised::spawn(home, port, command, |port| status(port, "Mode: ").is_some()))
         };
         let ensemble = Self { servers: (0..N).map(server).collect(), secure: None };

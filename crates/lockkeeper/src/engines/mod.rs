@@ -100,6 +100,25 @@ const SCHEMES: &[Scheme] = &[
     },
     Scheme { scheme: "redis+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
     Scheme { scheme: "rediss+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "valkey", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "valkeys", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "valkey+unix", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme {
+        scheme: "valkey+sentinel",
+        feature: "redis",
+        engine: engine!("redis", redis::SIBLING),
+    },
+    Scheme {
+        scheme: "valkeys+sentinel",
+        feature: "redis",
+        engine: engine!("redis", redis::SIBLING),
+    },
+    Scheme { scheme: "valkey+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme {
+        scheme: "valkeys+cluster",
+        feature: "redis",
+        engine: engine!("redis", redis::SIBLING),
+    },
     Scheme { scheme: "redlock", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
     Scheme { scheme: "redlocks", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
     Scheme { scheme: "mysql", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
@@ -233,6 +252,15 @@ mod tests {
             open(endpoint.clone()).await.unwrap().guarantees(),
             guarantees(&endpoint).unwrap()
         );
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn every_scheme_of_redis_is_one_of_valkey() {
+        let of = |family: &str| -> Vec<_> {
+            schemes().filter_map(|scheme| scheme.strip_prefix(family)).collect()
+        };
+        assert_eq!(of("redis"), of("valkey"));
     }
 
     #[cfg(all(feature = "postgres", feature = "mysql"))]

@@ -317,7 +317,7 @@ async fn doctor_names_what_ails_a_real_server() {
     let said = |what: &str| findings.iter().any(|finding| finding.what.contains(what));
     assert!(said("1 of the 1 members"), "{findings:#?}");
     assert!(said("the shortest lease is 2s"), "{findings:#?}");
-    assert!(said("could be taken and given back"), "{findings:#?}");
+    assert!(said("could be acquired and released"), "{findings:#?}");
     assert!(findings.iter().all(|finding| finding.severity < Severity::Problem), "{findings:#?}");
     client.close().await;
     assert_eq!((servers.keys().len(), servers.leases()), (0, 0), "it left something behind");

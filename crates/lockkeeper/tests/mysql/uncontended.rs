@@ -7,7 +7,7 @@ use lockkeeper::{Client, Error, Release};
 use lockkeeper_testkit::server::Mariadb;
 use sqlx::{Connection, MySqlConnection, Row};
 
-use super::{LEASE, database, server, strategy};
+use super::{LEASE, database, numbers, server, strategy};
 
 /// Longer than anything is waited for: what frees such a lock is not its end, and it is never renewed.
 const LONG: Duration = Duration::from_secs(900);
@@ -109,14 +109,18 @@ async fn a_release_for_which_memory_has_no_room_goes_to_the_disk() {
     let url = server().url();
     let sql = |statement: &str| server().sql(database(&url), statement);
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
-    sql("SET max_heap_table_size = 16384;
+    sql(&format!(
+        "SET max_heap_table_size = 16384;
          ALTER TABLE lockkeeper_freed ENGINE = MEMORY;
          DELIMITER //
-         BEGIN NOT ATOMIC
+         CREATE PROCEDURE fill() BEGIN
            DECLARE CONTINUE HANDLER FOR 1114 BEGIN END;
            INSERT INTO lockkeeper_freed
-             SELECT UNHEX(SHA2(seq, 256)), 'somebody', '2100-01-01' FROM seq_1_to_1000000;
-         END //");
+             SELECT UNHEX(SHA2(seq, 256)), 'somebody', '2100-01-01' FROM {};
+         END //
+         CALL fill() //",
+        numbers(10_000)
+    ));
     for _ in 0..2 {
         for client in [&one, &other] {
             let guard = client.mutex("key").ttl(LONG).acquire_within(SOON).await.unwrap();

@@ -2,6 +2,7 @@
 
 mod access;
 mod conformance;
+mod pooler;
 mod tables;
 
 use std::sync::OnceLock;

@@ -191,7 +191,7 @@ impl Queue for EtcdQueue {
             && Record::read(&before.value).is_some_and(|before| before.asked)
         {
             // A client saw that we hold the lock before we did, and asked us to release it.
-            self.yielding.ring();
+            self.yielding.request();
         }
         let revision = revision(&answer);
         let fence = match self.request.mode {

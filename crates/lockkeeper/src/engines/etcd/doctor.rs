@@ -188,9 +188,9 @@ async fn permissions(shared: &Arc<Shared>) -> Finding {
     let taken = claim.attempt(Clock::System.now()).await;
     let given_back = claim.release().await;
     match taken.and(given_back) {
-        Ok(_) => Finding::fine("a lock could be taken and given back"),
+        Ok(_) => Finding::fine("a lock could be acquired and released"),
         Err(error) => Finding::problem(
-            format!("a lock could not be taken and given back: {error}"),
+            format!("a lock could not be acquired and released: {error}"),
             "grant the role readwrite on the keys that start with the prefix in the URL",
         ),
     }

@@ -28,7 +28,7 @@ use crate::owner::Token;
 /// of several bytes. One process per key polls, the others sleep behind it.
 const LOOK: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(25));
 
-/// How often a holder that listens looks whether it was asked to give way.
+/// How often a listening holder checks whether it was asked to give way.
 const ASKED: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
 
 use super::doctor;
+use super::error::{is_deadlock, is_somebody_elses_doing, is_unreadable};
 use super::settings::Settings;
 use crate::engine::Finding;
 use crate::engines::sql::{self, Dialect, STATEMENT, Session, Sessions, within};
@@ -42,7 +43,7 @@ impl Dialect for MySqlConnection {
         // Whoever made them meanwhile may use them already.
         if self.tables().await?.is_none() {
             for statement in statements() {
-                sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut *self).await?;
+                make(self, &statement, alone).await?;
             }
         }
         if alone {
@@ -53,15 +54,20 @@ impl Dialect for MySqlConnection {
     }
 
     /// Sets an isolation without gap locks, which would make neighbours in the index wait for each
-    /// other, and a limit to waiting for a row, but none to waiting for a lock; times are in UTC.
+    /// other, and a limit to waiting for a row, but none to waiting for a lock; times are in UTC, and an empty
+    /// string is one. A member of a cluster is to know what the others have committed before it answers.
     async fn greet(&mut self) -> sqlx::Result<()> {
         sqlx::raw_sql(
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
-             SET SESSION time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 5
+             SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00',
+               autocommit = 1, innodb_lock_wait_timeout = 5
                /*M! , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */",
         )
-        .execute(self)
+        .execute(&mut *self)
         .await?;
+        if is_galera(self).await? {
+            sqlx::raw_sql("SET SESSION wsrep_sync_wait = 7").execute(self).await?;
+        }
         Ok(())
     }
 
@@ -70,7 +76,15 @@ impl Dialect for MySqlConnection {
     async fn session(&mut self) -> sqlx::Result<Session> {
         let asking = "SELECT CAST(id AS SIGNED), host FROM information_schema.processlist
                       WHERE id = CONNECTION_ID()";
-        let (number, mark) = sqlx::query_as(asking).fetch_one(self).await?;
+        let told = match sqlx::query_as(asking).fetch_one(&mut *self).await {
+            Err(error) if is_unreadable(&error) => {
+                let asking = "SELECT CAST(id AS SIGNED), host FROM performance_schema.processlist
+                              WHERE id = CONNECTION_ID()";
+                sqlx::query_as(asking).fetch_one(self).await
+            }
+            told => told,
+        };
+        let (number, mark) = told?;
         Ok(Session { number, mark })
     }
 
@@ -86,6 +100,20 @@ impl Dialect for MySqlConnection {
     async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>> {
         doctor::look(sessions).await
     }
+}
+
+/// Runs a statement of the schema. In a cluster others may make the tables at the same time: what is there
+/// already, or is gone already, is as we want it then, and what was in the way of another member is repeated.
+async fn make(wire: &mut MySqlConnection, statement: &str, alone: bool) -> sqlx::Result<()> {
+    for _ in 0..10 {
+        let statement = sqlx::AssertSqlSafe(statement.to_owned());
+        match sqlx::raw_sql(statement).execute(&mut *wire).await {
+            Err(error) if !alone && is_somebody_elses_doing(&error) => return Ok(()),
+            Err(error) if !alone && is_deadlock(&error) => {}
+            made => return made.map(drop),
+        }
+    }
+    Err(sqlx::Error::Protocol("other members are always in the way".to_owned()))
 }
 
 /// Connects, and makes sure that the database may be written and has our tables.
@@ -113,7 +141,7 @@ pub(super) async fn prepare_to_bind(settings: Settings) -> Result<Sessions<MySql
             NAME,
             "hold locks by connections",
             "this server is a member of a Galera cluster, whose other members know nothing of \
-             such locks; use strategy=lease, and one member for everyone",
+             such locks; use strategy=lease",
         ));
     }
     Ok(sessions)

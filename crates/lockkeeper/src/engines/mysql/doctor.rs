@@ -85,12 +85,19 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         format!("binlog_format is {format}, and the binary log is {binlog}"),
         "set it to MIXED or ROW: the server refuses our writes otherwise",
     );
-    let replicas = count("slaves_connected").unwrap_or(0);
-    let waits = setting("rpl_semi_sync_master_enabled");
+    // MySQL has another name for waiting, and does not count its replicas for everyone: there may be some if
+    // there is a log for them.
+    let waits = settings.get("rpl_semi_sync_source_enabled");
+    let waits = waits.map_or_else(|| setting("rpl_semi_sync_master_enabled"), String::as_str);
+    let replicas = count("slaves_connected");
+    let has_replicas = replicas.map_or(binlog == "ON", |replicas| replicas > 0);
+    let number = replicas.map_or_else(|| "unknown".to_owned(), |replicas| replicas.to_string());
     judge(
-        replicas == 0 || waits == "ON",
+        !has_replicas || waits == "ON",
         Severity::Warning,
-        format!("{replicas} replicas, and waiting for one of them to have a commit is {waits}"),
+        format!(
+            "number of replicas is {number}, and waiting for one of them to have a commit is {waits}"
+        ),
         "a failover to a replica that lags forgets the last grants; enable semi-synchronous replication",
     );
     let galera = setting("wsrep_on");
@@ -98,7 +105,8 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         galera != "ON",
         Severity::Warning,
         "whether the server is a member of a Galera cluster".into(),
-        "let all clients use one member: two members may let two in, and one is rolled back later",
+        "only strategy=lease works here, and every member counts by its own clock: keep their clocks \
+         within a third of the shortest ttl",
     );
     let idle = count("wait_timeout");
     judge(
@@ -131,8 +139,8 @@ async fn settings(wire: &mut MySqlConnection) -> sqlx::Result<HashMap<String, St
     let mut settings = HashMap::new();
     for statement in [
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', 'log_bin',
-           'sync_binlog', 'binlog_format', 'rpl_semi_sync_master_enabled', 'wsrep_on', 'wait_timeout',
-           'max_connections', 'read_only')",
+           'sync_binlog', 'binlog_format', 'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled',
+           'wsrep_on', 'wait_timeout', 'max_connections', 'read_only')",
         "SHOW GLOBAL STATUS WHERE Variable_name IN ('Slaves_connected', 'Threads_connected')",
         "SHOW SESSION VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')",
     ] {

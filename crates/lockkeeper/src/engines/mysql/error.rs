@@ -36,13 +36,33 @@ impl ServerErrors for MySqlConnection {
         number(error) == Some(1205)
     }
 
-    /// Deadlocks, rows not had in time, connections killed, servers that start, stop or are full.
+    /// Deadlocks, rows not had in time, connections killed, servers that start, stop or are full, members
+    /// of a cluster that are apart from the others.
     fn may_pass(error: &dyn DatabaseError) -> bool {
-        let passing =
-            [1040, 1053, 1077, 1079, 1159, 1161, 1203, 1205, 1213, 1317, 1927, 3168, 4031];
+        let passing = [
+            1040, 1047, 1053, 1077, 1079, 1159, 1161, 1180, 1203, 1205, 1213, 1317, 1927, 3168,
+            4031,
+        ];
         number(error).is_some_and(|number| passing.contains(&number))
             || error.code().is_some_and(|code| code == "40001" || code.starts_with("08"))
     }
+}
+
+/// Whether a procedure is there that was to be made, or is not there that was to be called or removed.
+pub(super) fn is_somebody_elses_doing(error: &sqlx::Error) -> bool {
+    let number = error.as_database_error().and_then(number);
+    matches!(number, Some(1304 | 1305))
+}
+
+/// Whether MySQL cannot show its connections, because one of them runs a statement with characters of four
+/// bytes, an emoji say, for which that list has no room.
+pub(super) fn is_unreadable(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(number) == Some(3854)
+}
+
+/// Whether a statement was undone for another one.
+pub(super) fn is_deadlock(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(number) == Some(1213)
 }
 
 /// By which number the server knows an error.

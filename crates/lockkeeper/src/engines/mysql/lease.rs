@@ -31,6 +31,9 @@ use crate::error::Result;
 use crate::key::Key;
 use crate::owner::Token;
 
+/// What leases promise here.
+pub(super) const PROMISES: Guarantees = sql::leases(NAME, Wakeup::BackOff);
+
 /// How often the next in line looks.
 const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(100));
 
@@ -69,7 +72,9 @@ impl LeaseTable for Leases {
     type Wire = MySqlConnection;
     type Memory = Memory;
 
-    const GUARANTEES: Guarantees = sql::leases(NAME, Wakeup::BackOff);
+    fn guarantees(&self) -> Guarantees {
+        PROMISES
+    }
 
     fn remember(&self, _: &LeaseAsk) -> Memory {
         Memory { place: Place::Nowhere, last: None }
@@ -191,7 +196,7 @@ impl LeaseTable for Leases {
         Ok(renewed)
     }
 
-    async fn rows(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Row>> {
+    async fn rows(&self, wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Row>> {
         // A holder that is alone is in the lock's row; if it was renewed, the line knows better.
         macro_rules! claims {
             ($which:literal) => {
@@ -228,15 +233,15 @@ impl LeaseTable for Leases {
         looking.fetch_all(wire).await
     }
 
-    async fn break_lock(wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<Vec<Row>> {
-        let mut holders = Self::rows(wire, &Query::Key(key.clone())).await?;
+    async fn break_lock(&self, wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<Vec<Row>> {
+        let mut holders = self.rows(wire, &Query::Key(key.clone())).await?;
         let breaking = sqlx::query("CALL lockkeeper_break(?)").bind(key.as_str().as_bytes());
         breaking.execute(wire).await?;
         holders.retain(|row| row.fence.is_some());
         Ok(holders)
     }
 
-    async fn ask(wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<()> {
+    async fn ask(&self, wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<()> {
         let alone = sqlx::query(
             "UPDATE lockkeeper_lock SET who = CONCAT('asked ', who)
              WHERE name = ? AND token IS NOT NULL AND who NOT LIKE 'asked %'",
@@ -249,7 +254,12 @@ impl LeaseTable for Leases {
         line.bind(key.as_str().as_bytes()).execute(wire).await.map(drop)
     }
 
-    async fn is_asked(wire: &mut MySqlConnection, key: &Key, token: &str) -> sqlx::Result<bool> {
+    async fn is_asked(
+        &self,
+        wire: &mut MySqlConnection,
+        key: &Key,
+        token: &str,
+    ) -> sqlx::Result<bool> {
         let looking = sqlx::query(
             "SELECT 1 FROM lockkeeper_lock WHERE name = ? AND token = ? AND who LIKE 'asked %'
              UNION ALL

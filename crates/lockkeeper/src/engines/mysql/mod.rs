@@ -26,7 +26,7 @@ use self::uncontended::Uncontended;
 use crate::engine::Engine;
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
-use crate::engines::sql::{LeaseEngine, LeaseTable, SessionEngine, SessionLock};
+use crate::engines::sql::{LeaseEngine, SessionEngine, SessionLock};
 use crate::error::Result;
 
 /// This engine's line in the table of schemes.
@@ -34,7 +34,7 @@ pub(crate) const ENGINE: Registration = Registration {
     open: |endpoint| Box::pin(open(endpoint)),
     guarantees: |endpoint| {
         Ok(match settings(endpoint)?.strategy {
-            Strategy::Lease => Leases::GUARANTEES,
+            Strategy::Lease => lease::PROMISES,
             Strategy::Named => Named::GUARANTEES,
             Strategy::Row => Rows::GUARANTEES,
         })

@@ -560,6 +560,10 @@ BEGIN
   DECLARE v_there BIGINT;
   -- There is no such connection: that is what was wanted.
   DECLARE EXIT HANDLER FOR 1094 BEGIN END;
+  -- MySQL cannot read this list while some connection runs a statement with characters of four bytes.
+  DECLARE CONTINUE HANDLER FOR 3854
+    SELECT COUNT(*) INTO v_there FROM performance_schema.processlist
+      WHERE id = a_pid AND host = COALESCE(a_host, host);
   SELECT COUNT(*) INTO v_there FROM information_schema.processlist
     WHERE id = a_pid AND host = COALESCE(a_host, host);
   IF v_there > 0 THEN

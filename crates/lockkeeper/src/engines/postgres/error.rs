@@ -21,12 +21,14 @@ impl ServerErrors for PgConnection {
         match &*error.code()? {
             // A statement that we prepared is not there, or somebody else's is.
             "26000" | "42P05" => Some(
-                "a pooler seems to lend connections by transaction; connect past it, to the server itself",
+                "a pooler seems to lend connections by transaction; say so by pooler=transaction in the URL, or \
+                 connect past it, to the server itself",
             ),
             // Nothing but a pooler knows startup parameters that it does not support.
             "08P01" => Some(
-                "if that is a pooler, connect past it, to the server itself; or let it lend connections by \
-                 session, and ignore or track this parameter",
+                "if that is a pooler: leave the option schema out and give the user its search path by \
+                 ALTER ROLE … SET search_path, or also add ignore_startup_parameters = options to the \
+                 pooler's settings; or connect past it, to the server itself",
             ),
             "28000" | "28P01" => Some(
                 "the user is named by the URL; the password by the URL, PGPASSWORD, ~/.pgpass or the \

@@ -2,16 +2,12 @@
 //!
 //! Started by the first claim that has to wait. What may have been told before that, or while the
 //! connection was down, is made up for by looking again: nobody waits for a message alone.
-//!
-//! Messages go through one queue of the whole server, and a session that listens in an open transaction
-//! keeps it from being emptied. Once it is full, the server undoes every transaction that would add to it:
-//! so what we do is done again, without a word.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgListener, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tokio::task::JoinHandle;
 
@@ -96,34 +92,6 @@ async fn listen(mut listener: PgListener, turns: Arc<Turns>) {
             }
         }
     }
-}
-
-/// Does `$work` on `$wire`, of which others are told; if the queue of messages is full, without telling them.
-///
-/// A macro, because a function that takes an async closure cannot promise a future that may be sent.
-macro_rules! told {
-    ($wire:expr, $work:expr) => {
-        async {
-            match $work.await {
-                Err(error) if $crate::engines::postgres::error::is_queue_full(&error) => {
-                    $crate::engines::postgres::listener::silence($wire, "on").await?;
-                    let answer = $work.await;
-                    $crate::engines::postgres::listener::silence($wire, "off").await?;
-                    answer
-                }
-                answer => answer,
-            }
-        }
-    };
-}
-
-pub(super) use told;
-
-/// Whether this session tells anybody anything.
-pub(super) async fn silence(wire: &mut PgConnection, on: &str) -> sqlx::Result<()> {
-    tracing::debug!(on, "the queue of notifications is full; waiters look for themselves");
-    let setting = sqlx::query("SELECT set_config('lockkeeper.silent', $1, false)").bind(on);
-    setting.execute(wire).await.map(drop)
 }
 
 impl Turns {

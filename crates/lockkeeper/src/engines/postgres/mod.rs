@@ -12,6 +12,7 @@ mod lease;
 mod listener;
 mod row;
 mod settings;
+mod statement;
 
 use std::sync::Arc;
 
@@ -25,21 +26,23 @@ use self::settings::{Strategy, settings};
 use crate::engine::Engine;
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
-use crate::engines::sql::{LeaseEngine, LeaseTable, SessionEngine, SessionLock};
+use crate::engines::sql::{LeaseEngine, SessionEngine, SessionLock};
 use crate::error::Result;
 
 /// This engine's line in the table of schemes.
 pub(crate) const ENGINE: Registration = Registration {
     open: |endpoint| Box::pin(open(endpoint)),
     guarantees: |endpoint| {
-        Ok(match settings(endpoint)?.strategy {
-            Strategy::Lease => Leases::GUARANTEES,
+        let settings = settings(endpoint)?;
+        Ok(match settings.common.strategy {
+            Strategy::Lease => lease::promises(settings.is_pooled),
             Strategy::Advisory => Advisory::GUARANTEES,
             Strategy::Row => Rows::GUARANTEES,
         })
     },
     ways: &[
         "postgres://localhost",
+        "postgres://localhost?pooler=transaction",
         "postgres://localhost?strategy=advisory",
         "postgres://localhost?strategy=row",
     ],
@@ -47,11 +50,18 @@ pub(crate) const ENGINE: Registration = Registration {
 
 /// Opens `postgres://user@host/database?strategy=…`.
 async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
-    let settings = settings(&endpoint)?.with_password(|options, word| options.password(word))?;
-    let (strategy, options) = (settings.strategy, settings.options.clone());
+    let mut settings = settings(&endpoint)?;
+    settings.common = settings.common.with_password(|options, word| options.password(word))?;
+    let (strategy, options) = (settings.common.strategy, settings.common.options.clone());
     let sessions = prepare(settings).await?;
     Ok(match strategy {
-        Strategy::Lease => Arc::new(LeaseEngine::new(sessions, Leases(Listener::new(options)))),
+        Strategy::Lease => {
+            let leases = match sessions.is_lent() {
+                true => Leases::polling(),
+                false => Leases::notified(Listener::new(options)),
+            };
+            Arc::new(LeaseEngine::new(sessions, leases))
+        }
         Strategy::Advisory => Arc::new(SessionEngine::<Advisory>::new(sessions)),
         Strategy::Row => Arc::new(SessionEngine::<Rows>::new(sessions)),
     })

@@ -8,10 +8,20 @@ use crate::error::{Error, Result};
 use crate::who::whoami;
 
 /// What a URL says.
-pub(super) type Settings = sql::Settings<Strategy, PgConnectOptions>;
+pub(super) struct Settings {
+    /// What both databases are told.
+    pub(super) common: Common,
+    /// Where the tables are, if not where the user looks first.
+    pub(super) schema: Option<String>,
+    /// Whether the connections are lent by a pooler in transaction mode. If the URL does not say so, that is
+    /// found out.
+    pub(super) is_pooled: bool,
+}
+
+type Common = sql::Settings<Strategy, PgConnectOptions>;
 
 /// How locks are kept.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Strategy {
     Lease,
     Advisory,
@@ -22,21 +32,28 @@ pub(super) enum Strategy {
 pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
     let mut options = endpoint.options();
     let schema = options.take("schema")?;
+    let pooler = options.choice("pooler", &[("transaction", true)])?;
     let strategies =
         [("lease", Strategy::Lease), ("advisory", Strategy::Advisory), ("row", Strategy::Row)];
     let native = ["host", "sslmode", "sslrootcert", "sslcert", "sslkey"];
-    let mut settings = Settings::of(endpoint, options, &strategies, &native)?;
+    let mut common = Common::of(endpoint, options, &strategies, &native)?;
+    let is_pooled = pooler.unwrap_or(false);
+    if is_pooled && common.strategy != Strategy::Lease {
+        return Err(Error::Url(
+            "pooler=transaction needs strategy=lease: other locks live in a session".to_owned(),
+        ));
+    }
     // Poolers refuse a parameter that they do not know, and we read no floating-point number exactly.
-    let named = settings.options.application_name(&format!("lockkeeper {}", whoami()));
-    settings.options = named.extra_float_digits(None);
-    if let Some(schema) = schema {
+    let named = common.options.application_name(&format!("lockkeeper {}", whoami()));
+    common.options = named.extra_float_digits(None);
+    if let Some(schema) = &schema {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if schema.is_empty() || !schema.chars().all(plain) {
             return Err(Error::Url(format!(
                 "option schema cannot be {schema:?}; it is lower-case letters, digits and _"
             )));
         }
-        settings.options = settings.options.options([("search_path", schema)]);
+        common.options = common.options.options([("search_path", schema)]);
     }
-    Ok(settings)
+    Ok(Settings { common, schema, is_pooled })
 }

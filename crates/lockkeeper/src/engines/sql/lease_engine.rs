@@ -35,7 +35,7 @@ pub(crate) trait LeaseTable: fmt::Debug + Send + Sync + 'static {
     type Memory: fmt::Debug + Send + Sync;
 
     /// What it promises.
-    const GUARANTEES: Guarantees;
+    fn guarantees(&self) -> Guarantees;
 
     /// The memory of a claim that has not asked yet.
     fn remember(&self, ask: &LeaseAsk) -> Self::Memory;
@@ -72,16 +72,16 @@ pub(crate) trait LeaseTable: fmt::Debug + Send + Sync + 'static {
     ) -> sqlx::Result<HashSet<String>>;
 
     /// All claims, in the order of the keys, and of the queue within each.
-    async fn rows(wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Vec<Row>>;
+    async fn rows(&self, wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Vec<Row>>;
 
     /// Takes a lock away from all who hold it, and answers with them.
-    async fn break_lock(wire: &mut Self::Wire, key: &Key) -> sqlx::Result<Vec<Row>>;
+    async fn break_lock(&self, wire: &mut Self::Wire, key: &Key) -> sqlx::Result<Vec<Row>>;
 
     /// Marks all who hold a lock as asked to give way: `asked ` before who they are.
-    async fn ask(wire: &mut Self::Wire, key: &Key) -> sqlx::Result<()>;
+    async fn ask(&self, wire: &mut Self::Wire, key: &Key) -> sqlx::Result<()>;
 
     /// Whether a claim that holds is marked so.
-    async fn is_asked(wire: &mut Self::Wire, key: &Key, token: &str) -> sqlx::Result<bool>;
+    async fn is_asked(&self, wire: &mut Self::Wire, key: &Key, token: &str) -> sqlx::Result<bool>;
 }
 
 /// What is asked for.
@@ -132,7 +132,7 @@ impl<T: LeaseTable> LeaseEngine<T> {
 #[async_trait]
 impl<T: LeaseTable> Engine for LeaseEngine<T> {
     fn guarantees(&self) -> Guarantees {
-        T::GUARANTEES
+        self.shared.table.guarantees()
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
@@ -159,22 +159,24 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
         let mut session = self.shared.sessions.any().await?;
-        let answer = within(STATEMENT, T::rows(session.wire(), query)).await;
+        let answer = within(STATEMENT, self.shared.table.rows(session.wire(), query)).await;
         session.settle(answer, "look at locks").map(snapshots)
     }
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
         let mut session = self.shared.sessions.of(key).await?;
-        let answer = within(STATEMENT, T::break_lock(session.wire(), key)).await;
+        let breaking = self.shared.table.break_lock(session.wire(), key);
+        let answer = within(STATEMENT, breaking).await;
         let broken = session.settle(answer, "break a lock")?;
         Ok(broken.into_iter().map(Row::entry).collect())
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
         let mut session = self.shared.sessions.of(key).await?;
+        let table = &self.shared.table;
         let asking = async {
-            T::ask(session.wire(), key).await?;
-            T::rows(session.wire(), &Query::Key(key.clone())).await
+            table.ask(session.wire(), key).await?;
+            table.rows(session.wire(), &Query::Key(key.clone())).await
         };
         let answer = within(STATEMENT, asking).await;
         let rows = session.settle(answer, "ask for a lock")?;
@@ -221,7 +223,7 @@ impl<T: LeaseTable> Held for LeaseHeld<T> {
 impl<T: LeaseTable> Shared<T> {
     async fn is_asked(&self, key: &Key, token: &str) -> Result<bool> {
         let mut session = self.sessions.of(key).await?;
-        let answer = within(STATEMENT, T::is_asked(session.wire(), key, token)).await;
+        let answer = within(STATEMENT, self.table.is_asked(session.wire(), key, token)).await;
         session.settle(answer, "look for a question")
     }
 }

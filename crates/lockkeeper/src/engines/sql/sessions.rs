@@ -68,6 +68,9 @@ pub(crate) struct Session {
 /// so that a lease never waits for somebody's attempt.
 pub(crate) struct Sessions<C: Dialect> {
     options: C::Options,
+    /// Whether a pooler lends these connections by transaction. What is set on one is lost then, or meets
+    /// somebody else.
+    is_lent: bool,
     requests: Vec<Home<C>>,
     renewals: Home<C>,
 }
@@ -84,7 +87,32 @@ pub(crate) struct Borrowed<'a, C: Dialect> {
 impl<C: Dialect> Sessions<C> {
     pub(crate) fn new(options: C::Options, connections: usize) -> Self {
         let requests = (0..connections.max(1)).map(|_| Mutex::default()).collect();
-        Self { options, requests, renewals: Mutex::default() }
+        Self { options, is_lent: false, requests, renewals: Mutex::default() }
+    }
+
+    /// Connections on which nothing is set.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn lent(options: C::Options, connections: usize) -> Self {
+        Self { is_lent: true, ..Self::new(options, connections) }
+    }
+
+    /// Sets up the connections that are open, and from now on those to come.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn greeted(mut self) -> Result<Self> {
+        self.is_lent = false;
+        for home in self.requests.iter_mut().chain([&mut self.renewals]) {
+            if let Some((connection, _)) = home.get_mut() {
+                let greeting = within(STATEMENT, connection.greet()).await;
+                greeting.map_err(|error| failed::<C>(error, "connect"))?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Whether a pooler lends these connections by transaction.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn is_lent(&self) -> bool {
+        self.is_lent
     }
 
     /// The connection for requests about a key, when those before it are done.
@@ -106,7 +134,9 @@ impl<C: Dialect> Sessions<C> {
     pub(crate) async fn connect(&self) -> Result<C> {
         let connecting = async {
             let mut connection = C::connect_with(&self.options).await?;
-            connection.greet().await?;
+            if !self.is_lent {
+                connection.greet().await?;
+            }
             Ok(connection)
         };
         within(STATEMENT, connecting).await.map_err(|error| failed::<C>(error, "connect"))
