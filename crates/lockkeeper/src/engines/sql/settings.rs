@@ -1,7 +1,7 @@
 //! The settings in the URL of a database.
 //!
 //! Options are ours or those that the client crate reads from a URL itself. Any other option is an
-//! error, because the client crate ignores unknown ones.
+//! error.
 
 use sqlx::ConnectOptions;
 
