@@ -8,8 +8,9 @@ use tokio::task::JoinSet;
 
 use super::{LEASE, server, strategy};
 
-/// Members certify each other's commits: of two that would let two in, one is undone and tried again. All
-/// members are killed in turn and come back, so that every client loses its own once.
+/// Members certify each other's commits: of two commits that would grant one lock twice, one is
+/// rolled back and retried. All members are killed in turn and come back, so that every client
+/// loses its own once.
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_taken_through_different_members_exclude_each_other_while_members_are_killed() {
     if server().is_mysql() {
@@ -67,7 +68,7 @@ async fn what_one_member_granted_all_of_them_know() {
     let findings = clients[1].doctor().await.unwrap();
     assert!(findings.iter().all(|finding| finding.severity < Severity::Problem), "{findings:?}");
     assert!(findings.iter().any(|finding| finding.advice.contains("clock")), "{findings:?}");
-    // One that is apart from the others lets nobody in, and answers nothing that it may not know.
+    // A member without a quorum grants nothing, and answers nothing that it may not know.
     cluster[0].kill();
     cluster[1].kill();
     let error = clients[2].mutex("free").acquire_within(LEASE * 2).await.unwrap_err();

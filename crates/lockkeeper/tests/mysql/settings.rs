@@ -1,4 +1,4 @@
-//! Settings of the server that are not the usual ones: none of them changes what a lock is.
+//! Unusual settings of the server: none of them changes the behaviour of a lock.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn odd_settings_of_a_server_are_harmless() {
     ];
     let modes = match server().is_mysql() {
         true => vec!["max-execution-time=1000", "sql-require-primary-key=ON"],
-        // In this mode an empty string is no string.
+        // In this mode an empty string is null.
         false => vec![
             "max-statement-time=1",
             "lower-case-table-names=1",
@@ -40,7 +40,7 @@ async fn odd_settings_of_a_server_are_harmless() {
     trials.join_all().await;
 }
 
-/// Somebody holds for longer than any of the limits, and somebody waits for as long.
+/// A client holds for longer than any of the timeouts, and another one waits as long.
 async fn trial(place: &str) {
     let connect = async || Client::connect(place).await.unwrap_or_else(|e| panic!("{place}: {e}"));
     let (one, other) = (connect().await, connect().await);

@@ -1,4 +1,4 @@
-//! What is in the tables, and what a server and foreign transactions do to it.
+//! The contents of the tables, and what a server and foreign transactions do to them.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -52,7 +52,7 @@ async fn a_name_of_any_characters_is_handed_on() {
             (Client::connect(&place).await.unwrap(), Client::connect(&place).await.unwrap());
         let guard = one.mutex(key).ttl(LEASE).acquire().await.unwrap();
         let waiting = tokio::spawn(other.mutex(key).ttl(LEASE).acquire());
-        // Those who wait are told by the table, or are blocked in the server.
+        // Waiters learn of it from the table, or are blocked in the server.
         while one.inspect(key).await.unwrap().unwrap().waiters.is_none_or(|them| them.is_empty())
             && server().busy_sessions(database(&url)) == 0
         {
@@ -66,12 +66,12 @@ async fn a_name_of_any_characters_is_handed_on() {
     }
 }
 
-/// A foreign transaction that changed more is the one that InnoDB lets live.
+/// InnoDB spares the transaction that changed more, which is the foreign one.
 #[tokio::test]
 async fn a_deadlock_is_not_our_callers_problem() {
     let url = server().url();
     let client = Client::connect(&url).await.unwrap();
-    // A reader is in the line also if it is alone.
+    // A reader is in the queue even if it is the only claim.
     let guard = client.read("key").ttl(LEASE).acquire().await.unwrap();
     let mut foreign = MySqlConnection::connect(&url).await.unwrap();
     let heavy = format!(
@@ -100,8 +100,8 @@ fn deadlocks() -> u64 {
     told.split_whitespace().last().and_then(|number| number.parse().ok()).expect("a number")
 }
 
-/// A server that starts again counts its connections from the beginning. Nothing else runs in this test
-/// until the waiter is given up, so that its connection is still the one that it waits on.
+/// A restarted server numbers its connections from the start. Nothing else runs in this test until
+/// the waiter is evicted, so that its connection is still the one that it waits on.
 #[tokio::test]
 async fn a_connection_with_the_number_of_one_that_ended_is_left_alone() {
     let server = Mariadb::start();
@@ -113,7 +113,7 @@ async fn a_connection_with_the_number_of_one_that_ended_is_left_alone() {
     let number = |server: &Mariadb| -> u64 {
         server.sql("mysql", "SELECT CONNECTION_ID()").parse().unwrap()
     };
-    // More numbers than a server uses until it is there.
+    // More numbers than a server uses until it gets there.
     while number(&server) < 60 {}
     let waiting = tokio::spawn(other.mutex("key").ttl(LEASE).acquire());
     let busy = "SELECT COALESCE(MAX(id), 0) FROM information_schema.processlist
@@ -195,7 +195,7 @@ async fn unused_rows_are_removed() {
     assert_eq!(sql(left), "held,line,used");
     assert_eq!(sql("SELECT GROUP_CONCAT(name) FROM lockkeeper_claim"), "line");
     assert_eq!(sql("SELECT GROUP_CONCAT(token) FROM lockkeeper_freed WHERE token <> ''"), "used");
-    // However many keys there are, a few at a time: and each has its turn, but for those that are in use.
+    // A few at a time, however many keys there are: each has its turn, except for those in use.
     sql(&format!(
         "INSERT INTO lockkeeper_lock (name, fence, used)
            SELECT CONCAT('many ', seq), 1, NOW() - INTERVAL 31 DAY FROM {};

@@ -1,4 +1,4 @@
-//! Who may use the database, how it is reached, and what is refused.
+//! Access to the database: permissions, addresses, and what is refused.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -85,9 +85,10 @@ async fn doctor_counts_the_connections_of_clients() {
     assert!(used.parse::<u32>().unwrap() > 0, "{said}");
 }
 
-/// A connection whose reply is lost is replaced, and then has another server process, as behind a pooler.
+/// A connection whose reply is lost is replaced, and then has another server process, as behind a
+/// pooler.
 ///
-/// The way is so long that every connection is asked whether it still is one before it is used again.
+/// The network is so slow that every connection is pinged before it is reused.
 #[tokio::test]
 async fn a_connection_that_is_replaced_while_connecting_is_not_taken_for_a_pooler() {
     let url = server().url();
@@ -175,7 +176,7 @@ async fn the_password_comes_from_the_environment_or_a_file() {
     let url = server.url();
     server.sql(database(&url), "GRANT ALL ON SCHEMA public TO app");
     let url = url.replace("postgres@", "app@");
-    // The new rules are read soon; then nobody gets in without a password.
+    // The new rules are read soon; then there is no access without a password.
     let refused = async || Client::connect(&url).await.err();
     let error = loop {
         if let Some(error) = refused().await {

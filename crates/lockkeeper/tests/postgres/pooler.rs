@@ -1,4 +1,4 @@
-//! Behind PgBouncer: a pooler that lends its connections by session, by transaction or by statement.
+//! Behind PgBouncer: a pooler in session, transaction or statement mode.
 
 use lockkeeper::engine::{Severity, Wakeup};
 use lockkeeper::{Client, Mode};
@@ -59,7 +59,7 @@ async fn leases_need_no_session_and_other_locks_are_refused_without_one() {
     }
 }
 
-/// Clients that know of the pooler and clients that do not share a lock, and those past it are notified.
+/// Clients with and without the pooler setting share a lock, and those that bypass it are notified.
 #[tokio::test]
 async fn clients_before_and_behind_a_pooler_share_a_lock() {
     let server = Postgres::start();
@@ -111,7 +111,8 @@ async fn a_lease_outlives_a_restart_of_the_server_behind_the_pooler() {
     guard.release().await.unwrap();
 }
 
-/// One that lends its connections in turn gives each of two who alternate always the same.
+/// A pooler that assigns its connections in turn always gives the same ones to two alternating
+/// clients.
 #[tokio::test]
 async fn a_pooler_that_lends_its_connections_in_turn_is_found_out() {
     let server = Postgres::start();
@@ -121,7 +122,7 @@ async fn a_pooler_that_lends_its_connections_in_turn_is_found_out() {
                     ignore_startup_parameters = extra_float_digits";
     let pooler = Pgbouncer::start(&server, settings);
     let through = pooler.through(&server, &url);
-    // Both connections of the pool are there once two transactions were open at a time.
+    // Both connections of the pool exist once two transactions were open at the same time.
     let connect = async || sqlx::PgConnection::connect(&through).await.unwrap();
     let (mut one, mut other) = (connect().await, connect().await);
     let (one, other) = (one.begin().await.unwrap(), other.begin().await.unwrap());
@@ -135,7 +136,7 @@ async fn a_pooler_that_lends_its_connections_in_turn_is_found_out() {
     }
 }
 
-/// Those who connect at the same time as many others borrow from the pool find it out too.
+/// Clients that connect while many others use the pool detect it too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pooler_that_is_busy_with_others_is_found_out() {
     let server = Postgres::start();
@@ -163,7 +164,7 @@ async fn a_pooler_that_is_busy_with_others_is_found_out() {
     others.shutdown().await;
 }
 
-/// The option `schema` is a startup parameter, which a pooler refuses, or ignores if it is told to.
+/// The option `schema` is a startup parameter, which a pooler refuses, or ignores if configured to.
 #[tokio::test]
 async fn a_search_path_that_the_pooler_does_not_pass_on_is_explained() {
     let server = Postgres::start();

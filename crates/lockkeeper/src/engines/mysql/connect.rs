@@ -1,4 +1,4 @@
-//! From settings to a database that is fit to keep locks: first words and tables.
+//! From settings to a usable database: session settings and tables.
 
 use async_trait::async_trait;
 use sqlx::Row;
@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 
 /// The tables and procedures that this engine needs, as a migration to run by hand.
 ///
-/// It is run by itself where the user of the URL may do that, unless the option `create` is `no`.
+/// It is run automatically if the user of the URL has the permissions, unless the option `create`
+/// is `no`.
 pub const SCHEMA: &str = include_str!("schema.sql");
 
 pub(super) const NAME: &str = "mysql";
@@ -33,14 +34,15 @@ impl Dialect for MySqlConnection {
         sqlx::query_scalar("SELECT MAX(version) FROM lockkeeper_version").fetch_one(self).await
     }
 
-    /// One client at a time, since procedures are dropped and made again. The lock goes with the connection.
+    /// One client at a time, since procedures are dropped and created again. The lock ends with the
+    /// connection.
     async fn make_tables(&mut self) -> sqlx::Result<()> {
         let alone = !is_galera(self).await?;
         if alone {
             let waiting = sqlx::query("DO GET_LOCK('lockkeeper: making tables', 60)");
             waiting.execute(&mut *self).await?;
         }
-        // Whoever made them meanwhile may use them already.
+        // Another client that created them meanwhile may use them already.
         if self.tables().await?.is_none() {
             for statement in statements() {
                 make(self, &statement, alone).await?;
@@ -53,9 +55,10 @@ impl Dialect for MySqlConnection {
         Ok(())
     }
 
-    /// Sets an isolation without gap locks, which would make neighbours in the index wait for each
-    /// other, and a limit to waiting for a row, but none to waiting for a lock; times are in UTC, and an empty
-    /// string is one. A member of a cluster is to know what the others have committed before it answers.
+    /// Sets an isolation level without gap locks, which would make neighbours in the index wait for
+    /// each other, and a timeout for row locks, but none for named locks; times are in UTC, and an
+    /// empty string is not null. A member of a cluster has to apply what the others have committed
+    /// before it answers.
     async fn greet(&mut self) -> sqlx::Result<()> {
         sqlx::raw_sql(
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -71,8 +74,8 @@ impl Dialect for MySqlConnection {
         Ok(())
     }
 
-    /// The port that we come from tells apart two connections that had one number, before the server
-    /// started again and after.
+    /// Our client port distinguishes two connections with the same number, before and after a
+    /// restart of the server.
     async fn session(&mut self) -> sqlx::Result<Session> {
         let asking = "SELECT CAST(id AS SIGNED), host FROM information_schema.processlist
                       WHERE id = CONNECTION_ID()";
@@ -102,8 +105,9 @@ impl Dialect for MySqlConnection {
     }
 }
 
-/// Runs a statement of the schema. In a cluster others may make the tables at the same time: what is there
-/// already, or is gone already, is as we want it then, and what was in the way of another member is repeated.
+/// Runs a statement of the schema. In a cluster, other clients may create the tables at the same
+/// time: then what exists already, or is already gone, is as intended, and a statement that
+/// conflicted with another member is repeated.
 async fn make(wire: &mut MySqlConnection, statement: &str, alone: bool) -> sqlx::Result<()> {
     for _ in 0..10 {
         let statement = sqlx::AssertSqlSafe(statement.to_owned());
@@ -116,7 +120,7 @@ async fn make(wire: &mut MySqlConnection, statement: &str, alone: bool) -> sqlx:
     Err(sqlx::Error::Protocol("other members are always in the way".to_owned()))
 }
 
-/// Connects, and makes sure that the database may be written and has our tables.
+/// Connects, and checks that the database is writable and has our tables.
 pub(super) async fn prepare(settings: Settings) -> Result<Sessions<MySqlConnection>> {
     let sessions: Sessions<MySqlConnection> = Sessions::new(settings.options, settings.connections);
     let mut session = sessions.any().await?;
@@ -133,7 +137,7 @@ pub(super) async fn prepare(settings: Settings) -> Result<Sessions<MySqlConnecti
     Ok(sessions)
 }
 
-/// The same for locks that are bound to a connection, which are known to one member of a cluster only.
+/// The same for session locks, which only one member of a cluster knows.
 pub(super) async fn prepare_to_bind(settings: Settings) -> Result<Sessions<MySqlConnection>> {
     let sessions = prepare(settings).await?;
     if is_member(&sessions).await? {
@@ -154,14 +158,14 @@ pub(super) async fn is_member(sessions: &Sessions<MySqlConnection>) -> Result<bo
     session.settle(galera, "look for a cluster")
 }
 
-/// Whether the server shares its data with others of equal right.
+/// Whether the server is one of several multi-primary servers.
 async fn is_galera(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
     let asking = sqlx::query("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'");
     let row = asking.fetch_optional(wire).await?;
     Ok(row.is_some_and(|row| row.get::<&str, _>(1) == "ON"))
 }
 
-/// The statements of the schema, which is written for a client that splits it where it is told to.
+/// The statements of the schema, which is written for a client that splits it at `DELIMITER`.
 fn statements() -> impl Iterator<Item = String> {
     let lines = SCHEMA.lines().filter(|line| !line.starts_with("DELIMITER"));
     let text: String = lines.map(|line| line.to_owned() + "\n").collect();

@@ -1,4 +1,4 @@
-//! What would hurt in a real deployment.
+//! Checks a real deployment for problems.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::engines::sql::{
 };
 use crate::error::Result;
 
-/// Looks at the server, its settings, and our rights.
+/// Checks the server, its settings, and our permissions.
 pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Finding>> {
     let mut session = sessions.any().await?;
     let asking = async {
@@ -85,8 +85,8 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         format!("binlog_format is {format}, and the binary log is {binlog}"),
         "set it to MIXED or ROW: the server refuses our writes otherwise",
     );
-    // MySQL has another name for waiting, and does not count its replicas for everyone: there may be some if
-    // there is a log for them.
+    // MySQL has another name for waiting, and does not report the number of replicas to every user:
+    // there may be some if there is a binary log.
     let waits = settings.get("rpl_semi_sync_source_enabled");
     let waits = waits.map_or_else(|| setting("rpl_semi_sync_master_enabled"), String::as_str);
     let replicas = count("slaves_connected");
@@ -134,7 +134,7 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
     Ok(findings)
 }
 
-/// What the server says of itself, by lower-case names; `isolation` is that of our own session.
+/// The server's variables, by lower-case names; `isolation` is that of our own session.
 async fn settings(wire: &mut MySqlConnection) -> sqlx::Result<HashMap<String, String>> {
     let mut settings = HashMap::new();
     for statement in [
@@ -153,7 +153,7 @@ async fn settings(wire: &mut MySqlConnection) -> sqlx::Result<HashMap<String, St
     Ok(settings)
 }
 
-/// Asks for everything that we do, of no row at all.
+/// Tries every statement that we use, on no row at all.
 async fn may_write(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
     for statement in [
         "DELETE FROM lockkeeper_lock WHERE FALSE",

@@ -1,4 +1,4 @@
-//! From settings to a database that is fit to keep locks: first words, tables, and who is in between.
+//! From settings to a usable database: session settings, tables, and detection of a pooler.
 
 use async_trait::async_trait;
 use sqlx::Row;
@@ -14,10 +14,11 @@ use crate::error::{Error, Result};
 
 /// The tables and functions that this engine needs, as a migration to run by hand.
 ///
-/// It is run by itself where the user of the URL may do that, unless the option `create` is `no`.
+/// It is run automatically if the user of the URL has the permissions, unless the option `create`
+/// is `no`.
 pub const SCHEMA: &str = include_str!("schema.sql");
 
-/// Serialises those who make the tables at the same time. Any number that others will not use.
+/// Serialises clients that create the tables at the same time. An arbitrary number.
 const MAKING: i64 = 0x6c6f_636b_6b65_6570;
 
 pub(super) const NAME: &str = "postgres";
@@ -27,7 +28,7 @@ impl Dialect for PgConnection {
     const VERSION: i32 = 2;
 
     async fn tables(&mut self) -> sqlx::Result<Option<i32>> {
-        // A simple query, as `sweep` is: also behind a pooler that knows no prepared statements.
+        // A simple query, like `sweep`: it also works behind a pooler without prepared statements.
         match sqlx::raw_sql("SELECT lockkeeper_version()").fetch_one(self).await {
             Ok(row) => row.try_get(0).map(Some),
             Err(error) if is_unknown_function(&error) => Ok(None),
@@ -36,15 +37,16 @@ impl Dialect for PgConnection {
     }
 
     async fn make_tables(&mut self) -> sqlx::Result<()> {
-        // One batch is one transaction, which the lock lasts for.
+        // One batch is one transaction, for which the lock lasts.
         let begin = transaction!("SELECT pg_advisory_xact_lock");
         let batch = format!("{begin}({MAKING}); {SCHEMA}");
         sqlx::raw_sql(sqlx::AssertSqlSafe(batch)).execute(self).await.map(drop)
     }
 
-    /// Sets what this server has of: an isolation in which a statement sees what it waited for; grants
-    /// that are on disk before they count; dead hosts noticed in half a minute, not in two hours; and
-    /// plans that are made once and use the index, also of a table that was empty then.
+    /// Sets those of these that the server has: an isolation level in which a statement sees what
+    /// it waited for; durable commits of grants; detection of dead hosts in half a minute instead
+    /// of two hours; and cached plans that use the index, even for a table that was empty when they
+    /// were made.
     async fn greet(&mut self) -> sqlx::Result<()> {
         sqlx::query(
             "SELECT set_config(s.name, coalesce(v.value, CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END), false)
@@ -70,7 +72,7 @@ impl Dialect for PgConnection {
         Ok(Session { number, mark })
     }
 
-    /// One process can have the number of another that ended, but did not begin when that one did.
+    /// A process may have the pid of one that ended, but not its start time.
     async fn end(&mut self, session: &Session) -> sqlx::Result<()> {
         let ending = sqlx::query(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
@@ -88,8 +90,8 @@ impl Dialect for PgConnection {
     }
 }
 
-/// Connects, and makes sure that the server is not a standby and that the database has our tables. Finds out
-/// a pooler in transaction mode, behind which there are no sessions, so that only leases can be kept.
+/// Connects, and checks that the server is not a standby and that the database has our tables.
+/// Detects a transaction-mode pooler, behind which there are no sessions, so that only leases work.
 pub(super) async fn prepare(settings: Settings) -> Result<Sessions<PgConnection>> {
     let Settings { common, schema, is_pooled } = settings;
     let mut sessions: Sessions<PgConnection> = Sessions::lent(common.options, common.connections);

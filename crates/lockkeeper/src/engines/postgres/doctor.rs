@@ -1,4 +1,4 @@
-//! What would hurt in a real deployment.
+//! Checks a real deployment for problems.
 
 use sqlx::Row;
 use sqlx::postgres::PgConnection;
@@ -8,7 +8,7 @@ use crate::engine::{Finding, Severity};
 use crate::engines::sql::{STATEMENT, Sessions, seconds_since_1970, version_finding, within};
 use crate::error::Result;
 
-/// Looks at the server, its settings, and the way to it.
+/// Checks the server, its settings, and the connection to it.
 pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Finding>> {
     let mut session = sessions.any().await?;
     let sending = if sessions.is_lent() { Sending::Plain } else { Sending::Prepared };
@@ -121,12 +121,13 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
     Ok(findings)
 }
 
-/// Whether two open connections have a server process each, and keep it. Behind a pooler in transaction mode,
-/// the second gets the one that the first just gave back; or, if the pooler lends them in turn, one of those
-/// that ask twice in a row gets two. Others may borrow some in between, so we do not ask once only: at the
-/// same time, of two that are lent, the first to be given back is not the first to be lent again.
+/// Whether two open connections each have a server process, and keep it. Behind a transaction-mode
+/// pooler, the second gets the one that the first just returned; or, if the pooler assigns them in
+/// turn, one of those that ask twice in a row gets two. Other clients may use some in between, so
+/// we ask more than once, also at the same time: of two assigned processes, the first to be
+/// returned is not the first to be assigned again.
 ///
-/// Asked on connections that stay the same throughout: one that is replaced has another process too.
+/// Asked on connections that stay the same throughout: a replaced one has another process too.
 pub(super) async fn is_direct(
     first: &mut PgConnection,
     second: &mut PgConnection,
@@ -144,6 +145,6 @@ pub(super) async fn is_direct(
 }
 
 async fn process(wire: &mut PgConnection) -> sqlx::Result<i32> {
-    // A simple query: a pooler may know no prepared statements.
+    // A simple query: a pooler may not support prepared statements.
     sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(wire).await?.try_get(0)
 }

@@ -1,8 +1,9 @@
-//! The strategy `lease`: a table of locks, and a table of claims for those that several want.
+//! The strategy `lease`: a table of locks, and a table of claims for contended ones.
 //!
-//! A grant is one durable commit, a release one that nobody waits for. Everything is decided under the
-//! key's own row, with the server's clock read after that row was locked: by one plain statement where
-//! nobody else is, else by a function of `schema.sql`, which recognises a token that it has seen before.
+//! A grant is one durable commit, a release an asynchronous one. Everything is decided under the
+//! key's own row, with the server's clock read after that row was locked: by one plain statement if
+//! the lock is uncontended, otherwise by a function of `schema.sql`, which recognises a known
+//! token.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -40,14 +41,14 @@ macro_rules! claims {
 /// How often a waiter polls if it cannot be notified.
 const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(200));
 
-/// The channel of waiters that poll. The schema wants one, and nobody listens to this one.
+/// The channel of waiters that poll. The schema requires one; this one has no listener.
 const NO_CHANNEL: &str = "lockkeeper_none";
 
-/// Leases of which waiters are notified, or for which they poll if a pooler lends connections by
-/// transaction, which leaves nobody to notify.
+/// Leases whose waiters are notified, or poll behind a transaction-mode pooler, which cannot
+/// deliver notifications.
 #[derive(Debug)]
 pub(super) struct Leases {
-    /// None behind such a pooler.
+    /// `None` behind such a pooler.
     listener: Option<Listener>,
 }
 
@@ -57,7 +58,7 @@ pub(super) struct Memory {
     turn: Option<Turn>,
     /// Whether it has not asked yet.
     is_new: bool,
-    /// Whether it was given by the plain statement, and so may be alone.
+    /// Whether it was granted by the plain statement, and so may be uncontended.
     is_alone: bool,
 }
 
@@ -75,8 +76,8 @@ impl LeaseTable for Leases {
         Memory { turn, is_new: true, is_alone: false }
     }
 
-    /// Tries one plain statement first, which is enough if the lock's row is free. If the row is held or
-    /// locked, the function of the schema decides.
+    /// Tries one plain statement first, which is enough if the lock's row is free. If the row is
+    /// held or locked, the function of the schema decides.
     async fn attempt(
         &self,
         wire: &mut PgConnection,
@@ -108,8 +109,8 @@ impl LeaseTable for Leases {
         Ok(())
     }
 
-    /// One that is alone has nobody to tell. A release that a crash forgets costs the rest of the lease,
-    /// and so need not be on disk.
+    /// An uncontended lock has no waiter to notify. A release that is lost in a crash costs the
+    /// rest of the lease, so it need not be durable.
     async fn release(
         &self,
         wire: &mut PgConnection,
@@ -198,7 +199,7 @@ impl Leases {
         Self { listener: Some(listener) }
     }
 
-    /// For connections that a pooler lends by transaction.
+    /// For connections of a transaction-mode pooler.
     pub(super) fn polling() -> Self {
         Self { listener: None }
     }
@@ -207,7 +208,7 @@ impl Leases {
         if self.listener.is_some() { Sending::Prepared } else { Sending::Plain }
     }
 
-    /// Takes a lock whose row names nobody, or somebody whose lease is over.
+    /// Acquires a lock whose row has no holder, or one whose lease has expired.
     async fn take(&self, wire: &mut PgConnection, ask: &LeaseAsk) -> sqlx::Result<Option<i64>> {
         let (request, note) = (&ask.request, note(ask));
         let taking = "UPDATE lockkeeper_lock l
@@ -259,24 +260,24 @@ impl Leases {
         }
         if !row.try_get::<bool, _>("granted")? {
             let pause: Option<i64> = row.try_get("pause")?;
-            // Once a guarded transaction is all that is left, that is looked for often again.
+            // If only a guarded transaction is left, poll for its end at short intervals again.
             return Ok(Answer::Busy { pause, ahead: i64::from(pause != Some(0)) });
         }
         Ok(Answer::Granted { fence: row.try_get("fence")?, slots: slots(row), held: Arc::new(()) })
     }
 }
 
-/// What leases promise, also to those whom a pooler keeps from being notified.
+/// What leases promise, with notifications or polling.
 pub(super) const fn promises(polls: bool) -> Guarantees {
     sql::leases(NAME, if polls { Wakeup::BackOff } else { Wakeup::Push })
 }
 
-/// The row of a statement that always has one.
+/// The row of a statement that always returns one.
 fn only(rows: &[PgRow]) -> sqlx::Result<&PgRow> {
     rows.first().ok_or(sqlx::Error::RowNotFound)
 }
 
-/// A text of PostgreSQL has no zero bytes.
+/// PostgreSQL text cannot contain zero bytes.
 fn note(ask: &LeaseAsk) -> Option<String> {
     ask.request.note.as_deref().map(|note| note.replace('\0', ""))
 }
@@ -300,7 +301,7 @@ impl FromRow<'_, PgRow> for Row {
     }
 }
 
-/// The numbers of the permits that a row tells.
+/// The numbers of the permits in a row.
 fn slots(row: &PgRow) -> Vec<u32> {
     let slots: Option<Vec<i64>> = row.get("slots");
     slots.unwrap_or_default().into_iter().filter_map(|slot| u32::try_from(slot).ok()).collect()

@@ -1,8 +1,9 @@
-//! `postgres:`: locks in a PostgreSQL database, for those who have one and want nothing else.
+//! `postgres:`: locks in a PostgreSQL database that you already run.
 //!
-//! Three strategies, chosen by `?strategy=`. `lease` (the default) keeps a table of claims with leases
-//! by the server's clock, and does everything. `advisory` and `row` let the server itself hold and queue
-//! for as long as a connection lives. They do not exclude each other: everyone names the same strategy.
+//! There are three strategies, selected by `?strategy=`. `lease` (the default) keeps a table of
+//! claims with leases by the server's clock, and supports everything. With `advisory` and `row`,
+//! the server itself holds and queues as long as a connection lives. They do not exclude each
+//! other: all clients must use the same strategy.
 
 mod advisory;
 mod connect;
@@ -29,7 +30,7 @@ use crate::engines::endpoint::Endpoint;
 use crate::engines::sql::{LeaseEngine, SessionEngine, SessionLock};
 use crate::error::Result;
 
-/// This engine's line in the table of schemes.
+/// This engine's row in the table of schemes.
 pub(crate) const ENGINE: Registration = Registration {
     open: |endpoint| Box::pin(open(endpoint)),
     guarantees: |endpoint| {

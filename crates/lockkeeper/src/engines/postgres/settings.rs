@@ -1,4 +1,4 @@
-//! What the URL says.
+//! The settings in the URL.
 
 use sqlx::postgres::PgConnectOptions;
 
@@ -7,20 +7,20 @@ use crate::engines::sql;
 use crate::error::{Error, Result};
 use crate::who::whoami;
 
-/// What a URL says.
+/// The settings in a URL.
 pub(super) struct Settings {
-    /// What both databases are told.
+    /// Those that both databases share.
     pub(super) common: Common,
-    /// Where the tables are, if not where the user looks first.
+    /// The schema of the tables, if it is not the first of the search path.
     pub(super) schema: Option<String>,
-    /// Whether the connections are lent by a pooler in transaction mode. If the URL does not say so, that is
-    /// found out.
+    /// Whether a transaction-mode pooler provides the connections. If the URL does not say so, that
+    /// is detected.
     pub(super) is_pooled: bool,
 }
 
 type Common = sql::Settings<Strategy, PgConnectOptions>;
 
-/// How locks are kept.
+/// The strategies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Strategy {
     Lease,
@@ -28,7 +28,7 @@ pub(super) enum Strategy {
     Row,
 }
 
-/// Reads a URL.
+/// Parses a URL.
 pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
     let mut options = endpoint.options();
     let schema = options.take("schema")?;
@@ -43,7 +43,7 @@ pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
             "pooler=transaction needs strategy=lease: other locks live in a session".to_owned(),
         ));
     }
-    // Poolers refuse a parameter that they do not know, and we read no floating-point number exactly.
+    // Poolers refuse unknown parameters, and we read no floating-point numbers exactly.
     let named = common.options.application_name(&format!("lockkeeper {}", whoami()));
     common.options = named.extra_float_digits(None);
     if let Some(schema) = &schema {

@@ -1,8 +1,9 @@
 //! A statement, and how it is sent.
 //!
-//! On a connection of our own it is prepared once, and the session has our settings. A pooler in transaction
-//! mode gives every message to another server process, so there a statement is one message: a simple query
-//! with its values in the text, behind the settings, which last for its transaction and reach nobody else.
+//! On our own connection it is prepared once, and the session has our settings. A transaction-mode
+//! pooler sends every message to another server process, so there a statement is one message: a
+//! simple query with its values in the text, after the settings, which last for its transaction and
+//! affect no other client.
 
 use std::fmt::Write;
 
@@ -25,11 +26,11 @@ pub(super) enum Value<'a> {
 pub(super) enum Sending {
     /// Prepared, in a session that keeps its settings.
     Prepared,
-    /// In one message, by which everything is said.
+    /// In one self-contained message.
     Plain,
 }
 
-/// How a transaction begins that may meet any defaults.
+/// The start of a transaction that does not depend on any defaults.
 macro_rules! transaction {
     ($statements:literal) => {
         concat!("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; ", $statements)
@@ -38,8 +39,8 @@ macro_rules! transaction {
 
 pub(super) use transaction;
 
-/// What [`greet`](crate::engines::sql::Dialect::greet) sets for a session, for one transaction: all that
-/// decides what a statement means, and how it finds its rows.
+/// The settings of [`greet`](crate::engines::sql::Dialect::greet), for one transaction: all that
+/// affect the meaning of a statement, and how it finds its rows.
 const SETTINGS: &str = transaction!(
     "SELECT set_config('lock_timeout', '0', true), set_config('statement_timeout', '0', true),
       set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
@@ -60,11 +61,11 @@ impl Sending {
         }
     }
 
-    /// The same for a statement that notifies others.
+    /// The same for a statement that sends notifications.
     ///
-    /// Notifications go through one queue of the whole server, and a session that listens in an open
-    /// transaction keeps it from being emptied. Once it is full, the server undoes every transaction that
-    /// would add to it: so the statement is sent again, and notifies nobody.
+    /// Notifications go through one queue of the whole server, and a session that listens in an
+    /// open transaction keeps it from being emptied. Once it is full, the server rolls back every
+    /// transaction that would add to it: then the statement is sent again, without notifications.
     pub(super) async fn tell(
         self,
         wire: &mut PgConnection,
@@ -73,7 +74,7 @@ impl Sending {
     ) -> sqlx::Result<Vec<PgRow>> {
         match self.ask(wire, statement, values).await {
             Err(error) if is_queue_full(&error) => {
-                tracing::debug!("the queue of notifications is full; waiters look for themselves");
+                tracing::debug!("the notification queue is full; waiters poll instead");
             }
             answer => return answer,
         }
@@ -116,21 +117,21 @@ async fn plain(
     statement: &str,
     values: &[Value<'_>],
 ) -> sqlx::Result<Vec<PgRow>> {
-    // Statements of one message are one transaction.
+    // The statements of one message are one transaction.
     let message = format!("{settings}; {}", written(statement, values));
     let mut rows = sqlx::raw_sql(sqlx::AssertSqlSafe(message)).fetch_all(wire).await?;
-    // The first row says what was set.
+    // The first row is that of the settings.
     rows.drain(..1);
     Ok(rows)
 }
 
-/// Whether this session notifies anybody.
+/// Whether this session sends notifications.
 async fn silence(wire: &mut PgConnection, on: &str) -> sqlx::Result<()> {
     let setting = sqlx::query("SELECT set_config('lockkeeper.silent', $1, false)").bind(on);
     setting.execute(wire).await.map(drop)
 }
 
-/// A statement with its values in place of `$1` and on. What stands in a value is not looked at again.
+/// A statement with its values in place of `$1` and on. Values are not scanned again.
 fn written(statement: &str, values: &[Value<'_>]) -> String {
     let mut parts = statement.split('$');
     let mut text = parts.next().unwrap_or_default().to_owned();
@@ -162,7 +163,7 @@ fn literal(value: Value<'_>) -> String {
     }
 }
 
-/// In a string of this kind a backslash is special whatever `standard_conforming_strings` says.
+/// In a string of this kind, a backslash is special whatever `standard_conforming_strings` is.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("E'");
     for c in text.chars() {
