@@ -109,12 +109,12 @@ async fn a_connection_with_the_number_of_one_that_ended_is_left_alone() {
     let place = strategy(&url, "named");
     let (one, other) =
         (Client::connect(&place).await.unwrap(), Client::connect(&place).await.unwrap());
-    let _held = one.mutex("key").ttl(LEASE).acquire().await.unwrap();
     let number = |server: &Mariadb| -> u64 {
         server.sql("mysql", "SELECT CONNECTION_ID()").parse().unwrap()
     };
     // More numbers than a server uses until it gets there.
     while number(&server) < 60 {}
+    let _held = one.mutex("key").ttl(LEASE).acquire().await.unwrap();
     let waiting = tokio::spawn(other.mutex("key").ttl(LEASE).acquire());
     let busy = "SELECT COALESCE(MAX(id), 0) FROM information_schema.processlist
                 WHERE db = DATABASE() AND id <> CONNECTION_ID() AND command <> 'Sleep'";

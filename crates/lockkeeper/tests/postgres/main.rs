@@ -3,6 +3,7 @@
 mod access;
 mod conformance;
 mod pooler;
+mod settings;
 mod tables;
 
 use std::sync::OnceLock;
