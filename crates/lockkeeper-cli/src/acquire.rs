@@ -44,7 +44,7 @@ impl<'a> Waits<'a> {
         &self,
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        // Without `--wait`, the engine's own timeouts apply.
+        // Without a limit, or after it has passed, the engine's own timeouts apply.
         let Some(until) = self.until.filter(|until| *until > Instant::now()) else {
             return work.await;
         };

@@ -1,4 +1,4 @@
-//! What a script's `acquire` and a holder say to each other: one line of JSON each.
+//! The messages between a script's `acquire` and a holder: one line of JSON each.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(crate) struct Request {
     pub(crate) terms: Terms,
     pub(crate) ttl: Duration,
     pub(crate) owner: String,
-    /// What is recorded as the command that takes it.
+    /// The command line that is recorded with the lock.
     pub(crate) command: Option<String>,
     /// Whether the wait is shown, and then whether it is drawn.
     pub(crate) shown: Option<bool>,

@@ -1,4 +1,4 @@
-//! What this engine has to know of a lock that is held.
+//! What this engine has to know about a lock that is held.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::layout::entry;
 use super::settings::Layout;
 use super::yielding;
 
-/// What is known of a lock that is held.
+/// What is known about a lock that is held.
 #[derive(Debug)]
 pub(super) struct RedisHeld {
     pub(super) store: Arc<Store>,

@@ -20,7 +20,7 @@ const SHOWN_FOR: Duration = Duration::from_secs(8);
 #[derive(Debug)]
 pub(super) struct ShownWait {
     since: Instant,
-    /// Who waits.
+    /// The record of the waiter.
     record: String,
     /// When it was last recorded.
     shown: Option<Instant>,
