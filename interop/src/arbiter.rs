@@ -1,10 +1,10 @@
-//! Sees every critical section of every process, and says what must not have happened.
+//! Observes every critical section of every process, and reports violations.
 //!
-//! A driver says `enter SIDE MODE FENCE NAME` when it has a lock and `leave` before it gives it back, and
-//! goes on only when that was noted. So two who are inside together here were so in truth, whatever
-//! the network and the scheduler did in between. One that goes on after a failure says
-//! `trouble SIDE NAME lost|twice|failed WHY…`: its lock was gone at its release, or still there after it,
-//! or something else did not work.
+//! A driver sends `enter SIDE MODE FENCE NAME` when it has a lock and `leave` before it releases
+//! it, and continues only when that was acknowledged. So two that are inside together here really
+//! were, whatever the network and the scheduler did in between. A driver that continues after a
+//! failure sends `trouble SIDE NAME lost|twice|failed WHY…`: its lock was gone at its release, or
+//! still there after it, or something else failed.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Write};
@@ -16,37 +16,37 @@ use std::time::{Duration, Instant};
 /// How many permits a semaphore of these tests has. Every driver knows it.
 pub(crate) const PERMITS: usize = 3;
 
-/// Notes who is inside.
+/// Records which drivers are inside.
 #[derive(Debug, Clone)]
 pub(crate) struct Arbiter {
     port: u16,
     rooms: Arc<Mutex<HashMap<String, Room>>>,
 }
 
-/// How long a visit takes. The arbiter decides it, so that all languages stay alike.
+/// How long a visit takes. The arbiter decides it, so that all languages behave alike.
 type Stay = fn() -> Duration;
 
-/// What happened under one name.
+/// The record of one name.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Tally {
     /// Sections of ours and of theirs.
     pub(crate) ours: usize,
     pub(crate) theirs: usize,
-    /// Everything that must not have happened.
+    /// All violations.
     pub(crate) wrongs: Vec<Wrong>,
-    /// What those met who go on after a failure.
+    /// The failures of drivers that continue after them.
     pub(crate) troubles: Vec<Trouble>,
-    /// How long it took from one leaving to one of the other side entering.
+    /// The time from each leave to an enter of the other side.
     pub(crate) hand_offs: Vec<Duration>,
-    /// How many came with a fence.
+    /// How many had a fence.
     pub(crate) fenced: usize,
 }
 
-/// Something that must not have happened.
+/// A violation.
 #[derive(Debug, Clone)]
 pub(crate) struct Wrong {
     pub(crate) at: Instant,
-    /// Who entered beside whom, the newcomer first; empty if it is about fences.
+    /// Which sides overlapped, the newcomer first; empty if it is about fences.
     pub(crate) sides: Vec<Side>,
     pub(crate) text: String,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Trouble {
 #[derive(Debug, Default)]
 struct Room {
     inside: Vec<Visit>,
-    /// When each guest entered last.
+    /// When each guest last entered.
     entered: HashMap<usize, (Side, Instant)>,
     left: Option<(Side, Instant)>,
     fence: u64,
@@ -95,12 +95,12 @@ struct Visit {
 impl Arbiter {
     /// Starts to listen on a port of this machine.
     pub(crate) fn start() -> Self {
-        // Long enough for somebody else to come in, if that is possible.
+        // Long enough for another driver to enter, if that is possible.
         Self::with(|| Duration::from_micros(fastrand::u64(0..400)))
     }
 
-    /// One whose visits fill most of the time, and sometimes last: two servers that both grant a lock
-    /// are noticed soon, and so is a lock that was forgotten while it was held.
+    /// An arbiter whose visits take most of the time, and sometimes last: two servers that both
+    /// grant a lock are soon noticed, and so is a lock that was forgotten while it was held.
     pub(crate) fn patient() -> Self {
         Self::with(|| {
             let long = fastrand::u8(..64) == 0;
@@ -126,7 +126,7 @@ impl Arbiter {
         self.port
     }
 
-    /// How many of ours and of theirs entered since then.
+    /// How many of ours and of theirs have entered since then.
     pub(crate) fn active(&self, name: &str, since: Instant) -> (usize, usize) {
         let rooms = lock(&self.rooms);
         let entered = rooms.get(name).into_iter().flat_map(|room| room.entered.values());
@@ -135,13 +135,13 @@ impl Arbiter {
         (ours, sides.len() - ours)
     }
 
-    /// What happened under a name since it was asked last.
+    /// The record of a name since the last call.
     pub(crate) fn tally(&self, name: &str) -> Tally {
         lock(&self.rooms).remove(name).map(|room| room.tally).unwrap_or_default()
     }
 }
 
-/// Takes notes for one driver until it hangs up.
+/// Records for one driver until it disconnects.
 fn attend(guest: usize, stream: TcpStream, rooms: &Mutex<HashMap<String, Room>>, stay: Stay) {
     let mut place = None;
     let mut serve = || -> io::Result<()> {
@@ -171,7 +171,7 @@ fn attend(guest: usize, stream: TcpStream, rooms: &Mutex<HashMap<String, Room>>,
         }
         Ok(())
     };
-    // A driver that was killed inside is inside no longer.
+    // A driver that was killed inside is no longer inside.
     let _ = serve();
     leave(rooms, &mut place, guest);
 }
@@ -217,7 +217,7 @@ impl Room {
             let sides = [visit.side].into_iter().chain(inside).collect();
             tally.wrongs.push(Wrong { at, sides, text });
         }
-        // A reader carries the fence of the last writer, and a permit may be taken beside others.
+        // A reader carries the fence of the last writer, and a permit may be held next to others.
         if fence > 0 && visit.mode == Mode::Exclusive {
             if fence <= self.fence {
                 let text = format!("fence {fence} came after {}", self.fence);

@@ -1,4 +1,4 @@
-//! A process that takes and gives back locks as it is told, in whichever language.
+//! A process, in any language, that acquires and releases locks on command.
 //!
 //! Orders go to its input and answers come from its output, one line each; `ready` comes first.
 //! It is killed when dropped.
@@ -12,10 +12,10 @@ use std::time::Duration;
 /// How long a driver may take to start. A busy machine starts a JVM slowly.
 const START: Duration = Duration::from_secs(120);
 
-/// How long anything else may take that does not wait for somebody.
+/// How long anything else may take that does not wait for a lock.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How to start a driver; how long its leases are is said when it is.
+/// How to start a driver; the length of its leases is passed at the start.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
     line: Vec<String>,
@@ -30,7 +30,7 @@ pub(crate) struct Driver {
     answers: Receiver<String>,
 }
 
-/// What went wrong, in words.
+/// An error message.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
 impl Program {
@@ -84,7 +84,7 @@ impl Driver {
         }
     }
 
-    /// Gives an order; its answer comes later.
+    /// Sends an order; its answer comes later.
     pub(crate) fn tell(&mut self, order: &str) -> Outcome {
         let sent = writeln!(self.orders, "{order}").and_then(|()| self.orders.flush());
         sent.map_err(|error| format!("{} takes no orders: {error}", self.name))
@@ -104,18 +104,18 @@ impl Driver {
         }
     }
 
-    /// What it said already, if anything.
+    /// An answer that has already arrived, if any.
     pub(crate) fn said(&self) -> Option<String> {
         self.answers.try_recv().ok()
     }
 
-    /// Gives an order and waits for its answer.
+    /// Sends an order and waits for its answer.
     pub(crate) fn ask(&mut self, order: &str) -> Outcome<String> {
         self.tell(order)?;
         self.answer(PATIENCE).map_err(|problem| format!("{order}: {problem}"))
     }
 
-    /// Gives an order that must have this answer.
+    /// Sends an order that must have this answer.
     pub(crate) fn expect(&mut self, order: &str, wanted: &str) -> Outcome {
         let answer = self.ask(order)?;
         match answer.split(' ').next() == Some(wanted) {

@@ -1,12 +1,12 @@
 //! Both sides behind the same sentinels, while other servers become the master.
 //!
-//! Redis replicates after it answers, so a failover may lose a grant, and then two are inside. What is
-//! ours to promise is checked: over planned failovers, and soon after a crash, no two of ours are inside
-//! together; nobody is inside beside another for longer than a lost grant can last; fences of ours rise;
-//! when a failover is over, nobody overlaps and nobody finds its lock gone. All the rest is counted.
+//! Redis replicates after it answers, so a failover may lose a grant, and then there are two
+//! holders. What we promise is checked: in planned failovers, and soon after a crash, no two of
+//! ours hold together; no overlap lasts longer than a lost grant can last; our fences rise; when a
+//! failover is over, there are no overlaps and no lock is found gone. Everything else is counted.
 //!
-//! With each failover one more of ours joins, which never knew the old master: if the others stayed
-//! there, they would meet it.
+//! With each failover, one more of ours joins, which never knew the old master: if the others
+//! stayed there, they would collide with it.
 
 use std::fmt::Write;
 use std::thread::sleep;
@@ -18,19 +18,20 @@ use lockkeeper_testkit::server::redis::{Sentinels, Server};
 use crate::arbiter::{Arbiter, Side, Tally};
 use crate::driver::{Driver, Outcome, Program};
 
-/// The variable that says how many failovers there are; one, unless it says more.
+/// The variable that sets the number of failovers; the default is one.
 const COUNT: &str = "LOCKKEEPER_INTEROP_FAILOVERS";
 
-/// Long enough for a failover after a crash. A waiter of Redisson that misses a release sleeps so long.
+/// Long enough for a failover after a crash. A waiter of Redisson that misses a release sleeps this
+/// long.
 const LEASE: Duration = Duration::from_secs(6);
 
-/// How long after a new master was named a section may still last that a crash made the servers forget.
+/// How long after a new master was named a section may still last that was lost in a crash.
 const FOLLOW: Duration = Duration::from_millis(2500);
 
-/// How long the calm after a failover is watched.
+/// How long the calm after a failover is observed.
 const CALM: Duration = Duration::from_secs(2);
 
-/// How long it may take until everybody had a turn at the new master.
+/// How long it may take until every driver had a turn at the new master.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const NAME: &str = "failover";
@@ -48,11 +49,11 @@ struct Failover {
     began: Instant,
     /// When the sentinels named the new master.
     named: Instant,
-    /// When everybody had entered anew.
+    /// When every driver had entered again.
     over: Instant,
 }
 
-/// Fails over, now and then on purpose, and says what was seen.
+/// Runs the failovers, and reports what was observed.
 pub(crate) fn failovers(
     servers: &Sentinels,
     (ours, theirs): (&Program, &Program),
@@ -113,7 +114,8 @@ fn until_settled(servers: &Sentinels, old: &Server) {
     });
 }
 
-/// Whoever enters now got its lock from the server that is the master now, and has left all others.
+/// Waits until every driver has entered: its lock then is one of the current master, and it has
+/// left all others.
 fn until_all_entered(
     servers: &Sentinels,
     arbiter: &Arbiter,
@@ -139,7 +141,8 @@ fn until_all_entered(
     }
 }
 
-/// Who keeps the others out, twice, to tell a lock that is renewed from one that nobody cares for.
+/// Finds out what blocks the others, checked twice, to distinguish a renewed lock from an abandoned
+/// one.
 fn who_holds(servers: &Sentinels, arbiter: &Arbiter, since: Instant) -> String {
     let mut text = String::new();
     for pause in [Duration::ZERO, LEASE / 2] {
@@ -147,7 +150,7 @@ fn who_holds(servers: &Sentinels, arbiter: &Arbiter, since: Instant) -> String {
         let master = servers.master();
         let fields = master.ask(&["HGETALL", NAME]);
         let field = fields.lines().next().unwrap_or_default();
-        // Ours note beside the lock who holds it.
+        // Ours record the holder next to the lock.
         let noted = master.ask(&["HGET", &format!("lockkeeper:{{{NAME}}}"), "held"]);
         let side = match noted.split('\t').nth(2) {
             _ if field.is_empty() => "nobody",
@@ -180,7 +183,7 @@ fn judge(tally: &Tally, seen: &[Failover]) -> Outcome<String> {
             continue;
         };
         let ours = wrong.sides.iter().filter(|side| **side == Side::Ours).count();
-        // Redisson goes on until its section ends or its lease does, at whichever server that was.
+        // Redisson continues until its section or its lease ends, at whichever server that was.
         let late = wrong.at > failover.named + if ours > 1 { FOLLOW } else { LEASE };
         if late || ours > 1 && failover.cause == Cause::Planned {
             faults.push(format!("over a failover ({:?}) {}", failover.cause, wrong.text));
@@ -221,7 +224,7 @@ fn judge(tally: &Tally, seen: &[Failover]) -> Outcome<String> {
     }
 }
 
-/// What happened over the failovers of one cause.
+/// The results of the failovers with one cause.
 #[derive(Debug, Default)]
 struct Counts {
     /// When two of ours, one of each, and two of theirs were inside, in seconds after it began.

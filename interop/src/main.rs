@@ -1,11 +1,11 @@
-//! Lets lockkeeper and the lock libraries of other languages fight over the same locks.
+//! Runs lockkeeper and the lock libraries of other languages against the same locks.
 //!
-//! - [`arbiter`] sees every critical section and says what must not have happened.
-//! - [`driver`] is a process that does as it is told; [`ours`] is the one that uses this library, the
-//!   others are in `java`, `go`, `node` and `python` beside this directory.
-//! - [`scenes`] is what is tried, [`meeting`] tries it with two clients, [`pairs`] says which there are.
-//! - [`failovers`] is a scene of its own: it looks at what happens while Redis servers fail over.
-//! - [`own`] shows that a careless client is noticed.
+//! - [`arbiter`] observes every critical section and reports violations.
+//! - [`driver`] is a process that follows orders; [`ours`] is the one that uses this library, the
+//!   others are in `java`, `go`, `node` and `python` next to this directory.
+//! - [`scenes`] has the tests, [`meeting`] runs them with two clients, [`pairs`] lists the clients.
+//! - [`failovers`] is a separate scene: it observes what happens while Redis servers fail over.
+//! - [`own`] verifies that a careless client is noticed.
 //!
 //! `interop/run` builds the foreign drivers and starts it.
 

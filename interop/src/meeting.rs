@@ -1,4 +1,4 @@
-//! Both sides at one store: everything that is tried with one kind of lock, noted in one row.
+//! Both sides at one store: all tests with one kind of lock, recorded in one row.
 
 use crate::arbiter::Arbiter;
 use crate::driver::{Driver, Outcome, Program};
@@ -7,7 +7,7 @@ use crate::scenes::{self, Kind, LONG};
 use crate::store::Store;
 use crate::table::{Property, Row};
 
-/// How many processes of each side fight.
+/// How many processes of each side compete.
 pub(crate) const PROCESSES: usize = 3;
 
 /// How often a wake-up is measured.
@@ -25,7 +25,7 @@ pub(crate) struct Meeting<'a> {
     victims: [Program; 2],
 }
 
-/// What is tried with one kind of lock.
+/// The tests with one kind of lock.
 pub(crate) struct Trial<'a> {
     pub(crate) with: &'static str,
     pub(crate) kinds: &'a [Kind],
@@ -37,7 +37,7 @@ pub(crate) struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    /// Both sides are told of releases, and both can be killed.
+    /// Both sides are notified of releases, and both can be killed.
     pub(crate) const TOLD: Trial<'static> = Trial {
         with: "",
         kinds: &[],
@@ -48,15 +48,15 @@ impl Trial<'_> {
     };
 }
 
-/// How those who wait learn of a release.
+/// How waiters learn of a release.
 pub(crate) enum Woken {
-    /// Each side is told by the other.
+    /// Each side is notified by the other.
     Both,
-    /// Not by being told, for this reason.
+    /// Not notified, for this reason.
     Not(&'static str),
 }
 
-/// What both sides must understand alike.
+/// What both sides must interpret alike.
 pub(crate) enum Meaning {
     Reentrance,
     ReadWrite,
@@ -84,7 +84,8 @@ impl<'a> Meeting<'a> {
         })
     }
 
-    /// Tries everything with one kind of lock. The first failure ends it, because drivers may be stuck.
+    /// Runs all tests with one kind of lock. The first failure ends it, because drivers may be
+    /// stuck.
     pub(crate) fn hold(&mut self, trial: &Trial) -> Outcome {
         let mut row = Row::new(self.engine, trial.with);
         let name = format!("lock{}", self.rows.len());
@@ -104,7 +105,7 @@ impl<'a> Meeting<'a> {
 
     fn exclusion(&mut self, trial: &Trial, name: &str, row: &mut Row) -> Outcome {
         let sides = (&mut self.ours[..], &mut self.theirs[..]);
-        // Those who sleep between their tries meet the others only where these pause as well.
+        // Clients that sleep between their attempts only meet the others if these pause as well.
         let pause = if matches!(trial.woken, Woken::Both) { 3 } else { 20 };
         let outcome =
             scenes::exclusion(&self.arbiter, sides, trial.kinds, name, trial.sections, pause);
@@ -177,7 +178,8 @@ impl<'a> Meeting<'a> {
                     (try_both(), "re-entrance")
                 }
                 Meaning::ReadWrite => {
-                    // A writer of ours who also reads keeps the write lock until its last guard is gone.
+                    // A writer of ours that also reads keeps the write lock until its last guard is
+                    // gone.
                     let (one, other) = (&mut ours[0], &mut theirs[0]);
                     let there = scenes::readers_and_writers(one, other, &name, false);
                     let back =
@@ -204,8 +206,8 @@ impl<'a> Meeting<'a> {
         note(row, Property::Meaning, Ok(said.join(", ")))
     }
 
-    /// Shows that ours refuses what cannot be shared: what they hold and what we then ask for; and what
-    /// they do not get of a semaphore of ours.
+    /// Verifies that ours refuses what cannot be shared: what they hold and what we then request;
+    /// and what they cannot get of a semaphore of ours.
     pub(crate) fn refuse(
         &mut self,
         with: &'static str,
@@ -229,14 +231,14 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// Writes a result down; a failure is also the caller's.
+/// Records a result; a failure is returned to the caller too.
 pub(crate) fn note(row: &mut Row, property: Property, outcome: Outcome<String>) -> Outcome {
     let failed = outcome.as_ref().err().cloned();
     row.note(property, outcome);
     failed.map_or(Ok(()), Err)
 }
 
-/// `ours / theirs`, of each everything that was measured.
+/// `ours / theirs`, each with all measurements.
 fn sides([ours, theirs]: [Vec<Outcome<String>>; 2]) -> Outcome<String> {
     let join = |times: Vec<_>| Ok(times.into_iter().collect::<Outcome<Vec<_>>>()?.join(", "));
     let (ours, theirs): (Outcome<String>, Outcome<String>) = (join(ours), join(theirs));

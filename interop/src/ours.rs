@@ -1,4 +1,4 @@
-//! Our own driver: what a Rust service does with a lock that it shares.
+//! Our own driver: what a Rust service does with a shared lock.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -10,15 +10,15 @@ use tokio::runtime::Runtime;
 
 use crate::arbiter::PERMITS;
 
-/// How long it may take to reach the servers, which run already.
+/// How long it may take to reach the servers, which are already running.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Takes orders from the input until it ends.
+/// Follows orders from the input until it ends.
 pub(crate) fn serve(url: &str, lease: Duration, broken: bool) -> std::result::Result<(), String> {
     // The lease of all locks in ZooKeeper is the session.
     let session = format!("{url}?session={}ms", lease.as_millis());
     let url = if url.starts_with("zookeeper:") { &session } else { url };
-    // Renewals run beside the thread that reads orders.
+    // Renewals run in parallel with the thread that reads orders.
     let runtime = Runtime::new().map_err(|error| error.to_string())?;
     let client = runtime.block_on(connect(url)).map_err(|error| error.to_string())?;
     let mut ours =
@@ -34,7 +34,7 @@ pub(crate) fn serve(url: &str, lease: Duration, broken: bool) -> std::result::Re
     Ok(())
 }
 
-/// A very busy machine may need more than one try to open a session that is short.
+/// A very busy machine may need more than one attempt to open a short session.
 async fn connect(url: &str) -> Result<Client> {
     let started = Instant::now();
     loop {
@@ -51,7 +51,7 @@ struct Ours {
     runtime: Runtime,
     client: Client,
     lease: Duration,
-    /// Whether releases are done as careless clients do them.
+    /// Whether releases are those of a careless client.
     broken: bool,
     /// The process is one owner, as a thread is one for Redisson and Curator.
     owner: Owner,
@@ -160,7 +160,7 @@ impl Ours {
         Multi::new(["a", "b"].map(|end| self.lock("mutex", &format!("{name}-{end}"))))
     }
 
-    /// Enters so many times; if it `endures`, the arbiter is told of failures, and it goes on.
+    /// Enters this many times; if it `endures`, it reports failures to the arbiter and continues.
     fn hammer(
         &self,
         kind: &str,
@@ -193,7 +193,7 @@ impl Ours {
         Ok(())
     }
 
-    /// One critical section. What the arbiter does not take is the outer error.
+    /// One critical section. A refusal of the arbiter is the outer error.
     fn visit(
         &self,
         kind: &str,
@@ -218,7 +218,8 @@ impl Ours {
         Ok(self.runtime.block_on(async {
             let released = held.release().await?;
             if self.broken {
-                // Whoever holds it now: the mistake of a client that does not look whose it is.
+                // Whichever client holds it now: the mistake of a client that does not check the
+                // owner.
                 self.client.break_lock(name).await?;
             }
             Ok(released)

@@ -1,7 +1,7 @@
 //! A test of the test: clients with the classic mistakes, which must be noticed.
 //!
-//! One releases without looking whose lock it is. The other does all right, but tells the wrong channel
-//! of its releases, so that nobody is woken.
+//! One releases without checking the owner. The other does everything right, but publishes its
+//! releases on the wrong channel, so that no waiter is woken.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ use crate::pairs::Run;
 use crate::scenes::{self, LONG, kind};
 use crate::store::Store;
 
-/// Fails unless both mistakes are noticed, and what is right passes.
+/// Fails unless both mistakes are noticed, and correct behaviour passes.
 pub(crate) fn check() -> Outcome {
     let store = Store::redis();
     let mut run =
@@ -50,7 +50,7 @@ pub(crate) fn check() -> Outcome {
     Ok(())
 }
 
-/// Asks a Redis server something, as an operator would.
+/// Sends a command to a Redis server, as an operator would.
 fn cli(port: u16, command: &[&str]) {
     let answer = Command::new("redis-cli").args(["-p", &port.to_string()]).args(command).output();
     assert!(answer.is_ok_and(|answer| answer.status.success()), "redis-cli failed: {command:?}");

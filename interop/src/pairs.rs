@@ -1,4 +1,4 @@
-//! Which clients meet, over which store, and what is tried with them.
+//! Which clients meet, over which store, and with which tests.
 
 use std::path::PathBuf;
 
@@ -23,10 +23,10 @@ pub(crate) struct Run {
     pub(crate) rows: Vec<Row>,
 }
 
-/// A meeting, by the name that the command line knows.
+/// A meeting, by its name on the command line.
 type Named = (&'static str, fn(&mut Run) -> Outcome);
 
-/// Everyone whom our drivers meet.
+/// All clients that our drivers meet.
 const MEETINGS: [Named; 10] = [
     ("redisson", redisson),
     ("curator", curator),
@@ -202,7 +202,7 @@ fn redlock(run: &mut Run) -> Outcome {
     Meeting::new(run, "Redlock, five servers", &store, &store.url(), &theirs)?.hold(&Trial {
         with: "node-redlock over the same five, `retryCount: 0` in a loop",
         kinds: &[kind("mutex")],
-        // Every section is a vote of five servers, and another one where votes were split.
+        // Every section is a vote of five servers, and another one if votes were split.
         sections: (340, 340),
         woken: Woken::Not("both ask again"),
         ..Trial::TOLD
@@ -242,7 +242,7 @@ fn psql(run: &mut Run) -> Outcome {
 }
 
 impl Run {
-    /// Holds meetings, and notes what happened. One that fails does not keep the others from happening.
+    /// Runs meetings, and records the results. A failure does not prevent the others from running.
     pub(crate) fn meet(&mut self, wanted: &[String]) -> Outcome {
         if let Some(stranger) = wanted.iter().find(|w| !MEETINGS.iter().any(|(name, _)| name == w))
         {

@@ -1,4 +1,4 @@
-//! What is tried with every pair of clients. Each scene gives its figures, or what was wrong.
+//! The tests for every pair of clients. Each scene returns its figures, or what was wrong.
 
 use std::time::{Duration, Instant};
 
@@ -6,22 +6,22 @@ use crate::arbiter::Arbiter;
 use crate::driver::{Driver, Outcome, Program};
 use crate::store::Store;
 
-/// The lease of those who are killed.
+/// The lease of drivers that are killed.
 pub(crate) const SHORT: Duration = Duration::from_secs(3);
 
-/// The lease of everybody else: whoever waits for one to end has not been woken.
+/// The lease of all others: a client that waits for its end was not woken.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// What "woken" means. A wake-up takes milliseconds; looking again by oneself takes seconds at least.
+/// The limit of a wake-up, which takes milliseconds; polling takes seconds at least.
 const WOKEN: Duration = Duration::from_millis(700);
 
 /// How much longer than a lease a busy machine may need.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// How long a whole fight may take.
+/// How long a whole contest may take.
 const FIGHT: Duration = Duration::from_secs(300);
 
-/// Kinds of lock, as the two sides call them.
+/// Kinds of lock, as the two sides name them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) ours: &'static str,
@@ -33,10 +33,10 @@ pub(crate) const fn kind(word: &'static str) -> Kind {
     Kind { ours: word, theirs: word }
 }
 
-/// Everybody fights over one name, and the arbiter watches.
+/// All drivers compete for one name, and the arbiter watches.
 ///
-/// The drivers of each side take the kinds in turn, and each of them so many sections, with a pause of
-/// up to so many milliseconds after each.
+/// The drivers of each side take the kinds in turn, and each of them runs this many sections, with
+/// a pause of up to this many milliseconds after each.
 pub(crate) fn exclusion(
     arbiter: &Arbiter,
     (ours, theirs): (&mut [Driver], &mut [Driver]),
@@ -109,7 +109,7 @@ pub(crate) fn wake(
     }
 }
 
-/// A holder that is killed is succeeded within its lease or session.
+/// A holder that is killed is replaced within its lease or session.
 pub(crate) fn death(
     store: Option<&Store>,
     (victim, held): (&Program, &str),
@@ -130,7 +130,7 @@ pub(crate) fn death(
     Ok(format!("{:.1} s", took.as_secs_f64()))
 }
 
-/// Whoever holds a lock enters it again, and others come in when it has left as often.
+/// A holder can re-enter its lock, and others are granted when it has left as often.
 pub(crate) fn reentrance(
     (holder, held): (&mut Driver, &str),
     (other, wanted): (&mut Driver, &str),
@@ -149,9 +149,10 @@ pub(crate) fn reentrance(
     other.expect(&format!("release {wanted} {name}"), "released")
 }
 
-/// Readers share, writers do not, and a writer may become a reader without letting a writer in between.
+/// Readers share, writers do not, and a writer may become a reader without another writer in
+/// between.
 ///
-/// Other readers are let in `beside` it at once by some, and only when it is gone by others.
+/// Some libraries grant other readers `beside` it at once, others only when it is gone.
 pub(crate) fn readers_and_writers(
     one: &mut Driver,
     other: &mut Driver,
@@ -181,7 +182,7 @@ pub(crate) fn readers_and_writers(
     other.expect(&order("release", "write"), "released")
 }
 
-/// Those who wait are served in the order in which they came, whichever side they are of.
+/// Waiters are served in order of arrival, whichever side they belong to.
 pub(crate) fn order(
     store: &Store,
     (ours, theirs): (&mut [Driver], &mut [Driver]),
@@ -201,7 +202,7 @@ pub(crate) fn order(
         store.until_waited_for(name, n + 1)?;
     }
     holder.expect(&format!("release {} {name}", kind.ours), "released")?;
-    // Each is let in by the one before, so whoever answers now had its turn.
+    // Each is granted by the release of the one before, so a driver that answers now had its turn.
     for (driver, kind) in &mut line {
         driver.answer(LONG + SLACK)?;
         driver.expect(&format!("release {kind} {name}"), "released")?;
@@ -209,7 +210,7 @@ pub(crate) fn order(
     Ok(())
 }
 
-/// A holder is asked to give way, and hears of it.
+/// A holder is asked to release its lock, and is notified.
 pub(crate) fn revocation(
     (holder, held): (&mut Driver, &str),
     other: &mut Driver,
@@ -224,7 +225,7 @@ pub(crate) fn revocation(
     }
 }
 
-/// Ours refuses what would not be exclusive, and says why.
+/// Ours refuses what would not be exclusive, with the reason.
 pub(crate) fn refusal(
     theirs: (&mut Driver, &str),
     ours: (&mut Driver, &[&str]),
@@ -244,7 +245,7 @@ pub(crate) fn refusal(
     holder.expect(&format!("release {held} {name}"), "released")
 }
 
-/// Theirs gets nothing of what it does not understand; whether it says busy or fails is its own affair.
+/// Theirs gets nothing that it does not understand; whether it reports busy or fails is up to it.
 pub(crate) fn denial(
     (holder, held): (&mut Driver, &str),
     (other, denied): (&mut Driver, &[&str]),

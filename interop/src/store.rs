@@ -1,4 +1,4 @@
-//! The servers of a run, and how to see that somebody waits at them.
+//! The servers of a run, and how to see that a client waits at them.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,11 +14,11 @@ use crate::driver::Outcome;
 /// How long it may take until a driver that was told to wait is seen waiting.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A store that runs; it ends when dropped.
+/// A running store; it ends when dropped.
 pub(crate) enum Store {
     /// Redis servers, and the scheme of the URL that names them.
     Redis { scheme: &'static str, servers: Vec<Server> },
-    /// One that shows its lines to us.
+    /// A store whose queues we can inspect.
     Inspected { servers: Servers, url: String, runtime: Runtime, client: Client },
 }
 
@@ -38,7 +38,7 @@ impl Store {
         Store::Redis { scheme: "redis+cluster", servers: Cluster::with_replicas(0).servers }
     }
 
-    /// Five servers that know nothing of each other.
+    /// Five independent servers.
     pub(crate) fn redlock() -> Self {
         let servers = std::iter::repeat_with(Server::start).take(5).collect();
         Store::Redis { scheme: "redlock", servers }
@@ -90,7 +90,7 @@ impl Store {
         }
     }
 
-    /// Waits until so many wait for a lock.
+    /// Waits until this many clients wait for a lock.
     pub(crate) fn until_waited_for(&self, name: &str, wanted: usize) -> Outcome {
         let started = Instant::now();
         while self.waiters(name) < wanted {
@@ -105,7 +105,7 @@ impl Store {
     fn waiters(&self, name: &str) -> usize {
         match self {
             Store::Redis { servers, .. } => {
-                // Those of a plain mutex are in no line: they listen, each process once.
+                // Waiters for a plain mutex are in no queue: they subscribe, each process once.
                 let line = format!("redisson_lock_queue:{{{name}}}");
                 let channels = format!("*{{{name}}}*");
                 let seen = |server: &Server| {
@@ -117,7 +117,7 @@ impl Store {
                 };
                 servers.iter().map(seen).max().unwrap_or(0)
             }
-            // Who waits for a name that we never held is nameless there, and nobody else waits.
+            // A waiter for a name that we never held is anonymous there, and there are no others.
             Store::Inspected { servers: Servers::Postgres(server), .. } => {
                 let waiting =
                     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";

@@ -12,7 +12,7 @@ pub(crate) struct Row {
     cells: [Option<Outcome<String>>; 4],
 }
 
-/// What a pair is tried for.
+/// What a pair is tested for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Property {
     Exclusion,
@@ -33,7 +33,7 @@ impl Row {
         Self { engine, with, cells: Default::default() }
     }
 
-    /// Notes a result, and says it at once: a run takes minutes.
+    /// Records a result, and prints it at once: a run takes minutes.
     pub(crate) fn note(&mut self, property: Property, outcome: Outcome<String>) {
         let mark = if outcome.is_ok() { "passed" } else { "FAILED" };
         let (Ok(text) | Err(text)) = &outcome;

@@ -1,4 +1,4 @@
-//! What `lockkeeper ui` costs a Redis server, beside what the locks themselves cost.
+//! What `lockkeeper ui` costs a Redis server, compared with the locks themselves.
 //!
 //! 1,000 held locks with 10 waiters each; the server's own CPU time, without the page, with one browser
 //! and with twenty.
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("the locks alone: {:.2} % of a core", 100.0 * locks);
     for browsers in [1, 20] {
         let page = Page::start(&program, &server.url(), browsers)?;
-        // The first look finds everything new.
+        // The first poll finds everything new.
         thread::sleep(Duration::from_secs(10));
         let with = measure(&server, MEASURED);
         let more = (with - locks).max(0.0);
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             page.look()?
         );
     }
-    // Nobody wants ten thousand releases.
+    // Ten thousand releases are not needed.
     std::process::exit(0);
 }
 
@@ -66,7 +66,7 @@ async fn hold_and_wait(server: &Server) -> lockkeeper::Result<Vec<Client>> {
         let all = clients[0].list("").await?;
         Ok(all.iter().filter_map(|lock| lock.waiters.as_ref()).map(Vec::len).sum())
     };
-    // On a slow machine some are always late with their heartbeat, and queue again.
+    // On a slow machine, some are always late with their heartbeat, and queue again.
     let enough = LOCKS * WAITERS * 9 / 10;
     let mut seen = waiting().await?;
     while seen < enough {
@@ -91,7 +91,7 @@ fn measure(server: &Server, time: Duration) -> f64 {
     (used() - before) / time.as_secs_f64()
 }
 
-/// `lockkeeper ui` with some browsers that listen.
+/// `lockkeeper ui` with some connected browsers.
 struct Page {
     child: Child,
     address: String,
@@ -121,7 +121,7 @@ impl Page {
         Ok(stream)
     }
 
-    /// How long the last look took.
+    /// How long the last poll took.
     fn look(&self) -> std::io::Result<String> {
         let mut text = String::new();
         self.ask("/metrics")?.read_to_string(&mut text)?;

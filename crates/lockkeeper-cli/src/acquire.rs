@@ -1,5 +1,5 @@
-//! How every verb takes a lock and lets go of it: with a limit on the wait, through an engine that does
-//! not answer yet, until a signal says otherwise.
+//! How every verb acquires and releases a lock: with a limit on the wait, while the engine does not
+//! answer yet, and until a signal arrives.
 
 use std::time::Duration;
 
@@ -15,16 +15,17 @@ use crate::output::Say;
 use crate::run::signals::Signals;
 use crate::run::terminal::{someone_would_continue_us, stop};
 
-/// How long to wait for an engine to confirm what ends a run. The lock ends by itself if it does not.
+/// How long to wait for an engine to confirm the last request of a run. Without it, the lock
+/// expires.
 pub(crate) const CONFIRMATION: Duration = Duration::from_secs(3);
 
 /// The same, for an engine that is known to be in trouble, or after the lock was lost.
 const LAST_WORD: Duration = Duration::from_millis(300);
 
-/// Between two attempts to reach an engine that does not answer.
+/// The pause between two attempts to reach an engine that does not answer.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The wait for an engine that does not answer, where a limit was set.
+/// The wait for an engine that does not answer, if a limit was set.
 pub(crate) struct Waits<'a> {
     place: &'a str,
     pub(crate) until: Option<Instant>,
@@ -32,18 +33,18 @@ pub(crate) struct Waits<'a> {
 }
 
 impl<'a> Waits<'a> {
-    /// Counts from now.
+    /// Starts the clock.
     pub(crate) fn new(place: &'a str, limit: Option<Duration>) -> Self {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         Self { place, until, told: false }
     }
 
-    /// Does something, until the limit.
+    /// Runs something until the limit.
     pub(crate) async fn in_time<T>(
         &self,
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        // Without waiting, an engine has the time it takes.
+        // Without a limit, or after it has passed, the engine's own timeouts apply.
         let Some(until) = self.until.filter(|until| *until > Instant::now()) else {
             return work.await;
         };
@@ -53,8 +54,8 @@ impl<'a> Waits<'a> {
         })
     }
 
-    /// Whether to try again after a failure: then tells what it waits for, and whether that is news, and
-    /// waits a little.
+    /// Whether to try again after a failure. If so, reports what it waits for and whether that has
+    /// changed, and pauses.
     pub(crate) async fn again(
         &mut self,
         failure: Failure,
@@ -76,19 +77,19 @@ impl<'a> Waits<'a> {
         }
     }
 
-    /// The engine answers. What to tell, if it was told that it did not.
+    /// The engine answers. Returns a message if it was reported that it did not.
     pub(crate) fn answered(&mut self) -> Option<String> {
         std::mem::take(&mut self.told).then(|| format!("{} answers again", self.place))
     }
 
-    /// The last failure of a wait that is over.
+    /// The last failure, after the wait has ended.
     fn gave_up(&self, failure: Failure) -> Failure {
         let message = format!("the wait is over (--wait): {}", failure.message);
         Failure { message, retryable: false, ..failure }
     }
 }
 
-/// What a lock is asked for as.
+/// The mode that was requested.
 pub(crate) fn mode(terms: &Terms) -> Mode {
     match terms.limit {
         Some(limit) => Mode::Permits { take: 1, limit },
@@ -98,7 +99,7 @@ pub(crate) fn mode(terms: &Terms) -> Mode {
     }
 }
 
-/// The lock that was asked for, without its duration.
+/// The lock that was requested, without its duration.
 pub(crate) fn lock(client: &Client, key: &str, terms: &Terms) -> Lock {
     let mut lock = match mode(terms) {
         Mode::Permits { limit, .. } => client.semaphore(key, limit),
@@ -115,7 +116,8 @@ pub(crate) fn lock(client: &Client, key: &str, terms: &Terms) -> Lock {
     lock
 }
 
-/// Takes the lock as asked: once, for a while, or for as long as it takes. If it is busy, says who is in.
+/// Acquires the lock as requested: once, for a limited time, or without a limit. If it is busy,
+/// names the holders.
 pub(crate) async fn acquire(
     client: &Client,
     lock: Lock,
@@ -126,7 +128,7 @@ pub(crate) async fn acquire(
     acquire_until(client, lock, key, terms, until).await
 }
 
-/// The same, where the wait began before.
+/// The same, with a wait that started before.
 pub(crate) async fn acquire_until(
     client: &Client,
     lock: Lock,
@@ -156,7 +158,7 @@ pub(crate) async fn acquire_until(
     };
     if conflict {
         match client.inspect(key).await {
-            // It is no lock at all, and the engine says more about what it is.
+            // It is not a lock at all, and the engine's message says what it is.
             Err(error @ Error::Conflict { .. }) => failure.message = error.to_string(),
             _ => {
                 failure.message += "; all who use a lock have to ask for it in the same way: \
@@ -171,7 +173,7 @@ pub(crate) async fn acquire_until(
     Err(failure)
 }
 
-/// Does something until a signal says otherwise; then nothing is left of it.
+/// Runs something until a signal arrives; then it is dropped and leaves nothing behind.
 pub(crate) async fn interruptible<T>(
     work: impl Future<Output = Result<T, Failure>>,
     signals: &Signals,
@@ -182,7 +184,7 @@ pub(crate) async fn interruptible<T>(
             biased;
             signal = signals.next() => signal,
             done = &mut work => match signals.pending() {
-                // It came at the last moment, but it came before the command was started.
+                // It arrived at the last moment, but before the command was started.
                 Some(signal) if !matches!(signal, Signal::SIGTSTP | Signal::SIGCONT) => {
                     return Err(Failure::silent(exit::signalled(signal as i32)));
                 }
@@ -198,8 +200,8 @@ pub(crate) async fn interruptible<T>(
     }
 }
 
-/// Gives the lock back. The error says why it was not ours any more; it has no reason if only the
-/// confirmation is missing.
+/// Releases the lock. The error is the reason why the lock was no longer held, or `None` if only
+/// the confirmation is missing.
 pub(crate) async fn release(guard: Guard, say: Say) -> Result<(), Option<String>> {
     let lost = guard.check().err().map(|error| error.to_string());
     let in_trouble = lost.is_some() || guard.trouble().is_some();
@@ -207,31 +209,31 @@ pub(crate) async fn release(guard: Guard, say: Say) -> Result<(), Option<String>
     match tokio::time::timeout(limit, guard.release()).await {
         Ok(Ok(Release::Released)) => Ok(()),
         Ok(Ok(Release::AlreadyLost)) => {
-            let late = "at its release it turned out not to be ours any more";
+            let late = "at its release it was no longer held";
             Err(Some(lost.unwrap_or_else(|| late.to_owned())))
         }
         Ok(Err(error)) => {
             say.warn(error);
             Err(lost)
         }
-        // What is not confirmed by now must not keep whoever waits for us.
+        // An unconfirmed release must not delay the processes that wait for us.
         Ok(Ok(_)) | Err(_) => {
             if lost.is_none() {
-                say.warn("the engine did not confirm the release; the lock ends by itself");
+                say.warn("the engine did not confirm the release; the lock will expire");
             }
             Err(lost)
         }
     }
 }
 
-/// Lets go of an engine, and does not wait long for one that did not `answer`.
+/// Closes an engine, without waiting long for one that did not answer.
 pub(crate) async fn close(client: Client, answers: bool) {
     let limit = if answers { CONFIRMATION } else { LAST_WORD };
-    // What is left of it ends with this process.
+    // The rest ends with this process.
     let _ = tokio::time::timeout(limit, client.close()).await;
 }
 
-/// Who holds a lock, if the engine can tell.
+/// The holders of a lock, if the engine knows them.
 pub(crate) async fn holders(client: &Client, key: &str) -> Option<String> {
     let holders = client.inspect(key).await.ok()??.holders;
     let named: Vec<_> = holders.iter().map(inspect::describe).collect();

@@ -1,7 +1,7 @@
-//! What the flags, the environment and the configuration file mean together, in this order.
+//! The flags, the environment and the configuration file, in this order of precedence.
 //!
-//! A key that is not known is an error that lists those that are. Passwords are put into the URL on the
-//! way to the engine, and the URL is never printed but through [`Endpoint`], which leaves them out.
+//! An unknown key is an error that lists the known ones. Passwords are put into the URL on the way
+//! to the engine, and the URL is only printed as an [`Endpoint`], which leaves them out.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -20,10 +20,10 @@ use crate::exit::Failure;
 use crate::output::{Say, quoted};
 use crate::prompt;
 
-/// The engine that needs nothing.
+/// The engine that needs no server.
 const DEFAULT_URL: &str = "file:";
 
-/// What the configuration file says.
+/// The contents of the configuration file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
@@ -33,7 +33,7 @@ struct File {
     on_lost: Option<String>,
     password_file: Option<PathBuf>,
     record_command: Option<bool>,
-    /// What `ui` shows, by name.
+    /// The engines of `ui`, by name.
     #[serde(default)]
     engines: BTreeMap<String, String>,
 }
@@ -47,7 +47,7 @@ enum Text {
     Seconds(f64),
 }
 
-/// Where a URL is written, which decides who can see the password in it.
+/// Where a URL comes from, which decides who can see a password in it.
 #[derive(Debug, Clone, Copy)]
 enum Written {
     Typed,
@@ -61,12 +61,12 @@ pub(crate) struct Config {
     file: File,
     /// For messages.
     path: PathBuf,
-    /// Whether to keep warnings to ourselves.
+    /// Whether to suppress warnings.
     quiet: bool,
 }
 
 impl Config {
-    /// Reads the file that LOCKKEEPER_CONFIG names, or the usual one if it is there.
+    /// Reads the file that LOCKKEEPER_CONFIG names, or the default one if it exists.
     pub(crate) fn load() -> Result<Self, Failure> {
         let named = env::var_os("LOCKKEEPER_CONFIG").map(PathBuf::from);
         let Some(path) = named.clone().or_else(usual_path) else {
@@ -87,7 +87,8 @@ impl Config {
         if text.is_empty() {
             return Ok(Self { file: File::default(), path, quiet: false });
         }
-        // The parser's message quotes the line, which may hold a password in a URL: take its words only.
+        // The parser's message quotes the line, which may contain a password in a URL: use its
+        // description only.
         let file = toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
             Failure::usage(format!("{} line {line}: {}", path.display(), error.message().trim()))
@@ -95,7 +96,7 @@ impl Config {
         Ok(Self { file, path, quiet: false })
     }
 
-    /// The same, with or without its warnings.
+    /// The same, with or without warnings.
     pub(crate) fn quietly(self, quiet: bool) -> Self {
         Self { quiet, ..self }
     }
@@ -116,8 +117,8 @@ impl Config {
         self.resolve(&url, &from, written, &place.secret)
     }
 
-    /// The engines of `ui` with their names: those that are named, else all of the file, else the usual
-    /// one.
+    /// The engines of `ui` with their names: those that are named, otherwise all of the file,
+    /// otherwise the default one.
     pub(crate) fn engines(
         &self,
         named: &[String],
@@ -156,7 +157,7 @@ impl Config {
         let endpoint =
             Endpoint::parse(url).map_err(|error| Failure::usage(format!("{from}{error}")))?;
         let named = self.password(secret)?;
-        // What the URL says itself comes first.
+        // A password in the URL comes first.
         if endpoint.expose().password().is_some_and(|password| !password.is_empty()) {
             match written {
                 Written::Typed => self.warn(
@@ -207,7 +208,7 @@ impl Config {
         })
     }
 
-    /// What to record of a command line beside a lock; nothing where that is switched off.
+    /// The command line to record with a lock; `None` if that is disabled.
     pub(crate) fn command(
         &self,
         words: impl IntoIterator<Item = impl AsRef<OsStr>>,
@@ -253,7 +254,7 @@ impl Config {
         Say { quiet: self.quiet, verbose: false }.warn(message);
     }
 
-    /// Warns if a file with a password is for everyone.
+    /// Warns if a file with a password is readable by everyone.
     fn warn_if_readable(&self, path: &Path) {
         if fs::metadata(path).is_ok_and(|about| about.is_file() && about.mode() & 0o004 != 0) {
             let (path, word) = (path.display(), quoted(path));
@@ -261,7 +262,7 @@ impl Config {
         }
     }
 
-    /// The password that a file or a variable has.
+    /// The password from a file or a variable.
     fn password(&self, secret: &Secret) -> Result<Option<String>, Failure> {
         let named = |path: &Path| {
             let text = fs::read_to_string(path).map_err(|error| {
@@ -296,12 +297,12 @@ impl Text {
     }
 }
 
-/// An empty variable counts as unset. One that cannot be read does not: it would mean another engine.
+/// An empty variable counts as unset. An unreadable one does not: it would select another engine.
 fn variable(name: &str) -> Result<Option<String>, Failure> {
     match env::var(name) {
         Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
         Err(env::VarError::NotPresent) => Ok(None),
-        // Not quoted: it may hold a password.
+        // Not quoted: it may contain a password.
         Err(env::VarError::NotUnicode(_)) => Err(Failure::usage(format!("{name} is not UTF-8"))),
     }
 }

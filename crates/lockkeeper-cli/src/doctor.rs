@@ -1,4 +1,4 @@
-//! `doctor`: what would hurt in a real deployment.
+//! `doctor`: checks a real deployment for problems.
 
 use lockkeeper::engine::{Finding, Severity};
 use serde_json::{Value, json};

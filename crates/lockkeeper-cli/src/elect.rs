@@ -68,7 +68,7 @@ async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
     }
 }
 
-/// Stands, leads, and stands again.
+/// Campaigns, leads, and campaigns again.
 async fn lead(
     client: &Client,
     endpoint: &Endpoint,
@@ -148,8 +148,8 @@ async fn lead(
     }
 }
 
-/// Whether to stand again: after a loss or after giving way unless --once, after the command's own end
-/// with --forever; never after somebody asked us to end.
+/// Whether to campaign again: after a loss or a yield unless --once, after the command's own end
+/// with --forever; never after a signal to end.
 fn again(args: &Elect, end: &End) -> bool {
     match &end.lost {
         _ if end.asked_to_end => false,

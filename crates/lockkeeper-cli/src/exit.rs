@@ -17,19 +17,19 @@ pub(crate) const BUSY: u8 = 75;
 pub(crate) const LOST: u8 = 79;
 /// `--max-hold` was reached.
 pub(crate) const MAX_HOLD: u8 = 124;
-/// Something of our own failed.
+/// lockkeeper itself failed.
 pub(crate) const OWN: u8 = 125;
 /// The command was found but cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// The code of a process that a signal ended.
+/// The code of a process that was ended by a signal.
 pub(crate) fn signalled(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
-/// Why a verb ends early: what to say, once, and the code.
+/// Why a verb ends early: the message, and the code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -43,17 +43,17 @@ impl Failure {
         Self { code, message: message.into(), retryable: false }
     }
 
-    /// The user asked for something that makes no sense; the message says what would.
+    /// Bad usage; the message says what would be accepted.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(USAGE, message)
     }
 
-    /// Something of our own failed while `doing`.
+    /// lockkeeper itself failed while `doing`.
     pub(crate) fn own(doing: impl fmt::Display, source: impl fmt::Display) -> Self {
         Self::new(OWN, format!("cannot {doing}: {source}"))
     }
 
-    /// Ends without a word: everything has been said.
+    /// Ends without a message: everything has been reported.
     pub(crate) fn silent(code: u8) -> Self {
         Self::new(code, "")
     }
@@ -73,10 +73,10 @@ impl From<Error> for Failure {
     }
 }
 
-/// What every verb returns.
+/// The result of every verb.
 pub(crate) type Outcome = Result<u8, Failure>;
 
-/// Prints a failure, once, and gives its code.
+/// Prints a failure, once, and returns its code.
 pub(crate) fn report(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),

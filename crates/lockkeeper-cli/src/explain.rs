@@ -1,6 +1,6 @@
 //! `explain`: what an engine promises and what it does not, in plain sentences.
 //!
-//! Every sentence comes from one field of [`Guarantees`], so none can be forgotten when one is added.
+//! Every sentence comes from one field of [`Guarantees`], so a new field cannot be forgotten.
 
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{
@@ -30,7 +30,7 @@ pub(crate) fn explain(args: Explain) -> exit::Outcome {
     print(&text).map(|()| 0)
 }
 
-/// What an engine may promise that was added to the library after this command was written.
+/// For promises that were added to the library after this command was built.
 const NEWER: &str =
     "It promises something that this command does not know yet; see the engine's page.";
 
@@ -56,17 +56,17 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         Scope::Machine => {
             "It excludes processes of one machine. It does not exclude other machines."
         }
-        Scope::Network => "It excludes everyone who reaches the same store, on any machine.",
+        Scope::Network => "It excludes all clients of the same store, on any machine.",
         _ => NEWER,
     };
     let death = match death {
         Death::Lease => {
-            "A holder that dies keeps the lock until its lease runs out (--ttl). \
-             A holder that is paused for longer than that has lost it, and is told so."
+            "A holder that dies keeps the lock until its lease expires (--ttl). \
+             A holder that is paused for longer than that has lost it, and is signalled the loss."
         }
         Death::Session => {
-            "A holder that dies keeps the lock until its session runs out at the server. \
-             A holder that is paused for longer than that has lost it, and is told so."
+            "A holder that dies keeps the lock until its session expires at the server. \
+             A holder that is paused for longer than that has lost it, and is signalled the loss."
         }
         Death::AtOnce => {
             "A holder that dies frees the lock at once. \
@@ -80,7 +80,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
              A reboot frees every lock."
         }
         Survives::None => {
-            "It does not survive the store: what a restart or failover forgets, somebody else may take \
+            "It does not survive the store: a lock that a restart or failover forgets may be granted again \
              while the former holder still works. Use the fence."
         }
         Survives::Restart => {
@@ -89,20 +89,20 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         }
         Survives::Minority => {
             "Exclusion survives the loss of any minority of the store's members. \
-             Without a majority nobody gets a lock."
+             Without a majority, no lock is granted."
         }
         _ => NEWER,
     };
     let fence = match fence {
         FenceSource::Counter => {
-            "Every grant has a fence from a counter in this process, which begins again with the process."
+            "Every grant has a fence from a counter in this process, which restarts with the process."
         }
         FenceSource::Hybrid => {
             "Every grant has a fence: the last one plus one, or the store's clock if that is further. \
              It could go back only if the store forgot its counter and its clock went back too."
         }
         FenceSource::Revision => {
-            "Every grant has a fence, the store's own revision number, which never goes back."
+            "Every grant has a fence, the store's own revision number, which never decreases."
         }
         FenceSource::Quorum => "Every grant has a fence from a counter that a majority agrees on.",
         _ => NEWER,
@@ -110,25 +110,23 @@ fn sentences(g: &Guarantees) -> Vec<String> {
     let order = match order {
         Order::Fifo => "Waiters are served in order of arrival, always.".to_owned(),
         Order::FifoOnRequest => {
-            "Waiters are served in order of arrival with --fair, else by chance.".to_owned()
+            "Waiters are served in order of arrival with --fair, otherwise in no order.".to_owned()
         }
         Order::Server => {
             "Waiters are served in the order in which the server queues them.".to_owned()
         }
         Order::Chance(reason) => {
-            format!("Waiters are served by chance. --fair is refused: {reason}.")
+            format!("Waiters are served in no order. --fair is refused: {reason}.")
         }
         _ => NEWER.to_owned(),
     };
     let wakeup = match wakeup {
         Wakeup::Notify => "Waiters are woken inside the process.",
         Wakeup::Kernel => "Waiters sleep in the kernel, which wakes them.",
-        Wakeup::Push => {
-            "Waiters are told by the store; they also look for themselves now and then."
-        }
+        Wakeup::Push => "Waiters are notified by the store; they also poll now and then.",
         Wakeup::Server => "Waiters sleep in the server, which wakes them.",
         Wakeup::BackOff => {
-            "Waiters ask again after a random delay, so a free lock may stay free for a moment."
+            "Waiters poll after a random delay, so a free lock may stay free for a moment."
         }
         _ => NEWER,
     };
@@ -138,7 +136,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
              except under `lockkeeper run --owner`, which recognises the run around it."
         }
         Reentrance::Store => {
-            "An owner may enter again, also from another process that names the same owner."
+            "An owner may re-enter, even from another process that names the same owner."
         }
         _ => NEWER,
     };

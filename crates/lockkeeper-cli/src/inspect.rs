@@ -78,8 +78,11 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
                 add_leases_of_handles(&mut snapshots);
             }
             if redraw {
-                let body = table(&snapshots);
-                let body = if snapshots.is_empty() { "no locks in use\n".to_owned() } else { body };
+                let height = terminal_size::terminal_size().map_or(24, |(_, height)| height.0);
+                let body = match snapshots.is_empty() {
+                    true => "no locks in use\n".to_owned(),
+                    false => fitted(&snapshots, height.into()),
+                };
                 // Home, the text, then whatever is left of the last one.
                 print(&format!("\x1b[H\x1b[2J{body}"))?;
             } else {
@@ -165,7 +168,28 @@ fn add_leases_of_handles(snapshots: &mut [Snapshot]) {
     }
 }
 
+/// The table in so many lines: with as many waiters of each lock as fit, and holders before waiters.
+fn fitted(snapshots: &[Snapshot], height: usize) -> String {
+    let room = height.saturating_sub(1).max(2);
+    let most = [usize::MAX, 10, 3, 1, 0].into_iter().map(|waiters| table_of(snapshots, waiters));
+    let mut text = String::new();
+    for table in most {
+        text = table;
+        if text.lines().count() <= room {
+            return text;
+        }
+    }
+    let left = text.lines().count() - (room - 1);
+    let lines = text.lines().take(room - 1).map(|line| format!("{line}\n"));
+    lines.collect::<String>() + &format!("… and {left} more\n")
+}
+
 fn table(snapshots: &[Snapshot]) -> String {
+    table_of(snapshots, usize::MAX)
+}
+
+/// With at most so many waiters of each lock; of the others only their number.
+fn table_of(snapshots: &[Snapshot], most_waiters: usize) -> String {
     let mut table = Table::new([
         "KEY",
         "STATE",
@@ -178,7 +202,8 @@ fn table(snapshots: &[Snapshot]) -> String {
         "NOTE",
     ]);
     for snapshot in snapshots {
-        let waiters = snapshot.waiters.iter().flatten().enumerate();
+        let waiters = snapshot.waiters.iter().flatten().enumerate().take(most_waiters);
+        let waiting = snapshot.waiters.as_ref().map_or(0, Vec::len);
         let rows = snapshot.holders.iter().map(|holder| ("held".to_owned(), holder));
         for (state, entry) in rows.chain(waiters.map(|(n, e)| (format!("waits {}", n + 1), e))) {
             let unknown = || "unknown".to_owned();
@@ -198,6 +223,12 @@ fn table(snapshots: &[Snapshot]) -> String {
                 entry.command.clone().unwrap_or_default(),
                 entry.note.clone().unwrap_or_default(),
             ]);
+        }
+        if waiting > most_waiters {
+            let mut row = [const { String::new() }; 9];
+            row[0] = snapshot.key.to_string();
+            row[1] = format!("{} more wait", waiting - most_waiters);
+            table.row(row);
         }
     }
     table.to_string()
@@ -289,4 +320,37 @@ fn age(entry: &Entry) -> Option<std::time::Duration> {
 
 fn start_of(identity: &str) -> String {
     identity.chars().take(8).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper::{Key, Mode};
+
+    use super::*;
+
+    fn lock(key: &str, waiters: usize) -> Snapshot {
+        let mut snapshot = Snapshot::new(Key::new(key).unwrap());
+        let entry = |who: String| Entry::new("identity", Mode::Mutex).by(&who);
+        snapshot.holders = vec![entry(format!("holder@{key} 1"))];
+        snapshot.waiters = Some((0..waiters).map(|n| entry(format!("waiter@host {n}"))).collect());
+        snapshot
+    }
+
+    #[test]
+    fn holders_stay_on_a_screen_that_is_too_small_for_all_who_wait() {
+        let locks = [lock("a", 50), lock("b", 2), lock("c", 0)];
+        assert_eq!(fitted(&locks, 100), table(&locks));
+        for height in [24, 10, 7] {
+            let shown = fitted(&locks, height);
+            assert!(shown.lines().count() < height, "{shown}");
+            for key in ["a", "b", "c"] {
+                assert!(shown.contains(&format!("holder@{key} 1")), "{height}: {shown}");
+            }
+            assert!(shown.contains("more wait"), "{shown}");
+        }
+        let many: Vec<_> = (0..50).map(|n| lock(&format!("{n:02}"), 1)).collect();
+        let shown = fitted(&many, 24);
+        assert_eq!(shown.lines().count(), 23, "{shown}");
+        assert!(shown.ends_with("more\n"), "{shown}");
+    }
 }

@@ -1,7 +1,7 @@
 //! The command `lockkeeper`: mutual exclusion for scripts, cron jobs and people.
 //!
-//! [`run`] is the heart. [`detached`] has the locks that outlive the command that took them,
-//! [`inspect`] shows who holds and who waits, [`ui`] does so in a browser, [`bench`] measures.
+//! [`run`] is the heart. [`detached`] has the locks that outlive the command that acquired them,
+//! [`inspect`] shows holders and waiters, [`ui`] does so in a browser, [`bench`] measures.
 
 mod acquire;
 mod args;
@@ -19,6 +19,7 @@ mod output;
 mod prompt;
 mod run;
 mod table;
+mod top;
 mod ui;
 mod waiting;
 
@@ -33,7 +34,8 @@ use crate::exit::Failure;
 fn main() -> ExitCode {
     let mut raw = std::env::args_os().skip(1);
     let verb = raw.next();
-    // The hidden verbs: this program starts itself again. They come first because they are to be fast.
+    // The hidden verbs, by which this program starts itself again. They come first because they
+    // have to be fast.
     match verb.as_deref().and_then(OsStr::to_str) {
         Some(run::guardian::VERB) => run::guardian::main(raw),
         Some(detached::holder::VERB) => {
@@ -63,7 +65,7 @@ fn block_on(work: impl Future<Output = exit::Outcome>) -> exit::Outcome {
         .build()
         .map_err(|error| Failure::own("start", error))?;
     let outcome = runtime.block_on(work);
-    // A thread may still be blocked in the kernel, waiting for a lock that nobody wants any more.
+    // A thread may still be blocked in the kernel, waiting for a lock that is no longer wanted.
     runtime.shutdown_background();
     outcome
 }
@@ -77,6 +79,7 @@ fn dispatch(cli: Cli) -> exit::Outcome {
         Verb::Ls(args) => block_on(inspect::ls(args)),
         Verb::Show(args) => block_on(inspect::show(args)),
         Verb::Watch(args) => block_on(inspect::watch(args)),
+        Verb::Top(args) => block_on(top::top(args)),
         Verb::Ui(args) => block_on(ui::ui(*args)),
         Verb::Break(args) => block_on(inspect::break_lock(args)),
         Verb::Yield(args) => block_on(inspect::ask_to_yield(args)),
@@ -89,11 +92,11 @@ fn dispatch(cli: Cli) -> exit::Outcome {
     }
 }
 
-/// Help goes to stdout; everything else is bad usage, and says what would have been right.
+/// Help goes to stdout; everything else is bad usage, and says what would have been accepted.
 fn misread(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // In colour on a terminal only. It fails when nobody reads, who then does not care.
+            // In colour on a terminal only. A failure means that nobody reads it.
             let _ = error.print();
             ExitCode::SUCCESS
         }

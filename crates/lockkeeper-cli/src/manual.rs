@@ -1,4 +1,5 @@
-//! `man`: made from the same definition as the parser, with what all verbs share at the end.
+//! `man`: generated from the definition of the parser, with the sections that all verbs share at
+//! the end.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -15,7 +16,7 @@ const SHARED: &str = include_str!("manual.roff");
 
 pub(crate) fn man(args: Man) -> exit::Outcome {
     let refuse = |error: io::Error| Failure::own("write a manual page", error);
-    // `help VERB` would have a page per verb once more.
+    // `help VERB` would add every page a second time.
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     let Some(dir) = args.dir else {
@@ -37,7 +38,7 @@ pub(crate) fn man(args: Man) -> exit::Outcome {
     Ok(0)
 }
 
-/// The names of the pages of a command and of those below it.
+/// The names of the pages of a command and its subcommands.
 fn pages(command: &clap::Command, name: &str) -> Vec<String> {
     let shown = command.get_subcommands().filter(|verb| !verb.is_hide_set());
     let below = shown.flat_map(|verb| pages(verb, &format!("{name}-{}", verb.get_name())));

@@ -1,8 +1,8 @@
-//! Our own words: on stderr, behind `lockkeeper: `, and no more of them than asked for; and what was
-//! asked for, on stdout.
+//! Messages on stderr, prefixed `lockkeeper:`, no more of them than requested; and results on
+//! stdout.
 //!
-//! `println!` and `eprintln!` panic when they cannot write: to a full disk, or to a pipe that nobody
-//! reads. A wrapper that did would lose its command's exit code over a remark.
+//! `println!` and `eprintln!` panic when they cannot write: to a full disk, or to a pipe without a
+//! reader. A wrapper that panics would lose its command's exit code over a message.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::exit::Failure;
 
-/// How much to say.
+/// The verbosity.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Say {
     pub(crate) quiet: bool,
@@ -25,7 +25,7 @@ impl Say {
         }
     }
 
-    /// What the user asked to know with `-v`.
+    /// What the user wants to know with `-v`.
     pub(crate) fn note(self, message: impl Display) {
         if self.verbose {
             tell(message);
@@ -33,17 +33,17 @@ impl Say {
     }
 }
 
-/// Says something on stderr.
+/// Prints a message on stderr.
 pub(crate) fn tell(message: impl Display) {
     stderr(&format!("lockkeeper: {message}\n"));
 }
 
-/// Writes to stderr. If that fails, there is nobody left to tell.
+/// Writes to stderr. If that fails, there is nowhere to report it.
 pub(crate) fn stderr(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Prints what was asked for, and ends quietly when nobody reads any more.
+/// Prints a result, and ends quietly if there is no reader any more.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     match stdout(text) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::silent(0)),
@@ -51,13 +51,13 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes to stdout, all of it, now.
+/// Writes everything to stdout, and flushes it.
 pub(crate) fn stdout(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
-/// A path as one word of a shell, for advice that can be pasted.
+/// Quotes a path as one word for a shell, for advice that can be pasted.
 pub(crate) fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+:,@%".contains(c);

@@ -1,7 +1,7 @@
-//! Asks for a password at the terminal, which does not show what is typed.
+//! Asks for a password at the terminal, without echo.
 //!
-//! Easy to get wrong: what happens on Ctrl-C. `run` has its signals blocked by then, and a process that
-//! a signal ends would leave a terminal behind that shows nothing; so keys are read as they come.
+//! Easy to get wrong: Ctrl-C. `run` has blocked its signals by then, and a process that is killed
+//! by a signal would leave the terminal without echo. So keys are read in raw mode.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -10,7 +10,7 @@ use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 
 use crate::exit::{self, Failure};
 
-/// What was typed, up to the end of the line.
+/// The line that was typed.
 pub(crate) fn password(place: &str) -> Result<String, Failure> {
     let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").map_err(|_| {
         Failure::usage(
@@ -40,7 +40,7 @@ fn line(mut keys: impl Read) -> io::Result<Option<String>> {
         match key[0] {
             b'\n' | b'\r' | 0x04 => break,
             0x03 => return Ok(None),
-            // A letter may be several bytes.
+            // A character may be several bytes.
             0x08 | 0x7f => while typed.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {},
             0x15 => typed.clear(),
             key => typed.push(key),
@@ -49,7 +49,7 @@ fn line(mut keys: impl Read) -> io::Result<Option<String>> {
     String::from_utf8(typed).map(Some).map_err(io::Error::other)
 }
 
-/// A terminal that hands over every key and shows none, until this is dropped.
+/// Raw mode without echo, until this is dropped.
 struct Silence<'a> {
     tty: &'a File,
     before: Termios,
@@ -67,7 +67,7 @@ impl<'a> Silence<'a> {
 
 impl Drop for Silence<'_> {
     fn drop(&mut self) {
-        // It fails when the terminal was hung up; then nobody cares.
+        // Fails if the terminal was hung up, which does no harm.
         let _ = tcsetattr(self.tty, SetArg::TCSADRAIN, &self.before);
     }
 }

@@ -1,8 +1,8 @@
-//! A table with aligned columns, safe to print whatever is in it.
+//! A table with aligned columns, safe to print whatever it contains.
 
 use std::fmt;
 
-/// What is longer is cut: a table is for people, and everyone sees it.
+/// Longer cells are truncated: a table is for people.
 const LONGEST: usize = 200;
 
 /// Rows of cells under a heading. The last column is not padded; an empty one is left out.

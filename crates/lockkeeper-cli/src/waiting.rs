@@ -1,7 +1,7 @@
-//! A wait for a lock, as people see it: who holds it, our place in the queue, how long it has been.
+//! The progress of a wait for a lock: the holder, our place in the queue, the time waited.
 //!
-//! On a terminal that is one line on stderr, drawn again every second and gone when the wait is over.
-//! Elsewhere it is one line when the wait has begun, and one per minute.
+//! On a terminal that is one line on stderr, redrawn every second and removed when the wait is
+//! over. Elsewhere it is one line when the wait has started, and one per minute.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal};
@@ -17,17 +17,17 @@ use crate::inspect::describe;
 use crate::output::{Say, human, stderr, tell};
 use crate::table::plain;
 
-/// A wait that is shorter is not worth a word.
+/// A shorter wait is not reported.
 pub(crate) const WORTH_A_WORD: Duration = Duration::from_millis(500);
 
-/// How often the line is drawn again, and how often the engine is asked for it.
+/// How often the line is redrawn, and how often the engine is queried for it.
 const DRAWN: Duration = Duration::from_secs(1);
 const ASKED: Duration = Duration::from_secs(2);
 
-/// How often a wait is told of where nothing can be drawn.
+/// How often a wait is reported if nothing can be drawn.
 const TOLD: Duration = Duration::from_secs(60);
 
-/// How long the engine may take to say who holds the lock.
+/// How long the engine may take to report the holder.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A wait for a lock.
@@ -42,7 +42,7 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Tells how the wait goes, for as long as it lasts.
+    /// Reports the progress of the wait as long as it lasts.
     pub(crate) async fn tell(&self, client: &Client, mut tell: impl FnMut(String)) -> Infallible {
         tokio::time::sleep_until(self.since + WORTH_A_WORD).await;
         let mut asked: Option<(Instant, String)> = None;
@@ -59,7 +59,7 @@ impl Waiting<'_> {
         }
     }
 
-    /// Who holds it and who waits, or why the engine does not say.
+    /// The holders and waiters, or why the engine does not report them.
     async fn look(&self, client: &Client) -> String {
         match tokio::time::timeout(PATIENCE, client.inspect(self.key)).await {
             Ok(Ok(Some(snapshot))) => {
@@ -91,7 +91,7 @@ impl Waiting<'_> {
     }
 }
 
-/// Who holds a lock, and our place among those who wait, where that means something.
+/// The holders of a lock, and our place among the waiters, if there is an order.
 fn held_by(snapshot: &Snapshot, ordered: bool) -> String {
     let named: Vec<_> = snapshot.holders.iter().map(describe).collect();
     let holders = match named.as_slice() {
@@ -110,7 +110,7 @@ fn held_by(snapshot: &Snapshot, ordered: bool) -> String {
     holders + &place
 }
 
-/// Without the part of a second, which would flicker.
+/// Without the fraction of a second, which would flicker.
 fn whole(time: Duration) -> Duration {
     match time.as_secs() {
         0 => time,
@@ -118,12 +118,12 @@ fn whole(time: Duration) -> Duration {
     }
 }
 
-/// Where a wait is told of.
+/// Where a wait is reported.
 #[derive(Debug)]
 pub(crate) struct Line {
     quiet: bool,
     pub(crate) drawn: bool,
-    /// Whether something is on it.
+    /// Whether it shows something.
     used: bool,
 }
 
@@ -139,7 +139,7 @@ impl Line {
         } else if !self.drawn {
             tell(text);
         } else if tcgetpgrp(io::stderr()).is_ok_and(|group| group == getpgrp()) {
-            // In the background it would be drawn into what somebody types.
+            // In the background it would be drawn into what the user types.
             let width =
                 terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| width.0);
             stderr(&format!("\r{}\x1b[K", fitted(&format!("lockkeeper: {text}"), width.into())));
@@ -147,7 +147,7 @@ impl Line {
         }
     }
 
-    /// Takes the line away, for other words.
+    /// Removes the line, for other output.
     pub(crate) fn clear(&mut self) {
         if std::mem::take(&mut self.used) {
             stderr("\r\x1b[K");
@@ -161,7 +161,7 @@ impl Drop for Line {
     }
 }
 
-/// Text that leaves the last column free: a cursor behind it would be on the next line.
+/// Text that leaves the last column free: a cursor after it would be on the next line.
 fn fitted(text: &str, width: usize) -> String {
     let most = width.saturating_sub(1).max(1);
     match text.chars().count() > most {

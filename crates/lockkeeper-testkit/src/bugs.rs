@@ -1,7 +1,8 @@
-//! Bugs that real lock libraries have had, to be sure that the checker would find them here.
+//! Bugs that real lock libraries have had, to verify that the checker would find them here.
 //!
-//! [`Buggy`] stands between a client and its engine. Some bugs are an engine's, others the core's own:
-//! those are imitated by an engine that has the same effect, and the comment says what it stands for.
+//! [`Buggy`] wraps the engine of a client. Some bugs are those of an engine, others those of the
+//! core: these are imitated by an engine with the same effect, and the comment says what it stands
+//! for.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,39 +17,39 @@ use lockkeeper::engine::{
 };
 use lockkeeper::{Fence, Key, Result, Token};
 
-/// What is wrong.
+/// The bug.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
-    /// A release frees the key, whoever holds it by now.
+    /// A release frees the key, whatever holds it by now.
     ReleaseWithoutOwnerCheck,
-    /// A renewal is confirmed as long as anybody holds the key.
+    /// A renewal is confirmed as long as the key has any holder.
     RenewWithoutOwnerCheck,
-    /// A renewal that finds nothing takes the lock anew.
+    /// A renewal that finds nothing acquires the lock again.
     RenewRecreates,
-    /// A renewal without an answer counts as a yes.
+    /// A renewal without an answer counts as confirmed.
     UnknownIsYes,
-    /// The lease is counted from the reply instead of from the request.
-    /// The core counts from the request; here the reply says that the lease is longer by its own way.
+    /// The lease is counted from the reply instead of from the request. The core counts from the
+    /// request; here the reply reports a lease that is longer by the time the reply took.
     ValidityFromReply,
-    /// Nothing is taken off a lease for clocks that differ.
-    /// The core takes it off; here the lease is said to be longer by as much.
+    /// Nothing is deducted from a lease for clock drift. The core deducts it; here the lease is
+    /// reported longer by as much.
     NoDriftAllowance,
-    /// The loss is a flag that a task sets when a renewal answers, not a look at the clock.
-    /// The core looks at the clock; here it is told that there is no lease to count.
+    /// The loss is a flag that a task sets when a renewal is answered, not a check of the clock.
+    /// The core checks the clock; here it is told that there is no lease.
     LostByFlag,
-    /// An attempt that got no answer is given up on without undoing what it may have done.
+    /// An attempt without an answer is abandoned without undoing what it may have done.
     NoCompensation,
-    /// An attempt that got no answer is repeated as somebody else.
+    /// An attempt without an answer is repeated with another token.
     NewTokenOnRetry,
-    /// Being woken is taken for being let in.
+    /// A wake-up is taken for a grant.
     NoRecheckAfterWait,
     /// Every other grant repeats the fence of the one before.
     FenceNotRaised,
-    /// Every client counts fences for itself.
+    /// Every client has its own fence counter.
     FencePerClient,
     /// Every permit is slot 0.
     OneSlotForAll,
-    /// Writers are let in like readers.
+    /// Writers are granted like readers.
     WriterAsReader,
 }
 
@@ -57,7 +58,7 @@ pub enum Bug {
 pub struct Buggy {
     engine: Arc<dyn Engine>,
     bug: Bug,
-    /// The leases that were really given, where the client was told something else.
+    /// The leases that were really granted, if the client was told something else.
     real: Arc<Mutex<HashMap<Token, Duration>>>,
     fences: Arc<AtomicU64>,
 }
@@ -68,7 +69,7 @@ impl Buggy {
         Self { engine, bug, real: Arc::default(), fences: Arc::default() }
     }
 
-    /// Tells the client that its lease is longer than it is.
+    /// Reports a longer lease to the client than it has.
     fn exaggerate(&self, grant: &mut Grant, token: Token, ttl: Duration) {
         let real = std::mem::replace(&mut grant.ttl, ttl);
         self.real.lock().expect("nothing panics under this lock").insert(token, real);
@@ -93,7 +94,7 @@ impl Buggy {
         matches!(self.engine.claim(request).attempt(asked).await, Ok(Some(_)))
     }
 
-    /// A grant that no store gave.
+    /// A grant that no store made.
     async fn imagine(&self, request: &Request, asked: Moment) -> Result<Option<Grant>> {
         let query = Query::Key(request.key.clone());
         let snapshots = self.engine.inspect(&query).await?;
@@ -149,7 +150,7 @@ impl Engine for Buggy {
     }
 }
 
-/// What only a message ends, and not the clock.
+/// A hold that only a message ends, not the clock.
 #[derive(Debug)]
 struct Endless;
 

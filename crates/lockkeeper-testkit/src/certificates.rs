@@ -1,10 +1,10 @@
-//! Certificates for tests of TLS, made by `openssl` for the time of a test.
+//! Certificates for tests of TLS, created by `openssl` for the duration of a test.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Makes in `directory` an authority (`ca.pem`), another one (`other.pem`), and a key and certificate
-/// of the first for `server` at 127.0.0.1 and for `client`. Every user of this machine can read them.
+/// Creates in `directory` a CA (`ca.pem`), another one (`other.pem`), and a key and certificate of
+/// the first for `server` at 127.0.0.1 and for `client`. Every user of this machine can read them.
 ///
 /// # Panics
 /// When `openssl` is not installed, or fails.

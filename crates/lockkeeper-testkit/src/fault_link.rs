@@ -1,7 +1,7 @@
-//! The way from one client to its engine, with a switch for every way in which it can fail.
+//! The connection from one client to its engine, with a switch for every way in which it can fail.
 //!
-//! Unlike `lockkeeper::layers::faults`, which throws dice, a [`FaultLink`] does exactly what it is told:
-//! a case says *this* reply is lost, and looks at what follows.
+//! Unlike `lockkeeper::layers::faults`, which is random, a [`FaultLink`] is deterministic: a case
+//! decides that *this* reply is lost, and checks what follows.
 
 use std::future::Future;
 use std::pin::pin;
@@ -38,28 +38,28 @@ impl FaultLink {
         Self { engine, switches: Arc::default() }
     }
 
-    /// Cuts one sort of call, or joins it again.
+    /// Disconnects one sort of call, or reconnects it.
     ///
-    /// Meanwhile requests do not arrive, and replies of those that did do not come back: both wait.
+    /// Meanwhile requests do not arrive, and replies to earlier ones do not come back: both wait.
     pub fn cut(&self, call: Call, cut: bool) {
         let switches = self.switches(call);
         switches.cut.store(cut, Ordering::Relaxed);
         switches.joined.notify_waiters();
     }
 
-    /// Cuts everything, or joins it again.
+    /// Disconnects everything, or reconnects it.
     pub fn cut_all(&self, cut: bool) {
         for call in [Call::Attempt, Call::Renew, Call::Release] {
             self.cut(call, cut);
         }
     }
 
-    /// The next `n` calls of this sort are refused for a reason that passes, and have no effect.
+    /// The next `n` calls of this sort fail with a transient error, without taking effect.
     pub fn refuse(&self, call: Call, n: usize) {
         *self.switches(call).refuse.lock().expect("nothing panics under this lock") = n;
     }
 
-    /// The next `n` calls of this sort have their effect, and their replies are lost.
+    /// The next `n` calls of this sort take effect, and their replies are lost.
     pub fn swallow(&self, call: Call, n: usize) {
         *self.switches(call).swallow.lock().expect("nothing panics under this lock") = n;
     }
@@ -103,7 +103,7 @@ impl Switches {
     async fn travel(&self) {
         loop {
             let mut joined = pin!(self.joined.notified());
-            // Listen before looking, or a change in between is missed.
+            // Register before checking, or a change in between is missed.
             joined.as_mut().enable();
             if !self.cut.load(Ordering::Relaxed) {
                 return;
@@ -113,7 +113,7 @@ impl Switches {
     }
 }
 
-/// Counts one off, if there is any left.
+/// Decrements a count, if it is not zero.
 fn one_less(count: &Mutex<usize>) -> bool {
     let mut left = count.lock().expect("nothing panics under this lock");
     let any = *left > 0;

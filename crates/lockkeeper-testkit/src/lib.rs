@@ -1,17 +1,18 @@
 //! The test kit of lockkeeper, for its own engines and for those written elsewhere.
 //!
-//! - [`conformance!`] runs every case against an engine; one line is all that an engine needs.
-//! - [`FaultLink`](fault_link::FaultLink) cuts one client off, hangs its calls or swallows replies.
-//! - [`Holder`](holder::Holder) is a process of its own that holds a lock, to be stopped and killed.
+//! - [`conformance!`] runs every case against an engine; an engine needs only one line.
+//! - [`FaultLink`](fault_link::FaultLink) disconnects one client, hangs its calls or drops replies.
+//! - [`Holder`](holder::Holder) is a separate process that holds a lock, to be stopped and killed.
 //! - [`Proxy`](proxy::Proxy) breaks a connection as networks do.
 //! - [`server`] starts real servers on free ports, to be paused, killed and restarted.
 //! - [`ports`] finds ports for servers that are killed and started again.
-//! - [`Load`](load::Load) lets many take a few locks again and again while servers are hurt.
-//! - [`storm`] does the same with processes that are stopped and killed, and with all kinds of locks.
-//! - [`certificates()`] makes certificates for tests of TLS.
-//! - [`history`] records who held what and when, and says what must not have happened.
-//! - [`simulation`] lets whole worlds happen in paused time, each decided by a seed;
-//!   [`bugs`] are there to see that it would find them.
+//! - [`Load`](load::Load) runs many workers on a few locks while servers fail.
+//! - [`storm`] does the same with processes that are stopped and killed, and with all kinds of
+//!   locks.
+//! - [`certificates()`] creates certificates for tests of TLS.
+//! - [`history`] records who held what and when, and reports violations.
+//! - [`simulation`] runs whole systems in paused time, each determined by a seed; [`bugs`] verify
+//!   that it would find them.
 
 pub mod bugs;
 mod certificates;

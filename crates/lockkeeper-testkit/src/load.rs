@@ -1,7 +1,7 @@
-//! Many who take a few locks again and again, and a fenced resource that watches them.
+//! Many workers that repeatedly acquire a few locks, and a fenced resource that watches them.
 //!
-//! What goes wrong on the way is counted, not judged: who breaks servers gets errors. What was granted
-//! is judged at the end, by the whole history.
+//! Errors on the way are counted, not judged: a test that breaks servers gets errors. The grants
+//! are checked at the end, by the whole history.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use crate::history::{Recorder, Resource, Violation, check};
 /// How long the slowest machine may take for a few cycles.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A load that goes on until it is [judged](Load::judge).
+/// A load that continues until it is [judged](Load::judge).
 #[derive(Debug)]
 pub struct Load {
     shared: Arc<Shared>,
@@ -35,21 +35,21 @@ struct Shared {
     errors: Mutex<Vec<String>>,
 }
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Debug)]
 pub struct Judgement {
     /// How many grants there were.
     pub grants: usize,
-    /// What callers were told instead of being let in.
+    /// The errors that callers got.
     pub errors: Vec<String>,
-    /// Everything that must not be, in words.
+    /// All violations, in words.
     pub violations: Vec<String>,
-    /// Holds that overlapped without a violation of the fence, where the store forgets locks.
+    /// Holds that overlapped without a violation of the fence, if the store forgets locks.
     pub overlaps: usize,
 }
 
 impl Load {
-    /// Starts so many workers for each client, on so many keys.
+    /// Starts this many workers for each client, on this many keys.
     pub fn start(clients: Vec<Client>, workers: usize, keys: usize, ttl: Duration) -> Self {
         let shared = Arc::new(Shared {
             recorder: Recorder::start(),
@@ -70,10 +70,10 @@ impl Load {
         Self { shared, workers: set, clients }
     }
 
-    /// Waits until so many more cycles were finished.
+    /// Waits until this many more cycles were completed.
     ///
     /// # Panics
-    /// When the load stands still.
+    /// If the load makes no progress.
     pub async fn goes_on(&self, cycles: usize) {
         let (started, done) = (Instant::now(), || self.shared.cycles.load(Ordering::Relaxed));
         let goal = done() + cycles;
@@ -83,7 +83,7 @@ impl Load {
         }
     }
 
-    /// Ends the load and judges it.
+    /// Ends the load and checks it.
     ///
     /// # Panics
     /// When a worker panicked.
@@ -127,7 +127,7 @@ impl Shared {
         let called = self.recorder.now();
         let lock = client.mutex(key).ttl(self.ttl);
         let guard = lock.acquire_within(Duration::from_secs(20)).await?;
-        // A fence has one holder: without an owner, every grant is somebody else's.
+        // A fence has one holder: without an owner, every grant has another identity.
         let owner = format!("{name} {}", guard.fence());
         let mark = self.recorder.granted(&guard, &owner, self.ttl, called, None);
         let (object, fence) = ((key.to_owned(), 0), guard.fence().get());

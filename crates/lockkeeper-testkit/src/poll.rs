@@ -1,4 +1,4 @@
-//! Polling by hand, to drop futures where it hurts most.
+//! Polling by hand, to drop futures at every possible point.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -9,7 +9,7 @@ pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx))).await
 }
 
-/// Polls a future at most so many times, whenever it asks for it, and drops it right after the last.
+/// Polls a future at most this many times, whenever it is woken, and drops it right after the last.
 pub async fn poll_times<F: Future>(future: F, times: usize) -> Option<F::Output> {
     let mut left = times;
     let mut future = Box::pin(future);

@@ -1,19 +1,19 @@
 //! Ports for servers that may be killed and started again.
 //!
-//! Easy to get wrong: the ports that the system hands out by itself are those that it also gives to
-//! outgoing connections. While a server is down, its own clients could take its port away.
+//! Easy to get wrong: the system also uses its ephemeral ports for outgoing connections. While a
+//! server is down, its own clients could take such a port.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Mutex;
 
-/// Below what the system hands out, with room for a second port above.
+/// Below the ephemeral range, with room for a second port above.
 const RANGE: std::ops::Range<u16> = 10_000..22_000;
 
-/// How far above a port its second one is, for servers that have a bus.
+/// The offset of the second port, for servers that have a cluster bus.
 const BUS: u16 = 10_000;
 
-/// A port that nobody uses, and that no connection will be given. The one 10000 above is free as well.
+/// A free port that no outgoing connection will be given. The one 10000 above it is free as well.
 ///
 /// # Panics
 /// When there is none.
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_port_is_given_twice() {
+    fn no_port_is_assigned_twice() {
         let ports: BTreeSet<u16> = (0..100).map(|_| free_port()).collect();
         assert_eq!(ports.len(), 100);
         assert!(ports.iter().all(|port| RANGE.contains(port)));

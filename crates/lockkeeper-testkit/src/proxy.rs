@@ -1,8 +1,9 @@
-//! A way between a client and a server that breaks as networks do.
+//! A proxy between a client and a server that breaks connections as networks do.
 //!
-//! A stream never loses bytes from its middle: what a [hole](Proxy::hold) keeps back is delivered late
-//! when it closes, as TCP does by sending again, and a connection on which a reply was
-//! [swallowed](Proxy::swallow_replies) never carries another one. Late is worse than never for locks.
+//! A stream never loses bytes from its middle: whatever a [hole](Proxy::hold) keeps back is
+//! delivered late when it closes, as TCP does by retransmission, and a connection on which a reply
+//! was [swallowed](Proxy::swallow_replies) never carries another one. Late is worse than never for
+//! locks.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub enum Way {
     ToClient,
 }
 
-/// A proxy on a port of its own. It ends, with all its connections, when it is dropped.
+/// A proxy on its own port. It ends, with all its connections, when it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -48,7 +49,7 @@ struct Rules {
     refuse: bool,
     resets: u64,
     heals: u64,
-    /// Counts the holes for subscriptions; those that were made before the last one are in it.
+    /// Counts the holes for subscriptions; connections older than the last one are in it.
     deaf: u64,
 }
 
@@ -69,66 +70,67 @@ impl Proxy {
         Self { address, rules, listening, forwarded, task }
     }
 
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Delays everything by so much, each way.
+    /// Delays everything by this much, each way.
     pub fn latency(&self, latency: Duration) {
         self.rules.send_modify(|rules| rules.latency = latency);
     }
 
-    /// Opens a black hole one way: nothing arrives, nobody is told, connections stay open.
+    /// Opens a black hole one way: nothing arrives, no error is reported, connections stay open.
     pub fn hold(&self, way: Way) {
         self.rules.send_modify(|rules| rules.held[way as usize] = true);
     }
 
-    /// Opens a black hole for every connection that has subscribed to something, both ways and for
-    /// good. Others, and new ones, are fine.
+    /// Opens a black hole for every connection that has subscribed to something, both ways and
+    /// permanently. Other connections, and new ones, are not affected.
     pub fn hold_subscriptions(&self) {
         self.rules.send_modify(|rules| rules.deaf += 1);
     }
 
-    /// Resets every connection there is. New ones are fine.
+    /// Resets every existing connection. New ones are not affected.
     pub fn reset(&self) {
         self.rules.send_modify(|rules| rules.resets += 1);
     }
 
-    /// Refuses new connections, from when it returns. Those that exist are left alone.
+    /// Refuses new connections, once it has returned. Existing ones are not affected.
     pub async fn refuse(&self) {
         self.rules.send_modify(|rules| rules.refuse = true);
         self.is_listening(false).await;
     }
 
-    /// Resets every connection after so many bytes one way, counted from its beginning.
+    /// Resets every connection after this many bytes one way, counted from its beginning.
     pub fn cut_after(&self, way: Way, bytes: u64) {
         self.rules.send_modify(|rules| rules.cut_after[way as usize] = Some(bytes));
     }
 
-    /// Forwards the next `n` requests and swallows the replies: the effect happens, the answer is lost.
+    /// Forwards the next `n` requests and drops the replies: they take effect, but the answers are
+    /// lost.
     ///
-    /// A request is what arrives from a client at once.
+    /// A request is whatever arrives from a client at once.
     pub fn swallow_replies(&self, n: usize) {
         self.rules.send_modify(|rules| (rules.spared, rules.swallow) = (0, n));
     }
 
-    /// The same for one request, after so many others that are answered.
+    /// The same for one request, after this many others that are answered.
     pub fn swallow_reply_after(&self, others: usize) {
         self.rules.send_modify(|rules| (rules.spared, rules.swallow) = (others, 1));
     }
 
-    /// Until a reply came from the server and was swallowed: the effect did happen.
+    /// Waits until a reply arrived from the server and was dropped: the request has taken effect.
     pub async fn swallowed(&self) {
         let _ = self.rules.subscribe().wait_for(|rules| rules.swallowed).await;
     }
 
-    /// How many requests are still to come whose replies will be swallowed.
+    /// How many replies are still to be dropped.
     pub fn still_to_swallow(&self) -> usize {
         self.rules.borrow().swallow
     }
 
-    /// Puts everything right. Connections that lost a reply are reset: they cannot be right again.
+    /// Repairs everything. Connections that lost a reply are reset: they cannot be repaired.
     pub async fn heal(&self) {
         self.rules.send_modify(|rules| {
             let (resets, heals, deaf) = (rules.resets, rules.heals + 1, rules.deaf);
@@ -195,12 +197,12 @@ struct Connection {
     born: Rules,
     rules: Arc<watch::Sender<Rules>>,
     forwarded: Arc<[AtomicU64; 2]>,
-    /// The heal that ends this connection, once a reply was swallowed; else 0.
+    /// The heal that ends this connection, once a reply was dropped; otherwise 0.
     swallowed: AtomicU64,
     subscribed: AtomicBool,
 }
 
-/// A connection came to a bad end.
+/// A connection ended with an error.
 struct Broken;
 
 impl Connection {
@@ -214,7 +216,7 @@ impl Connection {
             let (from_client, to_client) = client.split();
             let (from_server, to_server) = server.split();
             tokio::select! {
-                // First of all, so that what was held is not let through by a heal after a reset.
+                // First of all, so that whatever was held is not delivered by a heal after a reset.
                 biased;
                 () = self.doomed() => false,
                 both = async { tokio::try_join!(

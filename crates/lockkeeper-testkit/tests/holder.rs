@@ -1,4 +1,4 @@
-//! The helper process itself: it must say what happened, or the cases built on it show nothing.
+//! The helper process itself: it must report what happened, or the cases built on it show nothing.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ async fn stopped_for_longer_than_its_lease_it_knows() {
 }
 
 #[tokio::test]
-async fn permits_and_timeouts_are_told() {
+async fn permits_and_timeouts_are_reported() {
     let program = Program::test(module_path!());
     let permits = ["--kind", "semaphore", "--limit", "3", "--take", "2"];
     let mut holder = Holder::start(&program, "memory:", "key", &permits);
@@ -63,7 +63,7 @@ async fn the_arbiter_counts_and_catches_a_second_one() {
     let mut holder = Holder::start(&program, "memory:", "key", &arguments);
     assert_eq!(holder.said("").await, "done 20");
     assert_eq!(std::fs::read_to_string(arbiter.path().join("count-0")).unwrap(), "20");
-    // Somebody is inside for ever: every cycle must meet it.
+    // The slot is occupied forever: every cycle must detect it.
     std::fs::write(arbiter.path().join("inside-0"), "").unwrap();
     let mut holder = Holder::start(&program, "memory:", "key", &arguments);
     assert!(holder.said("violation").await.contains("slot 0"));

@@ -1,4 +1,4 @@
-//! The proxy itself, before a server that says everything twice.
+//! The proxy itself, in front of a server that sends everything twice.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -98,7 +98,7 @@ async fn a_swallowed_reply_never_comes_and_ends_its_connection_when_healed() {
     proxy.swallow_replies(1);
     assert!(timeout(SHORT, ask(&mut stream, "lost")).await.is_err());
     wait_until_seen(&seen, 4).await;
-    // Only one was to be swallowed, so others are fine.
+    // Only one was to be dropped, so others are not affected.
     let mut other = TcpStream::connect(proxy.address()).await.unwrap();
     assert_eq!(ask(&mut other, "fine").await.unwrap(), "fine");
     proxy.heal().await;

@@ -38,6 +38,6 @@ fn a_killed_server_keeps_what_it_has_on_disk() {
 
 #[test]
 #[should_panic(expected = "Bad directive or wrong number of arguments")]
-fn a_server_that_does_not_start_says_why() {
+fn a_server_that_does_not_start_reports_why() {
     Server::with(&["--no-such-setting", "yes"]);
 }

@@ -1,12 +1,12 @@
-//! Ten thousand worlds without a violation, and as many bugs found as are put in.
+//! Ten thousand simulated systems without a violation, and every injected bug is found.
 //!
-//! A world that fails prints its seed; `LOCKKEEPER_SEED=n` runs that one alone.
+//! A simulation that fails prints its seed; `LOCKKEEPER_SEED=n` runs only that one.
 
 use lockkeeper_testkit::bugs::Bug;
 use lockkeeper_testkit::history::Violation;
 use lockkeeper_testkit::simulation::Simulation;
 
-/// Runs worlds on all processors, and gives the first failure of each.
+/// Runs simulations on all processors, and returns the first failure of each.
 fn run_all(seeds: std::ops::Range<u64>) -> Vec<String> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let next = std::sync::atomic::AtomicU64::new(seeds.start);
@@ -73,14 +73,14 @@ fn without_fences_updates_are_lost() {
         lost += outcome.violations.iter().filter(is_lost).count();
     }
     println!("{lost} of {writes} updates lost without fences");
-    // A harness that loses none does not try hard enough.
+    // A test that loses none does not try hard enough.
     assert!(lost * 200 > writes, "only {lost} of {writes} updates were lost");
 }
 
-/// How many worlds a bug has to be found in.
+/// In how many simulations a bug has to be found.
 const WORLDS: u64 = 1_000;
 
-/// The same worlds show nothing without the bug, as the test above says.
+/// The same simulations show nothing without the bug, as the test above shows.
 fn check_found(bug: Bug) {
     let found = (0..WORLDS).find_map(|seed| {
         let outcome = Simulation { bug: Some(bug), ..Simulation::new(seed) }.run();

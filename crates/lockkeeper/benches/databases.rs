@@ -1,4 +1,5 @@
-//! What a lock in a database costs, beside the least that its own means would take, in the same run.
+//! What a lock in a database costs, compared with the minimum that the database itself takes, in
+//! the same run.
 //!
 //! `cargo bench -p lockkeeper --features postgres,mysql --bench databases`
 
@@ -10,13 +11,14 @@ use sqlx::{Connection, MySqlConnection, PgConnection};
 
 const ROUNDS: usize = 200;
 
-/// How often each thing is done at its turn. The first is slower: its connection was idle.
+/// How often each operation is repeated in its turn. The first one is slower: its connection was
+/// idle.
 const AT_ONCE: u32 = 5;
 
-/// A waiter has nothing to do until it is told: what it is compared with had a pause, too.
+/// A waiter is idle until it is notified: what it is compared with had a pause, too.
 const PAUSE: Duration = Duration::from_millis(3);
 
-/// Everything by turns, so that a busy machine hurts all alike, and each on connections of its own.
+/// Everything in turn, so that a busy machine affects all alike, and each on its own connections.
 macro_rules! measure {
     ($connection:ty, $url:ident, $bound:literal, $lock:literal, $unlock:literal, $statements:expr) => {{
         let strategy =
@@ -75,7 +77,7 @@ macro_rules! measure {
                     (Instant::now(), guard)
                 }
             });
-            // Until the waiter has its place, and is told of what comes.
+            // Until the waiter is in the queue, and is notified of changes.
             while lease.inspect("handed").await.unwrap().unwrap().waiters.unwrap().is_empty() {}
             tokio::time::sleep(PAUSE).await;
             guard.release().await.unwrap();
@@ -168,7 +170,7 @@ async fn cycle(client: &Client, key: &str) {
     client.mutex(key).acquire().await.unwrap().release().await.unwrap();
 }
 
-/// The slowest of this part of all, beginning with the fastest.
+/// The slowest of this share of all, starting with the fastest.
 fn within(times: &[Duration], share: usize) -> Duration {
     let mut times = times.to_vec();
     times.sort();

@@ -1,13 +1,14 @@
-//! How far etcd's locks are from the least that etcd itself can do, in one run.
+//! How far etcd's locks are from the minimum that etcd itself can do, in one run.
 //!
 //! ```sh
 //! cargo bench -p lockkeeper --features etcd --bench etcd_floor
 //! ```
 //!
-//! It starts a server of its own. The floor is a put with a lease and a delete. The lock service inside
-//! the server is another measure, and so is the floor with a condition on each of its two steps, without
-//! which there is no lock. Each is done in turns, so that a busy machine hurts all alike; only
-//! the ratios mean anything. Last, it counts what a hand-off costs in a short line and in a long one.
+//! It starts its own server. The floor is a put with a lease and a delete. Other measures are the
+//! lock service inside the server, and the floor with a condition on each of its two steps, without
+//! which there is no lock. They are measured in turn, so that a busy machine affects all alike;
+//! only the ratios mean anything. Last, it counts the requests of a hand-off in a short queue and
+//! in a long one.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -136,8 +137,8 @@ async fn main() -> Outcome {
     Ok(())
 }
 
-/// How many requests the server gets between a release and the grant to the next one, with so many in
-/// line. Each has a claim of its own; a client would make one waiter of them all.
+/// How many requests the server gets between a release and the next grant, with a queue of this
+/// length. Each waiter has its own claim; a client would make one waiter of them all.
 async fn hand_off(
     servers: &Servers,
     waiting: usize,
@@ -146,7 +147,7 @@ async fn hand_off(
     let engine = lockkeeper::engines::open(endpoint).await?;
     let claim = || {
         let key = Key::new(format!("line-{waiting}")).expect("it is a name");
-        // Longer than this takes: nobody looks again by itself.
+        // Longer than this takes: nothing polls.
         let ttl = Duration::from_secs(600);
         engine.claim(Request::new(key, Token::fresh(), Mode::Mutex, ttl))
     };
@@ -185,7 +186,7 @@ async fn hand_off(
     Ok(requests)
 }
 
-/// The time that so many tasks take for so many cycles each.
+/// The time that this many tasks take for this many cycles each.
 async fn measure<F>(
     tasks: usize,
     cycles: usize,

@@ -1,4 +1,4 @@
-//! The same words without async.
+//! The blocking API, without async.
 //!
 //! `cargo run -p lockkeeper --example blocking`
 

@@ -1,4 +1,4 @@
-//! Several tasks raise a number in a file, one at a time.
+//! Several tasks increment a number in a file, one at a time.
 //!
 //! `cargo run -p lockkeeper --example counter`
 

@@ -1,7 +1,8 @@
 //! Why a lock alone is not enough, and what the fence does about it.
 //!
-//! A holder is paused for longer than its lease. Somebody else gets the lock and writes. Then the
-//! first one wakes up and writes as well: the resource refuses it, because it has seen a higher fence.
+//! A holder is paused for longer than its lease. Another client gets the lock and writes. Then the
+//! first one resumes and writes as well: the resource rejects it, because it has seen a higher
+//! fence.
 //!
 //! `cargo run -p lockkeeper --example fencing`
 
@@ -21,7 +22,7 @@ async fn main() -> lockkeeper::Result<()> {
     let seen = account.access(first.fence(), |balance| *balance).expect("nobody was here before");
     println!("fence {} reads {seen}", first.fence());
 
-    // The lease ends while the first holder is somewhere else: a pause, a swap storm, a suspended laptop.
+    // The lease ends while the first holder is paused: a long GC, a swap storm, a suspended laptop.
     store.expire("account");
 
     let second = quick.mutex("account").acquire().await?;

@@ -1,10 +1,12 @@
-//! A transaction that a holder which lost its lock cannot commit, where lock and data are in one database.
+//! A transaction that a holder which lost its lock cannot commit, if lock and data are in one
+//! database.
 //!
-//! The check and the write are one transaction, and nobody is given the lock until it ends. So there is
-//! no moment between "am I still the holder?" and the write in which somebody else could come.
+//! The check and the write are one transaction, and the lock is granted to nobody else until it
+//! ends. So there is no moment between "am I still the holder?" and the write in which another
+//! client could interfere.
 //!
-//! `cargo run -p lockkeeper --features postgres --example guarded_transaction -- postgres://user@host/database`
-//! makes a table `lockkeeper_example` there, and removes it again.
+//! `cargo run -p lockkeeper --features postgres --example guarded_transaction --
+//! postgres://user@host/database` creates a table `lockkeeper_example` there, and removes it again.
 
 use lockkeeper::{Client, Fence};
 use sqlx::{Connection, PgConnection};
@@ -18,7 +20,7 @@ async fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// The whole story; tells what became of the order.
+/// Runs the example; returns the final state of the order.
 pub(crate) async fn run(url: &str) -> Outcome<String> {
     let (one, another) = (Client::connect(url).await?, Client::connect(url).await?);
     // Your own connection, or one of your pool: the lock does not depend on it.
@@ -31,7 +33,8 @@ pub(crate) async fn run(url: &str) -> Outcome<String> {
     set_state(&mut database, first.fence(), "paid").await?;
     println!("fence {} writes \"paid\"", first.fence());
 
-    // The first holder loses the lock: here by an operator, elsewhere by a pause or a dead network.
+    // The first holder loses the lock: here to an operator, elsewhere by a pause or a network
+    // failure.
     another.break_lock("orders/42").await?;
     let second = another.mutex("orders/42").acquire().await?;
     set_state(&mut database, second.fence(), "sent").await?;
@@ -51,7 +54,7 @@ pub(crate) async fn run(url: &str) -> Outcome<String> {
     Ok(state)
 }
 
-/// The guard comes first: what follows it in the transaction is safe, however much that is.
+/// The guard comes first: everything after it in the transaction is protected.
 async fn set_state(database: &mut PgConnection, fence: Fence, state: &str) -> sqlx::Result<()> {
     let mut transaction = database.begin().await?;
     sqlx::query("SELECT lockkeeper_guard('orders/42', $1)")

@@ -1,4 +1,4 @@
-//! How to test your own code for the day when a lock is lost, without a server and without waiting.
+//! How to test your own code for the loss of a lock, without a server and without waiting.
 //!
 //! `cargo run -p lockkeeper --example loss`
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper::testing::Memory;
 use lockkeeper::{Client, Error, Loss};
 
-/// The code under test: works until it is done, and must not go on without the lock.
+/// The code under test: works until it is done, and must stop when it loses the lock.
 async fn nightly(client: &Client, steps: &mut u32) -> lockkeeper::Result<()> {
     let work = async |_: &lockkeeper::Guard| {
         for _ in 0..10 {
@@ -20,7 +20,7 @@ async fn nightly(client: &Client, steps: &mut u32) -> lockkeeper::Result<()> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> lockkeeper::Result<()> {
-    // Sleeps take no time any more, and leases still run out when they should.
+    // Sleeps take no time any more, and leases still expire when they should.
     tokio::time::pause();
     let store = Memory::new();
     let client = Client::new(store.clone());

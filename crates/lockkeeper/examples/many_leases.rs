@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p lockkeeper --example many_leases [LOCKS [SECONDS]]`
 //!
-//! The store is in this process too, so its share is measured apart: first with an engine that
-//! confirms renewals without looking (the client alone), then with `memory:` (client and store).
+//! The store is in this process too, so its share is measured separately: first with an engine that
+//! confirms renewals without checking (the client alone), then with `memory:` (client and store).
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ async fn main() -> Result<()> {
     let seconds = arguments.next().unwrap_or(30);
     println!("{locks} locks with a lease of 30 s, each renewed every 10 s");
 
-    // Nothing of the first two is freed before the end: memory that is used again would not show.
+    // Nothing of the first two is freed before the end: reused memory would not show.
     let store = Memory::new();
     let before = resident();
     for n in 0..locks {
@@ -47,7 +47,7 @@ async fn main() -> Result<()> {
     let started = Instant::now();
     drop(more);
     other.close().await;
-    println!("client and store: all given back in {:?}", started.elapsed());
+    println!("client and store: all released in {:?}", started.elapsed());
     drop(store);
     Ok(())
 }
@@ -69,7 +69,7 @@ async fn hold(client: &Client, locks: u64) -> Result<Vec<Guard>> {
     Ok(guards)
 }
 
-/// Takes a lock in the store, without a client.
+/// Acquires a lock in the store, without a client.
 async fn fill(store: &Memory, n: u64) -> Result<()> {
     let (key, ttl) = (Key::new(format!("lease/{n}"))?, Duration::from_secs(30));
     let request = Request::new(key, Token::fresh(), Mode::Mutex, ttl);
@@ -90,7 +90,7 @@ fn cpu() -> Duration {
     Duration::from(time.expect("every process has this clock"))
 }
 
-/// A store that may confirm renewals without looking.
+/// A store that may confirm renewals without checking.
 #[derive(Debug)]
 struct Blind {
     store: Memory,

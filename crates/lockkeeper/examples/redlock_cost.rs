@@ -1,11 +1,13 @@
-//! What a majority costs: Redlock over five servers, beside one server and beside `rslock`, in one run.
+//! What a majority costs: Redlock on five servers, compared with one server and with `rslock`, in
+//! one run.
 //!
 //! ```sh
 //! cargo run --release -p lockkeeper --features redis --example redlock_cost
 //! ```
 //!
-//! It starts five servers of its own. Each way is measured in turns, so that a busy machine hurts all
-//! alike; only the ratios mean anything. At the end one server is stopped with its connections open.
+//! It starts its own five servers. The variants are measured in turn, so that a busy machine
+//! affects all alike; only the ratios mean anything. At the end, one server is stopped with its
+//! connections open.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -70,7 +72,7 @@ async fn main() {
     servers[4].resume();
 }
 
-/// One way to take a lock and give it back.
+/// One way to acquire and release a lock.
 trait AsyncWay {
     fn cycle(&self) -> std::pin::Pin<Box<dyn Future<Output = ()> + '_>>;
 }

@@ -1,4 +1,4 @@
-//! What a lock costs over its floor: one node made and deleted through the same client.
+//! What a lock costs compared with its floor: one node created and deleted through the same client.
 //!
 //! `cargo run --release --features zookeeper --example zookeeper_cost -- 127.0.0.1:2181`
 
@@ -50,7 +50,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// How many nodes are made and deleted in one turn.
+/// How many nodes are created and deleted in one turn.
 async fn nodes(raw: &zk::Client, tasks: usize) -> Result<usize, zk::Error> {
     let (mut set, end) = (JoinSet::new(), Instant::now() + TURN);
     for task in 0..tasks {

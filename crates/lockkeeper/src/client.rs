@@ -201,12 +201,12 @@ impl Client {
         self.inner.engine.doctor().await
     }
 
-    /// Sets what the locks of this client and of its clones are recorded with as the command that takes
-    /// them, for people who look: [`Entry::command`]. `None` records nothing.
+    /// Sets the command line that is recorded with the locks of this client and its clones, shown
+    /// by [`inspect`](Client::inspect) as [`Entry::command`]. `None` records nothing.
     ///
-    /// By default it is the command line of this process. Its first 80 characters are recorded, without
-    /// the passwords of URLs; set it if it may have other secrets in it. Everybody who can read the store
-    /// can read it.
+    /// The default is the command line of this process. Its first 80 characters are recorded,
+    /// without the passwords of URLs. Set it if it may contain other secrets: anyone who can read
+    /// the store can read it.
     pub fn set_command(&self, command: Option<&str>) {
         self.inner.set_command(command);
     }

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_of_the_chain_says_everything_once() {
+    fn a_report_of_the_chain_prints_everything_once() {
         #[derive(Debug, thiserror::Error)]
         #[error("no route")]
         struct Cause(#[source] std::io::Error);

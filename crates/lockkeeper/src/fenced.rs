@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_holder_comes_as_often_as_it_likes() {
+    fn the_same_holder_may_access_repeatedly() {
         let data: Fenced<u32> = Fenced::default();
         for _ in 0..3 {
             data.access(Fence::new(1), |data| *data += 1).unwrap();

@@ -152,7 +152,7 @@ impl Guard {
         };
         match renewal::renew_now(hold).await {
             Some(Ok(Renewal::Renewed | Renewal::Gone)) => self.check(),
-            Some(Ok(Renewal::Unknown)) => unanswered("nobody could be asked"),
+            Some(Ok(Renewal::Unknown)) => unanswered("the engine could not be asked"),
             Some(Err(error)) => Err(error),
             None => unanswered("no answer"),
         }

@@ -1,7 +1,8 @@
-//! Who takes a lock, for people who look: `user@host pid`, and the command line of that process.
+//! Identifies holders and waiters for people: `user@host pid`, and the command line of that
+//! process.
 //!
-//! Stores keep both as one text, `user@host pid command`. A client that knows nothing of commands shows
-//! it as it is.
+//! Stores keep both as one text, `user@host pid command`. A client that does not know of commands
+//! shows it as it is.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -11,15 +12,15 @@ use crate::core::platform;
 /// How many characters of a command line are recorded.
 const LENGTH: usize = 80;
 
-/// `user@host pid`, recorded with every hold where the layout has room for it.
+/// Returns `user@host pid`, recorded with every hold where the store's layout has room for it.
 pub fn whoami() -> String {
     static WHO: OnceLock<String> = OnceLock::new();
     let who = WHO.get_or_init(platform::user_and_host);
-    // Not remembered: a forked process has another one.
+    // Not cached: a forked process has another pid.
     format!("{who} {}", std::process::id())
 }
 
-/// What stores keep of this process and a command line.
+/// What stores record for this process and a command line.
 pub(crate) fn signature(command: Option<&str>) -> Arc<str> {
     let command = command.map(shortened).filter(|command| !command.is_empty());
     match command {
@@ -37,7 +38,7 @@ pub(crate) fn command_line() -> String {
     std::iter::once(name).chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// Takes apart what [`signature`] made: who, and the command. Other clients may write what they like.
+/// Splits what [`signature`] created into who and the command. Other clients may write anything.
 pub(crate) fn take_apart(signature: &str) -> (&str, Option<&str>) {
     let end = || {
         let host = signature.find('@')?;

@@ -1,4 +1,4 @@
-//! Options that several verbs take.
+//! Options that several verbs share.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,20 +7,20 @@ use clap::{Args, ValueEnum};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
-/// Where the locks are.
+/// The engine that keeps the locks.
 #[derive(Debug, Args, Clone, Default)]
 pub(crate) struct Where {
     /// The engine [env: LOCKKEEPER_URL] [default: file:]
     ///
-    /// For instance file:///dir, redis://host or postgres://host/database; `lockkeeper explain --table`
-    /// has one of each kind.
+    /// For instance file:///dir, redis://host or postgres://host/database; `lockkeeper explain
+    /// --table` lists one URL of each kind.
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
     #[command(flatten)]
     pub(crate) secret: Secret,
 }
 
-/// Where the engine's password is, if it wants one.
+/// The source of the engine's password, if it needs one.
 #[derive(Debug, Args, Clone, Default)]
 pub(crate) struct Secret {
     /// A file with the engine's password [env: LOCKKEEPER_PASSWORD_FILE]
@@ -34,7 +34,7 @@ pub(crate) struct Secret {
 }
 
 impl Secret {
-    /// The flag that was given.
+    /// The flag that was used.
     pub(crate) fn flag(&self) -> Option<&'static str> {
         match (&self.password_file, self.ask_password) {
             (Some(_), _) => Some("--password-file"),
@@ -44,7 +44,7 @@ impl Secret {
     }
 }
 
-/// How a lock is asked for.
+/// How a lock is acquired.
 #[derive(Debug, Args, Default, Serialize, Deserialize)]
 pub(crate) struct Terms {
     /// Do not wait: exit 75 if the lock is busy
@@ -52,7 +52,7 @@ pub(crate) struct Terms {
     pub(crate) nonblock: bool,
     /// Wait at most this long; a bare number is in seconds
     ///
-    /// The limit covers the lock, and an engine that does not answer yet.
+    /// The limit includes the time until the engine can be reached.
     #[arg(short = 'w', long, visible_alias = "timeout", value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
     /// Share the lock with other --shared holders
@@ -61,16 +61,17 @@ pub(crate) struct Terms {
     /// Hold the lock alone, also against --shared holders
     #[arg(short = 'x', long, visible_alias = "ex", short_alias = 'e', conflicts_with = "limit")]
     pub(crate) exclusive: bool,
-    /// Let N holders in at once; all of them must name the same N
+    /// Allow N holders at once; all of them must use the same N
     #[arg(long, value_name = "N", value_parser = limit, allow_negative_numbers = true)]
     pub(crate) limit: Option<u32>,
-    /// Grant the lock in the order of arrival, also between processes
+    /// Grant the lock in order of arrival, across processes too
     #[arg(long)]
     pub(crate) fair: bool,
     /// How long the lock lasts if its holder dies [env: LOCKKEEPER_TTL] [default: 30s]
     ///
-    /// It is renewed every third of this time. An engine without leases, such as file:, frees the lock of
-    /// a dead holder at once; there it says how soon a holder learns that its lock was broken.
+    /// It is renewed every third of this time. On an engine without leases, such as file:, the lock
+    /// of a dead holder is free at once; there, the option sets how soon a holder detects that its
+    /// lock was broken.
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) ttl: Option<Duration>,
     /// A note, which `ls` and `show` print
@@ -81,7 +82,7 @@ pub(crate) struct Terms {
     pub(crate) conflict_exit_code: Option<u8>,
 }
 
-/// What becomes of a command whose lock is held for it.
+/// What happens to a command whose lock is held for it.
 #[derive(Debug, Args)]
 pub(crate) struct Supervision {
     /// Time from TERM to KILL when the command must end [env: LOCKKEEPER_GRACE] [default: 5s, at most a sixth of a lease]
@@ -90,19 +91,19 @@ pub(crate) struct Supervision {
     /// What to do with the command when the lock is lost [default: term]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) on_lost: Option<OnLost>,
-    /// What to do with the command when somebody asks for the lock with `yield`
+    /// What to do with the command when the holder is asked to `yield`
     #[arg(long, value_enum, value_name = "WHAT", default_value = "term")]
     pub(crate) on_yield: OnYield,
     /// Print no messages
     #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Print how long it waited and held, and every renewal that fails
+    /// Print how long it waited and held the lock, and every renewal that fails
     #[arg(short = 'v', long)]
     pub(crate) verbose: bool,
-    /// Print how it went as one JSON object on stderr
+    /// Print the outcome as one JSON object on stderr
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write how it went as one JSON object to this file
+    /// Write the outcome as one JSON object to this file
     #[arg(long, value_name = "PATH")]
     pub(crate) status_file: Option<PathBuf>,
 }
@@ -113,22 +114,22 @@ pub(crate) enum OnLost {
     Term,
     /// KILL at once
     Kill,
-    /// Let it run; the exit code is 79 all the same
+    /// Let it run; the exit code is still 79
     Ignore,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnYield {
-    /// TERM, once; when the command ends is up to it
+    /// TERM, once; the command decides when to end
     Term,
-    /// USR1, for a command that knows what to do then
+    /// USR1, for a command that handles it
     Usr1,
     /// Let it run
     Ignore,
 }
 
 impl OnYield {
-    /// What is sent.
+    /// The signal to send.
     pub(crate) fn signal(self) -> Option<Signal> {
         match self {
             OnYield::Term => Some(Signal::SIGTERM),
@@ -138,10 +139,10 @@ impl OnYield {
     }
 }
 
-/// Some words, for people.
+/// Free text for people.
 pub(super) fn words(text: &str) -> Result<String, String> {
     match text.trim() {
-        "" => Err("say in some words why, for instance 'host backup-3 is gone'".to_owned()),
+        "" => Err("give a reason, for instance 'host backup-3 is gone'".to_owned()),
         _ => Ok(text.to_owned()),
     }
 }
@@ -155,7 +156,7 @@ pub(super) fn host_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// A process, as `ps` shows it.
+/// A process id, as shown by `ps`.
 pub(super) fn pid(text: &str) -> Result<i32, String> {
     let advice = "it is the number of a process, from 1 on, for instance $$";
     text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| advice.to_owned())
@@ -175,7 +176,7 @@ fn exit_code(text: &str) -> Result<u8, String> {
     text.parse().map_err(|_| "an exit code is a number from 0 to 255".to_owned())
 }
 
-/// A duration that cannot be nothing.
+/// A duration greater than zero.
 pub(super) fn some_time(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("it must be longer than 0, for instance 500ms, 30s, 5m".to_owned()),

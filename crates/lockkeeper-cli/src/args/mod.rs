@@ -1,7 +1,8 @@
-//! What can be typed: the verbs, each with one line for `-h`, a paragraph for `--help` and an example.
+//! The command line: the verbs, each with one line for `-h`, a paragraph for `--help` and an
+//! example.
 //!
-//! [`common`] has the options that several verbs take, [`verbs`] those of each. What they mean is
-//! elsewhere.
+//! [`common`] has the options that several verbs share, [`verbs`] those of each. What they do is
+//! implemented elsewhere.
 
 mod common;
 mod verbs;
@@ -14,23 +15,23 @@ use clap::{Error, Parser, Subcommand};
 pub(crate) use self::common::{OnLost, OnYield, Secret, Supervision, Terms, Where};
 pub(crate) use self::verbs::{
     Acquire, Bench, Break, Completions, Doctor, Elect, Explain, Ls, Man, Release, Renew, Run, Show,
-    Ui, Watch, Yield,
+    Top, Ui, Watch, Yield,
 };
 
 use crate::output::human;
 
-/// Shown by `lockkeeper` alone. All of it works on a machine with nothing installed.
+/// Printed by `lockkeeper` alone. All of it works on a machine with nothing installed.
 pub(crate) const EXAMPLES: &str = "\
 lockkeeper holds a lock while a command runs. Three examples that work right here:
 
   lockkeeper run backup -- sleep 60          one at a time; a second one waits for the first
-  lockkeeper run -n backup -- echo done      do not wait: exit 75 if somebody is in
+  lockkeeper run -n backup -- echo done      do not wait: exit 75 if it is held
   lockkeeper show backup                     who holds it, and who waits
 
 More: lockkeeper --help, lockkeeper run --help.
 ";
 
-/// The exit codes in short, for two pages of help.
+/// The exit codes in short, for two help pages.
 macro_rules! exit_codes {
     () => {
         "\
@@ -40,7 +41,7 @@ Exit codes: the command's own; 128+n if signal n ended it; 64 bad usage; 69 engi
     };
 }
 
-/// What the commands of `run` and `elect` find in their environment.
+/// The environment variables of the commands of `run` and `elect`.
 macro_rules! variables {
     () => {
         "\
@@ -51,8 +52,8 @@ LOCKKEEPER_URL (without its password), LOCKKEEPER_KIND, LOCKKEEPER_HELD=1."
 
 /// Mutual exclusion between processes and machines.
 ///
-/// Locks live in an engine that a URL names. Without one they are files of this user on this machine,
-/// which needs nothing installed.
+/// Locks are kept by an engine, which a URL selects. The default is files of this user on this
+/// machine, which need nothing installed.
 #[derive(Debug, Parser)]
 #[command(name = "lockkeeper", version, after_help = exit_codes!())]
 pub(crate) struct Cli {
@@ -60,7 +61,7 @@ pub(crate) struct Cli {
     pub(crate) verb: Verb,
 }
 
-/// Reads what was typed.
+/// Parses the command line.
 pub(crate) fn read() -> Result<Cli, Error> {
     let mut cli = Cli::try_parse()?;
     if let Verb::Run(args) = &cli.verb
@@ -79,14 +80,14 @@ pub(crate) fn read() -> Result<Cli, Error> {
         Verb::Elect(args) => (&args.name, &mut args.argv),
         _ => return Ok(cli),
     };
-    // Only behind `--` can a key start with a dash; no command does.
+    // Only after `--` can a key start with a dash; no command does.
     if first.starts_with('-') {
         if argv.first().is_some_and(|word| word == "--") {
             argv.remove(0);
         }
         return Ok(cli);
     }
-    // All that follows `--` is the command: its first word is not a key that was forgotten.
+    // Everything after `--` is the command: its first word is not the missing key.
     if env::args_os().skip_while(|word| word != "--").nth(1).is_some_and(|word| word == **first)
         && let Err(error) = Cli::try_parse_from(env::args_os().take_while(|word| word != "--"))
         && let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg)
@@ -107,9 +108,10 @@ pub(crate) fn read() -> Result<Cli, Error> {
 pub(crate) enum Verb {
     /// Hold a lock while a command runs
     ///
-    /// The command runs in a process group of its own. The lock is released when the command and all that
-    /// it left in its session have ended. If the lock is lost, all descendants of the command are ended,
-    /// daemons included, before anyone else can hold the lock; only `break` lets the next one in at once.
+    /// The command runs in its own process group. The lock is released when the command and all
+    /// processes left in its session have ended. If the lock is lost, all descendants of the
+    /// command are ended, daemons included, before anyone else can acquire the lock; only `break`
+    /// frees the lock at once.
     #[command(
         override_usage = "\
 lockkeeper run [OPTIONS] <KEY> -- <CMD> [ARG]...
@@ -127,19 +129,20 @@ Example: one nightly backup, however often cron starts it:
     )]
     Run(Box<Run>),
 
-    /// Take a lock and return, for scripts that cannot nest
+    /// Acquire a lock and return, for scripts that cannot nest
     ///
-    /// Prints a handle for `renew` and `release`. A small process on this machine keeps the lock until
-    /// the handle is released, its time is up, or the process named with --pid is gone.
+    /// Prints a handle for `renew` and `release`. A small process on this machine keeps the lock
+    /// until the handle is released, its time is up, or the process named with --pid is gone.
     #[command(after_help = "\
 Example:
   handle=$(lockkeeper acquire deploy --lease 10m --pid $$) || exit
   ./deploy && lockkeeper release \"$handle\"")]
     Acquire(Acquire),
 
-    /// Give a handle more time
+    /// Extend the lease of a handle
     ///
-    /// Counts from now. Exits 79 if the lock is not held any more, and 69 if the engine does not answer.
+    /// Counts from now. Exits 79 if the lock is no longer held, and 69 if the engine does not
+    /// answer.
     #[command(after_help = "\
 Example:
   lockkeeper renew \"$handle\" --lease 10m")]
@@ -147,8 +150,8 @@ Example:
 
     /// Release a handle
     ///
-    /// Exits 0 if the lock was held until now, 79 if it was lost before, so that somebody else may have
-    /// held it meanwhile, and 69 if the engine does not confirm the release.
+    /// Exits 0 if the lock was held until now, 79 if it was lost before, so that someone else may
+    /// have held it meanwhile, and 69 if the engine does not confirm the release.
     #[command(after_help = "\
 Example:
   lockkeeper release \"$handle\"")]
@@ -156,7 +159,8 @@ Example:
 
     /// List the locks in use
     ///
-    /// One line per holder and waiter. "unknown" means that the engine cannot tell.
+    /// One line per holder and waiter. "unknown" means that the engine does not have the
+    /// information.
     #[command(after_help = "\
 Example:
   lockkeeper ls deploy/ --json | jq '.[].key'")]
@@ -164,7 +168,7 @@ Example:
 
     /// Show one lock: holders, and waiters in order
     ///
-    /// Exits 0 if somebody holds it, and 1 if nobody does.
+    /// Exits 0 if it is held, and 1 if it is not.
     #[command(after_help = "\
 Example:
   lockkeeper show backup")]
@@ -178,9 +182,18 @@ Example:
   lockkeeper watch deploy/ --interval 500ms")]
     Watch(Watch),
 
+    /// Show holders and waiters on the terminal, live, for several engines
+    ///
+    /// Sort with s, filter with /, Enter shows the details of a lock, ? lists the keys. A holder is asked
+    /// to yield with y, and a lock is broken with b, after a confirmation. `watch` is for pipes.
+    #[command(after_help = "\
+Example:
+  lockkeeper top redis://cache.example postgres://db.example/app")]
+    Top(Top),
+
     /// Show the locks of several engines in a browser, live
     ///
-    /// Serves a page on this machine: who holds and who waits, since when, who did before, who blocks
+    /// Serves a page on this machine: current and past holders, waiters, since when, and who blocks
     /// whom. It changes nothing unless --allow-changes is given. Prints the address to open.
     #[command(after_help = "\
 Example:
@@ -188,20 +201,21 @@ Example:
   lockkeeper ui --allow-changes --record history.jsonl")]
     Ui(Box<Ui>),
 
-    /// Free a lock that somebody else holds
+    /// Free a lock that someone else holds
     ///
-    /// For operators. The holder learns of it at its next renewal, and may still be at work until then;
-    /// the next grant has a higher fence, by which a resource can refuse the former holder.
+    /// For operators. The holder detects it at its next renewal, and may still be working until
+    /// then; the next grant has a higher fence, so a resource that checks fences rejects the former
+    /// holder.
     #[command(after_help = "\
 Example:
   lockkeeper break backup --why 'host backup-3 is gone for good'")]
     Break(Break),
 
-    /// Ask whoever holds a lock to give way
+    /// Ask the holders of a lock to release it
     ///
-    /// Nothing is taken away: a holder that runs under `lockkeeper run` is sent TERM unless it was told
-    /// otherwise with --on-yield, and releases the lock when it ends. Engines that cannot carry the
-    /// question refuse.
+    /// Nothing is taken away: a holder that runs under `lockkeeper run` is sent TERM, unless
+    /// --on-yield says otherwise, and releases the lock when it ends. Engines that cannot deliver
+    /// the request refuse it.
     #[command(after_help = "\
 Example:
   lockkeeper yield --url zookeeper://h1,h2,h3 reindex")]
@@ -223,9 +237,9 @@ Example:
     )]
     Elect(Box<Elect>),
 
-    /// Say what an engine promises, and what it does not
+    /// Explain what an engine promises, and what it does not
     ///
-    /// In plain sentences, made from the data that the library itself goes by.
+    /// In plain sentences, generated from the data that the library itself uses.
     #[command(after_help = "\
 Example:
   lockkeeper explain file:
@@ -234,8 +248,8 @@ Example:
 
     /// Check a real deployment
     ///
-    /// Looks for what would hurt: permissions, persistence, clocks, network file systems. Exits 1 if
-    /// there is a problem.
+    /// Checks permissions, persistence, clocks and network file systems. Exits 1 if there is a
+    /// problem.
     #[command(after_help = "\
 Example:
   lockkeeper doctor file:///var/lib/app/locks")]
@@ -243,8 +257,8 @@ Example:
 
     /// Measure an engine against its own floor
     ///
-    /// Measures the uncontended cycle, the hand-off between processes and fairness, beside the least that
-    /// the engine's own means take in the same run.
+    /// Measures the uncontended cycle, the hand-off between processes and fairness, next to the
+    /// minimum that the engine's own operations take in the same run.
     #[command(after_help = "\
 Example:
   lockkeeper bench file: --seconds 5")]
@@ -252,7 +266,8 @@ Example:
 
     /// Print completions for a shell
     ///
-    /// Those for bash, zsh and fish also offer the keys of locks in use, and commands behind `--`.
+    /// Those for bash, zsh and fish also complete the keys of locks in use, and commands after
+    /// `--`.
     #[command(after_help = "\
 Example:
   lockkeeper completions bash > /etc/bash_completion.d/lockkeeper")]

@@ -21,10 +21,10 @@ pub(crate) struct Run {
     pub(crate) terms: Terms,
     #[command(flatten)]
     pub(crate) supervision: Supervision,
-    /// Use a fixed lease: it is not renewed, and the command is ended with it
+    /// Use a fixed lease: it is not renewed, and the command ends with it
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, conflicts_with = "ttl")]
     pub(crate) lease: Option<Duration>,
-    /// Enter a lock that the same owner holds, such as an outer `run`
+    /// Re-enter a lock that the same owner holds, such as an outer `run`
     ///
     /// Runs with the same owner do not exclude each other.
     #[arg(long, value_name = "ID")]
@@ -38,7 +38,7 @@ pub(crate) struct Run {
     /// Run at most once per time slot of this length, across machines
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true)]
     pub(crate) once_per: Option<Duration>,
-    /// Let a run that failed be repeated in its slot of --once-per
+    /// Allow a failed run to be repeated in its slot of --once-per
     #[arg(long, requires = "once_per")]
     pub(crate) retry_failed: bool,
     /// Exit 0 instead of 75 if the lock is busy
@@ -66,11 +66,11 @@ pub(crate) struct Acquire {
     pub(crate) lease: Option<Duration>,
     /// Release when this process is gone; without --lease, only then
     ///
-    /// In a script, `--pid $$` is the script itself, also inside ( ) and $( ), which are processes of
-    /// their own: bash calls those $BASHPID.
+    /// In a script, `--pid $$` is the script itself, even inside ( ) and $( ), which are separate
+    /// processes: bash calls those $BASHPID.
     #[arg(long, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
     pub(crate) pid: Option<i32>,
-    /// What to send the process of --pid when somebody asks for the lock with `yield`
+    /// What to send the process of --pid when the holder is asked to `yield`
     #[arg(long, value_name = "WHAT", value_enum, default_value = "ignore", requires = "pid")]
     pub(crate) on_yield: OnYield,
     /// The owner that holds it [default: a random one]
@@ -89,17 +89,17 @@ pub(crate) struct Acquire {
 
 #[derive(Debug, Args)]
 pub(crate) struct Renew {
-    /// The new lease, from now on [default: as long as at first]
+    /// The new lease, from now on [default: the initial length]
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true)]
     pub(crate) lease: Option<Duration>,
-    /// What `acquire` printed
+    /// The handle that `acquire` printed
     #[arg(value_name = "HANDLE")]
     pub(crate) handle: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Release {
-    /// What `acquire` printed
+    /// The handle that `acquire` printed
     #[arg(value_name = "HANDLE")]
     pub(crate) handle: String,
 }
@@ -135,7 +135,7 @@ pub(crate) struct Watch {
     /// Print one JSON object per change
     #[arg(long)]
     pub(crate) json: bool,
-    /// How often to look
+    /// The polling interval
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "1s")]
     pub(crate) interval: Duration,
     /// Only locks whose key starts with this
@@ -144,38 +144,51 @@ pub(crate) struct Watch {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Top {
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+    /// The polling interval of each engine; longer if an engine is slow
+    #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "2s")]
+    pub(crate) interval: Duration,
+    /// The engines: URLs, or names in the configuration [default: all of those, or as for `run`]
+    #[arg(value_name = "URL")]
+    pub(crate) urls: Vec<String>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Ui {
     #[command(flatten)]
     pub(crate) secret: Secret,
     /// The address to serve the page on
     ///
-    /// An address that other machines can reach needs a token. Port 0 takes a free one.
+    /// An address that other machines can reach requires a token. Port 0 selects a free port.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7717")]
     pub(crate) listen: SocketAddr,
-    /// A file with the token that browsers must give; or set LOCKKEEPER_UI_TOKEN to the token
+    /// A file with the token that browsers must send; or set LOCKKEEPER_UI_TOKEN to the token
     #[arg(long, value_name = "PATH")]
     pub(crate) token_file: Option<PathBuf>,
-    /// A name under which browsers reach this server, beside its addresses; may be repeated
+    /// A name under which browsers reach this server, besides its addresses; may be repeated
     #[arg(long, value_name = "NAME", value_parser = host_name)]
     pub(crate) host: Vec<String>,
-    /// How often to look at each engine; less often where a look takes long
+    /// The polling interval of each engine; longer if an engine is slow
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "2s")]
     pub(crate) interval: Duration,
-    /// Call it contention when more than so many wait
+    /// Report contention when more than this many wait
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) contention: usize,
-    /// Let operators ask holders to yield, and break locks, from the page
+    /// Allow operators to ask holders to yield, and to break locks, from the page
     ///
-    /// Without a token of yours one is made up, and is part of the address that is printed.
+    /// Without a token of your own, a random one is created, and is part of the address that is
+    /// printed.
     #[arg(long)]
     pub(crate) allow_changes: bool,
-    /// Where to write down what was changed [default: ~/.local/state/lockkeeper/audit.jsonl]
+    /// Where to record changes [default: ~/.local/state/lockkeeper/audit.jsonl]
     #[arg(long, value_name = "FILE", requires = "allow_changes")]
     pub(crate) audit: Option<PathBuf>,
-    /// Keep the history in this file over restarts
+    /// Keep the history in this file across restarts
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
-    /// The engines: URLs, or names in the configuration [default: all of those, or as for `run`]
+    /// The engines: URLs, or names from the configuration [default: all of those, or as for `run`]
     #[arg(value_name = "URL")]
     pub(crate) urls: Vec<String>,
 }
@@ -184,10 +197,10 @@ pub(crate) struct Ui {
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) place: Where,
-    /// The reason, which is printed along with who held the lock
+    /// The reason, which is printed together with the former holders
     #[arg(long, value_name = "WHY", value_parser = words)]
     pub(crate) why: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short = 'y', long)]
     pub(crate) yes: bool,
     /// Print JSON
@@ -222,16 +235,16 @@ pub(crate) struct Elect {
     /// A note about this candidate, which --observe prints
     #[arg(long, value_name = "WHAT")]
     pub(crate) note: Option<String>,
-    /// Do not stand again after leadership is lost
+    /// Do not stand again after leadership was lost
     #[arg(long)]
     pub(crate) once: bool,
-    /// Stand again even if the command ends by itself
+    /// Stand again even after the command has ended by itself
     #[arg(long, conflicts_with = "once")]
     pub(crate) forever: bool,
-    /// Only print who leads, whenever that changes; with --json as JSON
+    /// Only print the leader, whenever it changes; with --json as JSON
     #[arg(long, conflicts_with_all = ["argv", "once", "forever"])]
     pub(crate) observe: bool,
-    /// How often --observe looks
+    /// The polling interval of --observe
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "1s")]
     pub(crate) interval: Duration,
     /// The election
@@ -271,10 +284,10 @@ pub(crate) struct Doctor {
 pub(crate) struct Bench {
     #[command(flatten)]
     pub(crate) secret: Secret,
-    /// How long all measurements take together
+    /// The total time of all measurements
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "10s")]
     pub(crate) seconds: Duration,
-    /// How many processes contend
+    /// The number of contending processes
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = processes, allow_negative_numbers = true)]
     pub(crate) processes: u32,
     /// Print JSON
@@ -287,7 +300,7 @@ pub(crate) struct Bench {
 
 #[derive(Debug, Args)]
 pub(crate) struct Completions {
-    /// Which shell
+    /// The shell
     #[arg(value_enum)]
     pub(crate) shell: Shell,
 }

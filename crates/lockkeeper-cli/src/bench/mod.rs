@@ -1,8 +1,8 @@
-//! `bench`: how fast an engine is, beside the least that its own means would take.
+//! `bench`: how fast an engine is, next to the minimum that its own operations take.
 //!
-//! Everything is measured in the same run, on the same machine, under the same load, because figures
-//! from elsewhere cannot be compared. Contention is between real processes where the engine reaches
-//! that far.
+//! Everything is measured in the same run, on the same machine, under the same load, because
+//! figures from elsewhere cannot be compared. Contention is between real processes, unless the
+//! engine is limited to one process.
 
 mod redis;
 mod redis_floor;
@@ -25,7 +25,7 @@ use crate::output::print;
 use crate::run::signals::Signals;
 use crate::table::Table;
 
-/// What was measured.
+/// The figures.
 #[derive(Debug, Serialize)]
 struct Figures {
     url: String,
@@ -33,7 +33,7 @@ struct Figures {
     cycle: Spread,
     /// Acquire, and drop the guard.
     cycle_dropped: Spread,
-    /// The engine's own means, bare.
+    /// The engine's own operations, without the library.
     cycle_floor: Option<Spread>,
     /// From the call of one contender's release to the next one's grant.
     hand_off: Spread,
@@ -42,14 +42,14 @@ struct Figures {
     fairness: f64,
     fairness_floor: Option<f64>,
     contenders: u32,
-    /// Between what it was contended: processes, or tasks where the engine ends at the process.
+    /// What contended: processes, or tasks if the engine is limited to one process.
     between: &'static str,
-    /// What only Redis is asked.
+    /// Figures for Redis only.
     #[serde(skip_serializing_if = "Option::is_none")]
     redis: Option<redis::Figures>,
 }
 
-/// Microseconds, and how often per second.
+/// Microseconds, and operations per second.
 #[derive(Debug, Serialize)]
 struct Spread {
     p50: f64,
@@ -134,7 +134,7 @@ async fn measure(args: &Bench) -> Result<Figures, Failure> {
     Ok(figures)
 }
 
-/// Repeats something for a time, and says how long each took.
+/// Repeats something for a time, and returns how long each took.
 async fn cycle(
     time: Duration,
     work: impl AsyncFnMut() -> Result<(), Failure>,
@@ -144,7 +144,7 @@ async fn cycle(
     Ok(meter.spread())
 }
 
-/// Collects how long something takes, in one go or in several.
+/// Collects durations, in one go or in several.
 #[derive(Debug, Default)]
 struct Meter {
     took: Vec<f64>,
@@ -174,7 +174,7 @@ impl Meter {
     }
 }
 
-/// From each release to the grant after it, where that was somebody else's.
+/// From each release to the next grant, if that went to another contender.
 fn hand_off(holds: &[Vec<Hold>], time: Duration) -> Spread {
     let mut all: Vec<(usize, Hold)> = holds
         .iter()
@@ -246,13 +246,13 @@ impl Figures {
     }
 }
 
-/// A file beside the engine's own, for the floor. Removed in the end.
+/// A file next to those of the engine, for the floor. Removed at the end.
 struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    /// `None` for engines that do not work with files of this machine.
+    /// `None` for engines that do not use files of this machine.
     fn of(client: &Client) -> Option<Self> {
         let path = client.place().strip_prefix("file:")?.split('?').next()?.to_owned();
         let named = path.trim_start_matches("//");

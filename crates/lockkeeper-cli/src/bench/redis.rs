@@ -1,8 +1,9 @@
-//! What only Redis is asked: two floors through the same client crate, and what the server counts.
+//! Figures for Redis only: two floors through the same client crate, and the server's command
+//! counts.
 //!
-//! *naive* is `SET NX PX` and compare-and-delete, which has neither a fence nor a wake-up; *same* is
-//! the library's own two scripts, called without the library. Rounds of everything follow each other,
-//! so that a machine that is slow for a while is so for all of them.
+//! *naive* is `SET NX PX` and compare-and-delete, without a fence and without a wake-up; *same* is
+//! the library's own two scripts, called without the library. Rounds of everything alternate, so
+//! that a machine that is slow for a while affects all of them.
 
 use std::time::Duration;
 
@@ -20,13 +21,13 @@ use crate::table::Table;
 /// How often each figure is measured in turn.
 const ROUNDS: u32 = 10;
 
-/// How many tasks work on keys of their own.
+/// How many tasks use their own keys.
 const TASKS: usize = 64;
 
-/// How many wait for one lock.
+/// How many clients wait for one lock.
 const WAITERS: [usize; 3] = [4, 64, 512];
 
-/// Over how many clients the tasks are spread that wait for a plain mutex.
+/// How many clients the tasks that wait for a plain mutex are spread over.
 const CLIENTS: usize = 4;
 
 /// Microseconds for one task alone, cycles per second for many.
@@ -55,14 +56,14 @@ struct Commands {
     fair: f64,
 }
 
-/// Measures one server; `None` for anything else that speaks Redis, or another layout.
+/// Measures one server; `None` for any other topology or layout.
 pub(super) async fn measure(
     endpoint: &Endpoint,
     client: &Client,
     time: Duration,
 ) -> Result<Option<Figures>, Failure> {
     let usual = endpoint.options().take("layout")?.is_none_or(|layout| layout == "hash");
-    if endpoint.scheme() != "redis" || !usual {
+    if !matches!(endpoint.scheme(), "redis" | "valkey") || !usual {
         return Ok(None);
     }
     let floor = Floor::connect(endpoint).await.map_err(trouble)?;
@@ -127,9 +128,9 @@ async fn alone(client: &Client, floor: &Floor, time: Duration) -> Result<Figures
     })
 }
 
-/// Cycles per second of many tasks, each on a key of its own: naive, same, ours.
+/// Cycles per second of many tasks, each on its own key: naive, same, ours.
 ///
-/// On a runtime with a thread per core, as a service with so many tasks has one.
+/// On a runtime with a thread per core, like that of a service with this many tasks.
 async fn together(url: String, endpoint: Endpoint, time: Duration) -> Result<[f64; 3], Failure> {
     let measured = tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -178,7 +179,7 @@ async fn throughput(client: &Client, floor: &Floor, time: Duration) -> Result<[f
     Ok([0, 1, 2].map(|n| cycles[n] as f64 / spent[n].as_secs_f64()))
 }
 
-/// Commands per hand-off while tasks of a few clients want one mutex again and again.
+/// Commands per hand-off while tasks of a few clients repeatedly acquire one mutex.
 async fn commands_of_tasks(url: &str, floor: &Floor, waiters: usize) -> Result<f64, Failure> {
     const GRANTS: usize = 400;
     let key = floor.key(&format!("plain {waiters}"));
@@ -191,7 +192,7 @@ async fn commands_of_tasks(url: &str, floor: &Floor, waiters: usize) -> Result<f
     for n in 0..waiters {
         let (client, key, granted) = (clients[n % CLIENTS].clone(), key.clone(), granted.clone());
         tasks.spawn(async move {
-            // Nobody goes on before the last grant was counted.
+            // No task continues before the last grant was counted.
             while let Ok(guard) = client.mutex(&key).acquire().await {
                 if granted.send(()).await.is_err() {
                     return;
@@ -216,7 +217,7 @@ async fn commands_of_tasks(url: &str, floor: &Floor, waiters: usize) -> Result<f
     Ok((after - before) as f64 / GRANTS as f64)
 }
 
-/// Commands per hand-off in a line of so many clients.
+/// Commands per hand-off in a queue of this many clients.
 async fn commands_of_line(url: &str, floor: &Floor, waiters: usize) -> Result<f64, Failure> {
     let key = floor.key(&format!("fair {waiters}"));
     let mut clients = Vec::new();
@@ -229,7 +230,7 @@ async fn commands_of_line(url: &str, floor: &Floor, waiters: usize) -> Result<f6
     for client in &clients[..waiters] {
         line.spawn(client.mutex(&key).fair().acquire());
     }
-    // Everyone asks for a place, and looks again once it hears of releases.
+    // Each client enters the queue, and checks again once it is subscribed to releases.
     while floor.commands(is_script).await.map_err(trouble)? < scripts + 1 + 2 * waiters as u64 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -289,7 +290,7 @@ impl Figures {
         );
         for Commands { waiters, plain, fair } in &self.commands {
             text += &format!(
-                "commands per hand-off, {waiters} waiters: {plain:.1} as tasks of {CLIENTS} clients, {fair:.1} as a line of clients\n"
+                "commands per hand-off, {waiters} waiters: {plain:.1} as tasks of {CLIENTS} clients, {fair:.1} as a queue of clients\n"
             );
         }
         text

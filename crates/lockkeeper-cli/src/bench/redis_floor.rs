@@ -1,4 +1,5 @@
-//! The floors of Redis: what the same client crate takes without the library, and what the server counts.
+//! The floors of Redis: what the same client crate takes without the library, and the server's
+//! counts.
 
 use std::time::Duration;
 
@@ -39,12 +40,12 @@ impl Floor {
         Ok(Self { connection, prefix, naive_release, take, give })
     }
 
-    /// A key that nobody else uses.
+    /// A unique key.
     pub(super) fn key(&self, name: &str) -> String {
         format!("lockkeeper-bench-{} {name}", std::process::id())
     }
 
-    /// What a key is called in the store.
+    /// The name of a key in the store.
     pub(super) fn stored(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
@@ -53,7 +54,7 @@ impl Floor {
         self.connection.clone().send_packed_command(command).await.map_err(trouble)
     }
 
-    /// How many of these commands the server ran so far.
+    /// How many of these commands the server has run so far.
     pub(super) async fn commands(&self, of: fn(&str) -> bool) -> RedisResult<u64> {
         let mut connection = self.connection.clone();
         let text: String =
@@ -72,7 +73,7 @@ pub(super) fn calls(stats: &str, of: fn(&str) -> bool) -> u64 {
     calls.sum()
 }
 
-/// Everything but our own looking.
+/// Everything but our own measuring.
 pub(super) fn counts(command: &str) -> bool {
     command != "info"
 }
@@ -81,7 +82,7 @@ pub(super) fn is_script(command: &str) -> bool {
     matches!(command, "eval" | "evalsha")
 }
 
-/// The names that a hand-written client would have made once.
+/// The names that a hand-written client would have formatted once.
 pub(super) struct Bare {
     lock: String,
     state: String,
@@ -89,7 +90,7 @@ pub(super) struct Bare {
     text: String,
 }
 
-/// As a token of the library looks.
+/// Has the form of a token of the library.
 const FIELD: &str = "0d1c0000-0000-4000-8000-000000000000:57";
 
 impl Bare {
@@ -115,7 +116,7 @@ impl Bare {
     pub(super) async fn same(&self, floor: &Floor) -> Result<(), Failure> {
         let mut take = redis::cmd("EVALSHA");
         take.arg(&floor.take).arg(2).arg(&self.lock).arg(&self.state);
-        // A counter that is trusted, a lifetime, a lease, a holder and its record.
+        // A trusted counter, a lifetime, a lease, a holder and its record.
         take.arg(1).arg(3_600_000).arg(30_000).arg(FIELD).arg("mutex\t1\tx\tuser@host 1\t");
         floor.ask(&take).await?;
         let mut give = redis::cmd("EVALSHA");

@@ -1,4 +1,4 @@
-//! The contenders of `bench`: this program again, as often as asked, or tasks of one process.
+//! The contenders of `bench`: this program again, as often as requested, or tasks of one process.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Read, Write};
@@ -16,14 +16,14 @@ use crate::exit::{self, Failure};
 /// The hidden verb.
 pub(crate) const VERB: &str = "__bench-worker";
 
-/// What a worker contends for. Carries the URL with its secrets, which is why it is not in argv.
+/// What a worker contends for. Contains the URL with its secrets, which is why it is not in argv.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Work {
     Lock { url: String, key: String },
     Flock { path: PathBuf },
 }
 
-/// When a hold began and ended, by a clock that all processes of a machine share, in nanoseconds.
+/// When a hold started and ended, by a clock that all processes of a machine share, in nanoseconds.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Hold {
     pub(crate) granted: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Crew {
 }
 
 impl Crew {
-    /// Lets processes contend, and gives what each of them held.
+    /// Runs contending processes, and returns the holds of each.
     pub(crate) async fn run(&self, work: &Work) -> Result<Vec<Vec<Hold>>, Failure> {
         let refuse = |error: io::Error| Failure::own("run contending processes", error);
         let order = serde_json::to_string(&(work, self.time)).expect("plain fields serialize");
@@ -46,7 +46,7 @@ impl Crew {
             .map(|_| Member::start(&order))
             .collect::<io::Result<Vec<_>>>()
             .map_err(refuse)?;
-        // All are connected before any begins.
+        // All are connected before any starts.
         for member in &mut members {
             member.ready().map_err(refuse)?;
         }
@@ -58,7 +58,7 @@ impl Crew {
     }
 }
 
-/// Lets tasks of this process contend.
+/// Runs contending tasks of this process.
 pub(crate) async fn tasks(
     crew: &Crew,
     client: &Client,
@@ -73,7 +73,7 @@ pub(crate) async fn tasks(
                 while now() < until {
                     let guard = lock.clone().acquire().await?;
                     let granted = now();
-                    // Let the others line up, as other processes would meanwhile.
+                    // Lets the others queue, as other processes would meanwhile.
                     tokio::task::yield_now().await;
                     holds.push(Hold { granted, released: now() });
                     guard.release().await?;
@@ -89,7 +89,7 @@ pub(crate) async fn tasks(
     Ok(all)
 }
 
-/// The whole life of a worker.
+/// The entry point of a worker.
 pub(crate) async fn main() -> exit::Outcome {
     let own = |error: io::Error| Failure::own("contend", error);
     let mut lines = io::stdin().lock().lines();
@@ -129,7 +129,7 @@ pub(crate) async fn main() -> exit::Outcome {
     Ok(0)
 }
 
-/// Opens a scratch file, and makes it if it is not there.
+/// Opens a scratch file, and creates it if it does not exist.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(false).open(path)
 }
@@ -172,7 +172,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Nothing happens to one that has ended and was waited for.
+        // Has no effect on a process that has ended and was reaped.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

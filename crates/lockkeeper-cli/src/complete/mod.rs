@@ -1,7 +1,7 @@
-//! What a shell asks for while somebody types: the keys of locks in use.
+//! Dynamic completion in a shell: the keys of locks in use.
 //!
-//! Completions are made from the parser's definition, which knows no keys. So the scripts ask the
-//! hidden verb, with the words that were typed so far. It answers only where a key is expected.
+//! Completions are generated from the parser's definition, which knows no keys. So the scripts call
+//! the hidden verb, with the words typed so far. It prints keys only where a key is expected.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::output::print;
 /// The hidden verb.
 pub(crate) const VERB: &str = "__keys";
 
-/// How long somebody who types waits for an engine.
+/// How long completion waits for an engine.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Stands where the word is that is being typed.
+/// Stands for the word that is being typed.
 const TYPED: &str = "\u{1}";
 
 pub(crate) fn completions(args: &Completions) -> exit::Outcome {
@@ -40,7 +40,7 @@ pub(crate) fn completions(args: &Completions) -> exit::Outcome {
     print(&text).map(|()| 0)
 }
 
-/// Prints the keys that the last of these words may become; nothing if it is not a key.
+/// Prints the keys that complete the last of these words; nothing if it is not a key.
 pub(crate) async fn keys(mut words: Vec<String>) -> exit::Outcome {
     let start = words.pop().unwrap_or_default();
     let Some(place) = place_of_key(&words) else { return Ok(0) };
@@ -51,7 +51,7 @@ pub(crate) async fn keys(mut words: Vec<String>) -> exit::Outcome {
         let config = Config::load()?.quietly(true);
         Ok::<_, exit::Failure>(config.connect(&place).await?.list(&*start).await?)
     };
-    // Whatever goes wrong, there is nothing to offer, and nobody to tell.
+    // Whatever goes wrong, there is nothing to offer and no place to report it.
     if let Ok(Ok(snapshots)) = tokio::time::timeout(PATIENCE, list).await {
         for snapshot in snapshots {
             print(&format!("{}\n", snapshot.key))?;
@@ -60,7 +60,7 @@ pub(crate) async fn keys(mut words: Vec<String>) -> exit::Outcome {
     Ok(0)
 }
 
-/// Where the locks are, if a key comes next.
+/// The engine, if the next word is a key.
 fn place_of_key(words: &[String]) -> Option<Where> {
     let start = ["lockkeeper"].into_iter().chain(words.iter().map(String::as_str)).chain([TYPED]);
     let start: Vec<_> = start.collect();

@@ -1,4 +1,4 @@
-//! `acquire`, `renew`, `release`: a lock in the hands of a script, by way of a handle.
+//! `acquire`, `renew`, `release`: locks of scripts, by a handle.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
@@ -18,17 +18,18 @@ use serde_json::json;
 
 use crate::args::{Acquire, Release, Renew};
 use crate::config::Config;
-use crate::detached::holder::{self, Answer, Ask, Request};
+use crate::detached::holder;
+use crate::detached::protocol::{Answer, Ask, Request};
 use crate::exit::{self, Failure};
 use crate::output::{Say, stdout, tell};
 use crate::run;
 use crate::run::signals::Signals;
 use crate::waiting::Line;
 
-/// How long a handle lasts that is neither told otherwise nor bound to a process.
+/// How long a handle lasts if no lease is set and it is not bound to a process.
 const LEASE: Duration = Duration::from_secs(300);
 
-/// How long a holder is waited for that is only asked how it goes.
+/// How long to wait for a holder that is only asked for its state.
 const PATIENCE: Duration = Duration::from_millis(300);
 
 pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
@@ -89,7 +90,7 @@ pub(crate) async fn acquire(args: Acquire) -> exit::Outcome {
         granted.handle.clone()
     };
     if let Err(error) = stdout(&(told + "\n")) {
-        // Nobody else could: without its handle a lock is held until its time is up.
+        // Nobody else could: without its handle, a lock is held until its time is up.
         let _ = release(&Release { handle: granted.handle });
         return Err(Failure::own("print the handle, so the lock was released", error));
     }
@@ -110,10 +111,10 @@ fn ask(handle: &str, ask: Ask) -> exit::Outcome {
     let gone = || {
         Failure::new(
             exit::LOST,
-            "nobody holds this handle any more: its time was up, it was released, or its holder was killed",
+            "this handle is no longer held: its time was up, it was released, or its holder was killed",
         )
     };
-    // The one who acquired it may have had other variables, as under cron.
+    // It may have been acquired with other variables, as under cron.
     let path = used_places().map(|place| place.join(&handle.id)).find(|path| path.exists());
     let stream =
         UnixStream::connect(path.ok_or_else(gone)?).map_err(|error| match error.kind() {
@@ -124,7 +125,7 @@ fn ask(handle: &str, ask: Ask) -> exit::Outcome {
         Some(Answer::Lost { reason }) => Err(Failure::new(exit::LOST, reason)),
         Some(Answer::Unconfirmed { reason }) => Err(Failure::new(exit::UNAVAILABLE, reason)),
         Some(Answer::Asked) => {
-            tell("somebody asked for the lock; release it when you can");
+            tell("the holder was asked to yield; release the lock when you can");
             Ok(0)
         }
         Some(_) => Ok(0),
@@ -140,9 +141,10 @@ fn talk(mut stream: UnixStream, ask: Ask) -> Option<Answer> {
     serde_json::from_str(&answer).ok()
 }
 
-/// What the handles of this user on this machine have left, with the key and the fence of each.
+/// The remaining leases of this user's handles on this machine, with the key and the fence of each.
 ///
-/// An engine knows how long a lock lasts after its holder died, but not what a holder was told.
+/// An engine knows how long a lock lasts after its holder died, but not for how long the holder was
+/// asked to keep it.
 pub(crate) fn leases() -> Vec<(String, u64, Option<Duration>)> {
     let listed = used_places().filter_map(|place| fs::read_dir(place).ok());
     let tell = |entry: io::Result<fs::DirEntry>| {
@@ -156,8 +158,8 @@ pub(crate) fn leases() -> Vec<(String, u64, Option<Duration>)> {
     listed.flatten().filter_map(tell).collect()
 }
 
-/// Whether there was no standard output when we were started. What is there now is /dev/null, for
-/// reading and writing, which the runtime puts in the place of what is missing.
+/// Whether standard output was closed when we were started. It is now /dev/null, open for reading
+/// and writing, which the runtime opens in place of a missing descriptor.
 fn stdout_was_closed() -> bool {
     let out = io::stdout();
     let null = fstat(out.as_fd()).is_ok_and(|about| about.st_rdev == makedev(1, 3));
@@ -165,7 +167,7 @@ fn stdout_was_closed() -> bool {
     null && flags & OFlag::O_ACCMODE.bits() == OFlag::O_RDWR.bits()
 }
 
-/// What `acquire` prints: the name of a holder's socket, the user whose it is, and the fence.
+/// What `acquire` prints: the name of a holder's socket, the user it belongs to, and the fence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Handle {
     id: String,
@@ -195,13 +197,13 @@ impl Handle {
         )))
     }
 
-    /// Where the holder listens.
+    /// The path of the holder's socket.
     pub(crate) fn socket(&self) -> Result<PathBuf, Failure> {
         Ok(directory()?.join(&self.id))
     }
 }
 
-/// A name that nobody can foresee.
+/// An unpredictable name.
 pub(crate) fn random_hex() -> io::Result<String> {
     let mut random = [0; ID / 2];
     File::open("/dev/urandom")?.read_exact(&mut random)?;
@@ -232,10 +234,10 @@ impl FromStr for Handle {
     }
 }
 
-/// Where the directory of sockets may be: under the runtime directory, under the state directory, or in
-/// /tmp. A new one is made at the first of them.
+/// Where the directory of sockets may be: under the runtime directory, under the state directory,
+/// or in /tmp. A new one is created at the first of them.
 ///
-/// A variable may name a directory of another user, as after `sudo -E`: that one is left alone.
+/// A variable may name a directory of another user, as after `sudo -E`: that one is not used.
 fn places() -> Vec<PathBuf> {
     let user = geteuid();
     let own = |path: &PathBuf| fs::metadata(path).is_ok_and(|about| about.uid() == user.as_raw());
@@ -246,7 +248,7 @@ fn places() -> Vec<PathBuf> {
         below(named("XDG_STATE_HOME"), "lockkeeper/holders"),
         below(named("HOME"), ".local/state/lockkeeper/holders"),
         Some(PathBuf::from(format!("/tmp/lockkeeper-{user}"))),
-        // Not set under cron, but there while the user is logged in.
+        // Not set under cron, but it exists while the user is logged in.
         below(Some(format!("/run/user/{user}").into()), "lockkeeper"),
     ]
     .into_iter()
@@ -254,7 +256,7 @@ fn places() -> Vec<PathBuf> {
     .collect()
 }
 
-/// Those of them that are there, and our own.
+/// Those of them that exist, and our own.
 fn used_places() -> impl Iterator<Item = PathBuf> {
     let mut places = places();
     places.sort_unstable();
@@ -266,13 +268,14 @@ fn used_places() -> impl Iterator<Item = PathBuf> {
     places.into_iter().filter(own)
 }
 
-/// A user, for people.
+/// A user's name, for messages.
 fn name_of(user: Uid) -> String {
     let known = User::from_uid(user).ok().flatten();
     known.map_or_else(|| format!("uid {user}"), |known| known.name)
 }
 
-/// Makes that directory. Only its owner may enter it, since whoever reaches a socket can release the lock.
+/// Creates that directory. Only its owner may enter it, since any process that reaches a socket can
+/// release the lock.
 fn directory() -> Result<PathBuf, Failure> {
     let path = places().swap_remove(0);
     let shown = path.display();

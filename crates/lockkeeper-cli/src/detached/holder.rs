@@ -1,8 +1,8 @@
 //! The holder: a small process that keeps a lock for a script that cannot keep it itself.
 //!
 //! It is started with a request on its standard input, answers on the same socket, and from then on
-//! listens on a socket of its own in a directory that only its user can enter. It releases when it is
-//! told to, when its time is up, or when the process it was bound to is gone.
+//! listens on its own socket in a directory that only its user can enter. It releases the lock on
+//! request, when its time is up, or when the process it was bound to is gone.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -17,14 +17,13 @@ use lockkeeper::endpoint::Endpoint;
 use lockkeeper::{Client, Error, Guard, Owner};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, setsid};
-use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufStream};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::Instant;
 
 use crate::acquire::{self, Waits};
-use crate::args::Terms;
 use crate::detached::handle::Handle;
+use crate::detached::protocol::{Answer, Ask, Granted, Reply, Request, hear, say};
 use crate::exit::{self, Failure};
 use crate::output::Say;
 use crate::run::guardian::boot_time;
@@ -34,84 +33,10 @@ use crate::waiting::{Line, Waiting};
 /// The hidden verb.
 pub(crate) const VERB: &str = "__holder";
 
-/// How often to look whether the process it is bound to is still there.
+/// How often to check whether the process it is bound to still exists.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What a holder is started with. Carries the URL with its secrets, which is why it is not in argv.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Request {
-    pub(crate) url: String,
-    pub(crate) key: String,
-    pub(crate) terms: Terms,
-    pub(crate) ttl: Duration,
-    pub(crate) owner: String,
-    /// What is recorded as the command that takes it.
-    pub(crate) command: Option<String>,
-    /// Whether the wait is shown, and then whether it is drawn.
-    pub(crate) shown: Option<bool>,
-    /// How long to hold it; `None` for as long as the process it is bound to lives.
-    pub(crate) lease: Option<Duration>,
-    pub(crate) pid: Option<i32>,
-    /// The signal that this process is sent when somebody asks for the lock.
-    pub(crate) on_yield: Option<i32>,
-}
-
-/// The answer to a request.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Reply {
-    /// Not an answer yet: what is waited for.
-    Waits(String),
-    /// The same, in a line that the next one replaces.
-    Line(String),
-    Granted(Granted),
-    Refused {
-        code: u8,
-        message: String,
-    },
-}
-
-/// A lock that a holder keeps.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Granted {
-    pub(crate) handle: String,
-    pub(crate) fence: u64,
-    /// The holder itself.
-    pub(crate) pid: u32,
-}
-
-/// What a later call wants of a holder.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) enum Ask {
-    /// Extends the lease from now: by this, or by the lease of `acquire`.
-    Renew {
-        lease: Option<Duration>,
-    },
-    Release,
-    /// How long it will be held.
-    Tell,
-}
-
-/// What the holder says to that.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
-    Done,
-    /// The same, and somebody asked for the lock.
-    Asked,
-    Lost {
-        reason: String,
-    },
-    /// The engine did not confirm it.
-    Unconfirmed {
-        reason: String,
-    },
-    Told {
-        key: String,
-        fence: u64,
-        left: Option<Duration>,
-    },
-}
-
-/// Starts a holder, and waits for its answer for as long as it waits for the lock.
+/// Starts a holder, and waits for its answer as long as it waits for the lock.
 pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Granted, Failure> {
     let refuse = |error: io::Error| {
         Failure::own("start /proc/self/exe as a process to hold the lock", error)
@@ -119,7 +44,7 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
     let (ours, theirs) = StdStream::pair().map_err(refuse)?;
     ours.set_nonblocking(true).map_err(refuse)?;
     let request = serde_json::to_string(request).expect("plain fields serialize") + "\n";
-    // Not waited for: it outlives us. Init, or whoever reaps here, takes care of it in the end.
+    // Not waited for: it outlives us. Init, or another subreaper, reaps it in the end.
     Command::new("/proc/self/exe")
         .arg0("lockkeeper")
         .arg(VERB)
@@ -147,7 +72,7 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
             }
         }
     };
-    // If a signal ends us first, the socket ends too, and the holder gives up.
+    // If a signal ends us first, the socket is closed too, and the holder gives up.
     let talk = async { talk.await.map_err(refuse) };
     let reply = acquire::interruptible(talk, signals).await?;
     match reply {
@@ -157,8 +82,8 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
     }
 }
 
-/// Closes what we were started with but do not need: a lock of `flock`, the end of a pipe that somebody
-/// else waits for. Called before anything of our own is open.
+/// Closes inherited descriptors that we do not need: a lock of `flock`, the end of a pipe that
+/// another process waits for. Called before anything of our own is open.
 pub(crate) fn close_inherited() {
     let Ok(listed) = fs::read_dir("/proc/self/fd") else { return };
     let names =
@@ -171,10 +96,10 @@ pub(crate) fn close_inherited() {
     }
 }
 
-/// The whole life of a holder.
+/// The entry point of a holder.
 pub(crate) async fn main() -> exit::Outcome {
     let own = |error: io::Error| Failure::own("hold a lock", error);
-    // A session of its own: a terminal that is closed, or a shell that ends its jobs, does not end it.
+    // A new session: closing the terminal, or a shell that ends its jobs, does not end it.
     let _ = setsid();
     let signals = Signals::collect().map_err(own)?;
     let mut starter = StdStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(own)?);
@@ -197,7 +122,7 @@ pub(crate) async fn main() -> exit::Outcome {
             let handle = socket.handle.to_string();
             let fence = guard.fence().get();
             if tell(&Reply::Granted(Granted { handle, fence, pid: std::process::id() })) {
-                // The number stays taken, so that nothing else becomes standard input.
+                // The descriptor stays in use, so that nothing else becomes standard input.
                 let _ = fs::File::open("/dev/null").map(nix::unistd::dup2_stdin);
                 keep(guard, &socket, &request, &signals).await;
             }
@@ -207,7 +132,7 @@ pub(crate) async fn main() -> exit::Outcome {
     }
 }
 
-/// Takes the lock, unless the one who started us is gone before.
+/// Acquires the lock, unless the process that started us is gone before.
 async fn hold(
     request: &Request,
     signals: &Signals,
@@ -216,11 +141,11 @@ async fn hold(
     let starter =
         io::stdin().as_fd().try_clone_to_owned().map_err(|e| Failure::own("listen", e))?;
     let starter = StdStream::from(starter);
-    let own = |error: io::Error| Failure::own("listen to who started this", error);
+    let own = |error: io::Error| Failure::own("listen to the process that started this", error);
     starter.set_nonblocking(true).map_err(own)?;
     let mut starter = UnixStream::from_std(starter).map_err(own)?;
     let owner = Owner::named(&request.owner)?;
-    // Before the lock is taken: one that nobody could release must not be.
+    // Before the lock is acquired: a lock that cannot be released must not be.
     let mut socket = Socket::open()?;
     let place = Endpoint::parse(&request.url)?.to_string();
     let mut waits = Waits::new(&place, request.terms.wait);
@@ -248,7 +173,7 @@ async fn hold(
             match unless_over(acquire, signals, &mut starter).await {
                 Ok(guard) => Ok((client, guard)),
                 Err(failure) => {
-                    // What was begun, the undoing of a claim, ends before we do.
+                    // What is pending, such as undoing a claim, ends before we do.
                     acquire::close(client, !failure.retryable).await;
                     Err(failure)
                 }
@@ -270,7 +195,7 @@ async fn hold(
     Ok((client, guard, socket))
 }
 
-/// Does something, unless a signal comes or the one who started us is gone.
+/// Runs something, unless a signal arrives or the process that started us is gone.
 async fn unless_over<T>(
     work: impl Future<Output = Result<T, Failure>>,
     signals: &Signals,
@@ -278,12 +203,12 @@ async fn unless_over<T>(
 ) -> Result<T, Failure> {
     tokio::select! {
         done = acquire::interruptible(work, signals) => done,
-        // Nothing is ever said here, so this is the end.
+        // Nothing is ever sent here, so this is the end.
         _ = starter.read_u8() => Err(Failure::silent(exit::OWN)),
     }
 }
 
-/// Keeps the lock until it is to be released.
+/// Keeps the lock until it has to be released.
 async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signals) {
     let after = |lease: Option<Duration>| {
         let nanos = lease.and_then(|lease| u64::try_from(lease.as_nanos()).ok());
@@ -353,7 +278,7 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
     let _ = acquire::release(guard, Say { quiet: true, verbose: false }).await;
 }
 
-/// Asks the engine whether the lock is still ours.
+/// Asks the engine whether the lock is still held.
 async fn renew(guard: &Guard) -> Answer {
     let renewed = tokio::time::timeout(acquire::CONFIRMATION, guard.renew()).await;
     let reason = match renewed {
@@ -365,39 +290,24 @@ async fn renew(guard: &Guard) -> Answer {
     Answer::Unconfirmed { reason: format!("the lock could not be renewed: {reason}") }
 }
 
-async fn hear(stream: &mut BufStream<UnixStream>) -> Option<Ask> {
-    let mut line = String::new();
-    // A caller that connects and says nothing must not keep the lock's end from us.
-    let read = tokio::time::timeout(Duration::from_secs(1), stream.read_line(&mut line)).await;
-    read.ok()?.ok()?;
-    serde_json::from_str(&line).ok()
-}
-
-async fn say(stream: &mut BufStream<UnixStream>, answer: &Answer) {
-    let line = serde_json::to_string(answer).expect("plain fields serialize") + "\n";
-    // If it fails, the caller is gone, and does not need the answer.
-    let _ = stream.write_all(line.as_bytes()).await;
-    let _ = stream.flush().await;
-}
-
-/// The command line of a process, as far as it can be seen.
+/// The command line of a process, as far as it is visible.
 pub(crate) fn command_of(pid: i32) -> Vec<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
-/// When a process was started, which tells it from a later one with the same number.
+/// When a process was started, which distinguishes it from a later one with the same pid.
 pub(crate) fn started_at(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     let mut words = rest.split_whitespace();
-    // One that is dead but not waited for does nothing any more.
+    // A zombie does nothing any more.
     words.next().filter(|state| !matches!(*state, "Z" | "X"))?;
     words.nth(18)?.parse().ok()
 }
 
-/// Where later calls reach a holder; removed with it.
+/// The socket by which later calls reach a holder; removed with it.
 struct Socket {
     listener: UnixListener,
     path: PathBuf,
@@ -405,7 +315,7 @@ struct Socket {
 }
 
 impl Socket {
-    /// With a handle that lacks the fence.
+    /// Creates it, with a handle that lacks the fence.
     fn open() -> Result<Self, Failure> {
         let handle = Handle::new(0)?;
         let path = handle.socket()?;

@@ -1,10 +1,10 @@
-//! The wrapper's own hold on the command: a thread that kills it when its time has come.
+//! The wrapper's own control over the command: a thread that kills it at the deadline.
 //!
-//! The guardian does the same at the same moment, in another process; whoever is late finds the work
-//! done. This side depends neither on the guardian, which may be stopped, nor on the async runtime,
-//! which may be busy: between KILL and the end of the lease there is the margin for either of the two
-//! to be scheduled, and nothing else. A guardian that is stopped, or has not ended by a quarter of the
-//! margin, is killed too, because only its parent can wait for what is below it.
+//! The guardian does the same at the same moment, in another process; the later of the two finds
+//! the work done. This side depends neither on the guardian, which may be stopped, nor on the async
+//! runtime, which may be busy: the margin between KILL and the end of the lease only has to be
+//! enough for one of the two to be scheduled. A guardian that is stopped, or has not ended after a
+//! quarter of the margin, is killed too, because only its parent can wait for its descendants.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,10 +21,10 @@ use crate::run::descendants::{self, NoChildren, Process};
 use crate::run::guardian::{boot_time, end_below};
 use crate::run::protocol::Report;
 
-/// Between two looks for descendants that are still there.
+/// The pause between two scans for remaining descendants.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// The guardian and all that is below it, shared with the thread.
+/// The guardian and its descendants, shared with the thread.
 #[derive(Debug)]
 pub(crate) struct Backstop {
     shared: Arc<Shared>,
@@ -35,26 +35,26 @@ pub(crate) struct Backstop {
 struct Shared {
     timer: TimerFd,
     guardian: Pid,
-    /// Our children from before, which are not the command's.
+    /// Our earlier children, which do not belong to the command.
     spared: Vec<Pid>,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// When all below the guardian are killed, in boot time.
+    /// When all descendants of the guardian are killed, in boot time.
     kill: u64,
     /// When the guardian is killed as well.
     late: u64,
-    /// Whether the time has come.
+    /// Whether the deadline has passed.
     fired: bool,
     /// Whether the run has ended: nothing is killed any more.
     over: bool,
-    /// Whether the guardian was killed, and is waited for, so that its number may soon be another's.
+    /// Whether the guardian was killed and reaped, so that its pid may soon be reused.
     replaced: bool,
-    /// The command, which leads the group of the same number, once it runs.
+    /// The command, which leads the process group of the same number, once it runs.
     group: Option<Pid>,
-    /// How the command ended, if we were the one to hear of it.
+    /// How the command ended, if we reaped it.
     end: Option<Report>,
 }
 
@@ -77,7 +77,7 @@ impl Backstop {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Moves the deadline; there is no way back once it has come.
+    /// Moves the deadline, unless it has passed.
     pub(crate) fn set(&self, kill: u64, late: u64) {
         let mut state = self.shared.state();
         if state.fired {
@@ -88,7 +88,7 @@ impl Backstop {
         }
     }
 
-    /// Whether the deadline has come.
+    /// Whether the deadline has passed.
     pub(crate) fn fired(&self) -> bool {
         self.shared.state().fired
     }
@@ -102,12 +102,12 @@ impl Backstop {
         self.shared.state().group = Some(group);
     }
 
-    /// How the command ended, if we were the one to hear of it.
+    /// How the command ended, if we reaped it.
     pub(crate) fn end(&self) -> Option<Report> {
         self.shared.state().end
     }
 
-    /// Lets a guardian that was stopped go on: until then nobody hears of the command's end.
+    /// Continues a guardian that was stopped: until then, the command's end is not noticed.
     pub(crate) fn wake_guardian(&self) {
         let state = self.shared.state();
         let guardian = self.shared.guardian;
@@ -116,7 +116,7 @@ impl Backstop {
         }
     }
 
-    /// Asks all that came of the command to end, in place of a guardian that does not.
+    /// Asks all descendants of the command to end, in place of a guardian that does not.
     pub(crate) fn ask_to_end(&self) {
         let state = self.shared.state();
         if let (Some(group), false) = (state.group, state.replaced) {
@@ -124,19 +124,19 @@ impl Backstop {
         }
     }
 
-    /// Kills the guardian and all that came of the command, as far as they are there at the moment;
-    /// false when nobody is left.
+    /// Kills the guardian and all descendants of the command that exist at the moment; false if
+    /// there are none left.
     pub(crate) fn take_over(&self) -> bool {
         let mut state = self.shared.state();
         self.shared.kill_all(&mut state, true)
     }
 
-    /// Lets go of the guardian, which has nothing left to do.
+    /// Ends the guardian, which has nothing left to do.
     pub(crate) fn finish(mut self) {
         let mut state = self.shared.state();
         state.over = true;
         if !state.replaced {
-            // One that was stopped in this moment would keep us waiting.
+            // A guardian that was stopped at this moment would keep us waiting.
             let _ = kill(self.shared.guardian, Signal::SIGKILL);
             let _ = waitpid(self.shared.guardian, None);
             state.replaced = true;
@@ -160,10 +160,11 @@ impl Shared {
     /// The thread.
     fn watch(&self) {
         loop {
-            // It fails when a signal interrupts it. The clock decides, not how often the timer rang.
+            // Fails if a signal interrupts it. The clock decides, not the number of timer
+            // expirations.
             let _ = self.timer.wait();
             let now = boot_time();
-            // Kept until all were killed, so that nothing is killed after the end of the run.
+            // Locked until all were killed, so that nothing is killed after the end of the run.
             let mut state = self.state();
             if state.over {
                 return;
@@ -177,7 +178,8 @@ impl Shared {
         }
     }
 
-    /// Kills all that came of the command, with the guardian if it is `late`; false when nobody is left.
+    /// Kills all descendants of the command, and the guardian too if it is `late`; false if there
+    /// are none left.
     fn kill_all(&self, state: &mut State, late: bool) -> bool {
         if late && !std::mem::replace(&mut state.replaced, true) {
             let _ = kill(self.guardian, Signal::SIGKILL);
@@ -185,7 +187,7 @@ impl Shared {
         let kept = (!state.replaced).then_some(self.guardian);
         let mut found = descendants::kill_below(Pid::this(), &self.spared, kept);
         if state.replaced {
-            // They have come to us, or will when the guardian is dead.
+            // They were reparented to us, or will be when the guardian is dead.
             loop {
                 match descendants::reap() {
                     Err(NoChildren) => return false,
@@ -198,13 +200,13 @@ impl Shared {
         found
     }
 
-    /// Whether it does nothing, and nobody knows for how long.
+    /// Whether it is stopped, for an unknown time.
     fn guardian_is_stopped(&self) -> bool {
         Process::look(self.guardian).is_some_and(|process| process.stopped || process.traced)
     }
 
     fn wake_at(&self, at: u64) {
-        // A time of zero would switch the timer off.
+        // A time of zero would disarm the timer.
         let at = TimeSpec::from_duration(Duration::from_nanos(at.clamp(1, i64::MAX as u64)));
         let _ = self.timer.set(Expiration::OneShot(at), TimerSetTimeFlags::TFD_TIMER_ABSTIME);
     }

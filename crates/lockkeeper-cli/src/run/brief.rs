@@ -1,4 +1,4 @@
-//! What a guardian is told on its command line, and how it starts the command.
+//! The arguments of a guardian, and how it starts the command.
 
 use std::ffi::{CString, OsString};
 use std::os::fd::RawFd;
@@ -12,14 +12,14 @@ use nix::unistd::Pid;
 use crate::run::guardian::VERB;
 use crate::run::{nested, signals};
 
-/// What the wrapper tells a guardian on its command line.
+/// The arguments that the wrapper passes to a guardian.
 #[derive(Debug)]
 pub(crate) struct Brief {
-    /// Where the command's standard input waits.
+    /// The descriptor of the command's standard input.
     pub(crate) stdin: RawFd,
-    /// The lock's open file, kept but never touched.
+    /// The lock's open file, kept but never used.
     pub(crate) lock: Option<RawFd>,
-    /// Whether the command belongs into the terminal's foreground.
+    /// Whether the command runs in the terminal's foreground.
     pub(crate) foreground: bool,
     /// The command's signal mask.
     pub(crate) mask: SigSet,
@@ -51,7 +51,7 @@ impl Brief {
         })
     }
 
-    /// Starts the command, in a group of its own. `host` is where runs inside it find us.
+    /// Starts the command, in its own process group. `host` is the address for runs inside it.
     pub(super) fn spawn(&self, host: Option<&str>) -> nix::Result<Pid> {
         let mut files = PosixSpawnFileActions::init()?;
         files.add_dup2(self.stdin, 0)?;
@@ -67,7 +67,7 @@ impl Brief {
         )?;
         attributes.set_pgroup(Pid::from_raw(0))?;
         attributes.set_sigmask(&self.mask)?;
-        // Ignored in every Rust program; other programs count on dying of it.
+        // Ignored in every Rust program; other programs rely on being killed by it.
         attributes.set_sigdefault(&SigSet::from_iter([Signal::SIGPIPE]))?;
         let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Errno::EINVAL);
         let args: Vec<CString> = self

@@ -1,4 +1,4 @@
-//! The wrapper's end of the leash: starts a guardian, gives it orders, hears its reports.
+//! The wrapper's side of the socket: starts a guardian, sends it orders, receives its reports.
 
 use std::ffi::{CString, OsString};
 use std::io::{self, Write};
@@ -28,9 +28,9 @@ pub(crate) struct Job {
     pub(crate) environment: Vec<(&'static str, String)>,
     /// The command's signal mask.
     pub(crate) mask: SigSet,
-    /// Whether it belongs into the terminal's foreground.
+    /// Whether it runs in the terminal's foreground.
     pub(crate) foreground: bool,
-    /// The open file whose kernel lock is ours, or the connection to the run around this one.
+    /// The open file whose kernel lock we hold, or the connection to the outer run.
     pub(crate) lock: Option<OwnedFd>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Job {
 #[derive(Debug)]
 pub(crate) struct Child {
     leash: UnixStream,
-    /// The same socket: orders are short, and leave at once, without asking the runtime.
+    /// The same socket: orders are short and sent at once, without the runtime.
     orders: StdStream,
     backstop: Backstop,
     heard: Vec<u8>,
@@ -52,7 +52,7 @@ impl Child {
         })
     }
 
-    /// The next report; `None` when the guardian is dead, and all that was below it.
+    /// The next report; `None` if the guardian and all its descendants are dead.
     ///
     /// # Cancel safety
     /// May be dropped at any await; no report is lost.
@@ -72,7 +72,7 @@ impl Child {
             match self.leash.try_read_buf(&mut self.heard) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(n) if n > 0 => {}
-                // Reports come before the end, so this is a guardian that somebody killed.
+                // Reports come before the end, so this guardian was killed.
                 _ => {
                     self.take_over().await;
                     return None;
@@ -86,19 +86,19 @@ impl Child {
         &self.backstop
     }
 
-    /// Tells the guardian what to do. If it is dead, `report` says so.
+    /// Sends an order to the guardian. If it is dead, `report` returns that.
     pub(crate) fn order(&self, order: Order) {
         let _ = (&self.orders).write(&order.encode());
     }
 
-    /// Kills the guardian and all that came of the command, and waits for their end.
+    /// Kills the guardian and all descendants of the command, and waits for their end.
     ///
-    /// Its orphans come to us when the guardian is dead, and theirs after them.
+    /// When the guardian is dead, its orphans are reparented to us, and theirs after them.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
     async fn take_over(&mut self) {
-        // Twice: a process whose parent ends while we look may hide from one look.
+        // Twice: a process whose parent ends during the scan may be missed by it.
         let mut nobody_found = 0;
         while nobody_found < 2 {
             nobody_found = if self.backstop.take_over() { 0 } else { nobody_found + 1 };
@@ -106,7 +106,7 @@ impl Child {
         }
     }
 
-    /// Lets go of the guardian, after its last report.
+    /// Ends the guardian, after its last report.
     pub(crate) fn finish(self) {
         self.backstop.finish();
     }
@@ -117,7 +117,7 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
     ours.set_nonblocking(true)?;
     let orders = ours.try_clone()?;
     let leash = UnixStream::from_std(ours)?;
-    // Before it starts, so that there is no moment without a deadline.
+    // Before it starts, so that there is never a moment without a deadline.
     (&orders).write_all(&Order::Deadline(deadline).encode())?;
 
     let stdin = io::stdin().as_fd().try_clone_to_owned()?;
@@ -129,19 +129,19 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
         command: job.command,
     };
     let mut files = PosixSpawnFileActions::init()?;
-    // To itself: that is how a file that closes on exec is kept open for this one process.
+    // Duplicated onto itself: this clears close-on-exec for this one process.
     files.add_dup2(brief.stdin, brief.stdin)?;
     if let Some(lock) = brief.lock {
         files.add_dup2(lock, lock)?;
     }
     files.add_dup2(theirs.as_raw_fd(), 0)?;
     let mut attributes = PosixSpawnAttr::init()?;
-    // A group of its own, which the terminal never signals, and the shell never stops.
+    // Its own process group, which the terminal never signals and the shell never stops.
     attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETPGROUP)?;
     attributes.set_pgroup(Pid::from_raw(0))?;
 
     let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| io::Error::from(Errno::EINVAL));
-    // Its own name, so that `pkill -f lockkeeper` does not mean it.
+    // Its own name, so that `pkill -f lockkeeper` does not match it.
     let args = std::iter::once("lk-guardian".into()).chain(brief.to_args());
     let args: Vec<CString> =
         args.map(|arg: OsString| text(arg.into_vec())).collect::<Result<_, _>>()?;
@@ -152,9 +152,9 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
         .collect::<Result<_, _>>()?;
 
     let spared = descendants::children(Pid::this());
-    // If somebody kills the guardian, all that was below it comes to us.
+    // If the guardian is killed, its descendants are reparented to us.
     prctl::set_child_subreaper(true)?;
-    // This very program, also if its file was replaced while we waited for the lock.
+    // This very program, even if its file was replaced while we waited for the lock.
     let guardian = posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)?;
     let backstop = Backstop::start(guardian, spared)?;
     Ok(Child { leash, orders, backstop, heard: Vec::new() })

@@ -1,9 +1,9 @@
-//! The processes below one, whatever groups and sessions they made for themselves.
+//! The descendants of a process, whatever process groups and sessions they created.
 //!
-//! The kernel gives an orphan to its nearest ancestor that asked for orphans (a subreaper). So nobody
-//! leaves the tree below such a process, and one without children has no descendants either: that is
-//! the only answer that no race can spoil. What is read from /proc may be old, so who acts on it looks
-//! again until there is nobody left.
+//! The kernel reparents an orphan to its nearest ancestor that is a subreaper. So no process leaves
+//! the tree below a subreaper, and a subreaper without children has no descendants either: that is
+//! the only check without a race. What is read from /proc may be outdated, so callers scan again
+//! until nothing is left.
 
 use std::fs;
 
@@ -12,17 +12,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// What the kernel tells about a process.
+/// What the kernel reports about a process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Process {
     pub(crate) parent: Pid,
     pub(crate) group: Pid,
     pub(crate) session: Pid,
-    /// Whether it has ended, and its parent has not asked how.
+    /// Whether it has ended, and was not yet reaped by its parent.
     pub(crate) zombie: bool,
-    /// Whether a signal stopped it, and SIGCONT would let it go on.
+    /// Whether it was stopped by a signal, and SIGCONT would continue it.
     pub(crate) stopped: bool,
-    /// Whether a debugger keeps it from running.
+    /// Whether it is stopped by a debugger.
     pub(crate) traced: bool,
 }
 
@@ -46,7 +46,8 @@ impl Process {
     }
 }
 
-/// Shows all processes below one to `each`, parents first. It says whether to look further down.
+/// Passes all descendants of a process to `each`, parents first. `each` returns whether to descend
+/// further.
 pub(crate) fn visit(top: Pid, mut each: impl FnMut(Pid) -> bool) {
     let mut found = children(top);
     while let Some(pid) = found.pop() {
@@ -56,8 +57,8 @@ pub(crate) fn visit(top: Pid, mut each: impl FnMut(Pid) -> bool) {
     }
 }
 
-/// Kills all processes below one, except `spared` and what is below those, and except `kept` alone;
-/// says whether it found any.
+/// Kills all descendants of a process, except `spared` with their descendants, and except `kept`
+/// alone; returns whether it found any.
 pub(crate) fn kill_below(top: Pid, spared: &[Pid], kept: Option<Pid>) -> bool {
     let mut found = false;
     visit(top, |pid| {
@@ -68,17 +69,17 @@ pub(crate) fn kill_below(top: Pid, spared: &[Pid], kept: Option<Pid>) -> bool {
             return true;
         }
         found = true;
-        // One that has a KILL waiting cannot fork any more, so its children are looked for after it.
+        // A process with a pending KILL cannot fork, so its children are listed after that.
         let _ = kill(pid, Signal::SIGKILL);
         true
     });
     found
 }
 
-/// Whether a process is below another.
+/// Whether a process is a descendant of another.
 pub(crate) fn is_below(pid: Pid, top: Pid) -> bool {
     let mut at = pid;
-    // A parent that ends on the way up breaks the chain; the next look finds the new parent.
+    // A parent that ends on the way up breaks the chain; the next iteration finds the new parent.
     for _ in 0..1000 {
         match Process::look(at) {
             Some(process) if process.parent == top => return true,
@@ -91,7 +92,7 @@ pub(crate) fn is_below(pid: Pid, top: Pid) -> bool {
     false
 }
 
-/// The next child of ours that has ended or stopped; `None` when there is none at the moment.
+/// The next child of ours that has ended or stopped; `None` if there is none at the moment.
 pub(crate) fn reap() -> Result<Option<WaitStatus>, NoChildren> {
     // Whatever signal its end sends.
     let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED | WaitPidFlag::__WALL;
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_process_in_a_session_of_its_own_is_below_us_and_can_be_killed() {
-        // A shell that leaves one child in a session of its own and waits for it.
+        // A shell that leaves one child in a new session and waits for it.
         let script = "setsid sh -c 'echo $$; exec sleep 600' & wait";
         let mut shell =
             Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();

@@ -6,7 +6,7 @@ use crate::exit::{self, Failure};
 use crate::output::{Say, human};
 use crate::run::status::Status;
 
-/// How it went.
+/// The outcome of a command.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) how: How,
@@ -15,9 +15,9 @@ pub(crate) struct End {
     pub(crate) max_hold: bool,
     /// Whether it had the terminal, and Ctrl-C ended it: then we end the same way.
     pub(crate) interrupted: bool,
-    /// Whether a signal that usually ends a program came through us, or by Ctrl-C.
+    /// Whether a signal that usually ends a program arrived through us, or by Ctrl-C.
     pub(crate) asked_to_end: bool,
-    /// Whether the command was told that somebody asked for the lock.
+    /// Whether the command was signalled because of a yield request.
     pub(crate) yielded: bool,
 }
 
@@ -37,7 +37,7 @@ impl How {
     }
 }
 
-/// What the end of a command means: the code, and the rest of the status.
+/// Derives the exit code and the rest of the status from the end of a command.
 pub(crate) fn verdict(end: &End, say: Say, status: &mut Status) -> u8 {
     match end.how {
         How::Exited(code) => status.child_code = Some(code),
@@ -59,7 +59,7 @@ pub(crate) fn verdict(end: &End, say: Say, status: &mut Status) -> u8 {
     }
 }
 
-/// Whether a run did not do its work.
+/// Whether the work of a run was not done.
 pub(crate) fn has_failed(ended: &Result<End, Failure>) -> bool {
     ended.as_ref().map_or(true, |end| end.lost.is_some() || end.max_hold || end.how.code() != 0)
 }

@@ -1,17 +1,18 @@
 //! The guardian: a process between the wrapper and the command that never lets the command outlive
 //! its lock.
 //!
-//! It starts the command in a group of its own, reaps whatever that leaves behind, and ends all that
-//! came of it when the wrapper dies (the leash ends) or the deadline comes, even if the wrapper is
-//! stopped or the machine slept meanwhile. Orphans come to it, so a process that made a group or a
-//! session of its own is still below it, and is found. It has inherited the lock's open file where
-//! there is one, and leaves last: so the kernel keeps the lock until then, whatever happened to the
-//! wrapper.
+//! It starts the command in its own process group, reaps everything the command leaves behind, and
+//! ends all descendants when the wrapper dies (the socket closes) or the deadline passes, even if
+//! the wrapper is stopped or the machine was suspended meanwhile. It is a subreaper, so a process
+//! that created its own group or session is still its descendant and is found. It inherits the
+//! lock's open file, if there is one, and exits last: so the kernel keeps the lock until then,
+//! whatever happened to the wrapper.
 //!
-//! If it is killed itself, or stopped, the wrapper does the same: [`backstop`](crate::run::backstop).
+//! If it is killed itself, or stopped, the wrapper does the same:
+//! [`backstop`](crate::run::backstop).
 //!
-//! Descriptors are known by number only, except the leash, which is standard input: everything else
-//! that must not reach the command is closed on the way there.
+//! Descriptors are known by number only, except the socket to the wrapper, which is standard input:
+//! everything that must not reach the command is closed on exec.
 
 use std::ffi::OsString;
 use std::fs;
@@ -43,13 +44,13 @@ use crate::run::terminal::Terminal;
 /// The hidden verb.
 pub(crate) const VERB: &str = "__guardian";
 
-/// What it is called in lists of processes, so that `pkill lockkeeper` does not mean it.
+/// Its name in process lists, so that `pkill lockkeeper` does not match it.
 const NAME: &std::ffi::CStr = c"lk-guardian";
 
-/// How often to look for descendants that are not our children, and therefore do not tell us.
+/// How often to scan for descendants that are not our children, whose end we are not notified of.
 const LOOK_AGAIN: u16 = 20;
 
-/// The whole life of a guardian; `args` follow the hidden verb.
+/// The entry point of a guardian; `args` follow the hidden verb.
 pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ! {
     let Some(brief) = Brief::from_args(args).filter(|brief| !brief.command.is_empty()) else {
         tell(format_args!("{VERB} is not meant to be called; see `lockkeeper run --help`"));
@@ -68,16 +69,16 @@ struct Guardian {
     signals: SignalFd,
     timer: TimerFd,
     terminal: Option<Terminal>,
-    /// The command, which leads the group of the same number.
+    /// The command, which leads the process group of the same number.
     group: Pid,
     /// For runs inside this one.
     host: Option<Host>,
     /// How the command ended, once it has.
     end: Option<Report>,
     deadline: Deadline,
-    /// Whether all were sent TERM or KILL for the deadline. There is no way back from that.
+    /// Whether TERM or KILL was sent because of the deadline. That is final.
     ending: bool,
-    /// Whether the time of KILL has come.
+    /// Whether the time for KILL has come.
     killing: bool,
     /// Whether the wrapper lives.
     leashed: bool,
@@ -87,13 +88,14 @@ impl Guardian {
     fn start(brief: Brief) -> nix::Result<Self> {
         let mut wanted = signals::unignored(&signals::FORWARDED);
         wanted.add(Signal::SIGCHLD);
-        // The wrapper's mask came along, so nothing was missed before this.
+        // The wrapper's mask was inherited, so no signal was missed before this.
         let (signals, _) = signals::block(wanted)?;
         let timer = TimerFd::new(
             timerfd::ClockId::CLOCK_BOOTTIME,
             TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK,
         )?;
-        // The first order was sent before we were: there is no moment without a deadline.
+        // The first order was sent before we were started: there is never a moment without a
+        // deadline.
         let Some(Order::Deadline(deadline)) = next_order()? else { exit(0) };
         let terminal = brief.foreground.then(Terminal::open).flatten();
         // Without it, runs inside this one ask the engine.
@@ -106,7 +108,7 @@ impl Guardian {
                 exit(0);
             }
         };
-        // The command may have asked for the terminal before this; `stopped` makes up for it.
+        // The command may have tried to use the terminal before this; `stopped` makes up for it.
         if let Some(terminal) = &terminal {
             terminal.give_to(group);
         }
@@ -140,16 +142,16 @@ impl Guardian {
                 return Ok(());
             }
             self.wait()?;
-            // Only consumed; the clock decides, not how often the timer rang.
+            // Only consumed; the clock decides, not the number of timer expirations.
             let _ = self.timer.wait();
             while let Some(signal) = signals::read(&self.signals) {
-                // Meant for the command, if somebody sends it to us.
+                // Meant for the command, if it was sent to us.
                 if signal != Signal::SIGCHLD {
                     self.signal(signal);
                 }
             }
             self.host.iter_mut().for_each(Host::welcome);
-            // All of them before the clock: after a stop, the last one is what counts.
+            // All of them before the clock: after a stop, only the last one counts.
             while self.leashed && has_order()? {
                 match next_order()? {
                     Some(order) => self.obey(order)?,
@@ -160,7 +162,7 @@ impl Guardian {
         }
     }
 
-    /// Waits for news from the wrapper, a signal, a run inside this one, or the timer.
+    /// Waits for an order, a signal, a run inside this one, or the timer.
     fn wait(&self) -> nix::Result<()> {
         let stdin = io::stdin();
         let mut fds = vec![
@@ -203,7 +205,7 @@ impl Guardian {
         self.set_timer()
     }
 
-    /// Ends everyone when the time has come, or when the wrapper is dead.
+    /// Ends all descendants when the deadline has passed, or the wrapper is dead.
     fn look_at_the_clock(&mut self) -> nix::Result<()> {
         let now = boot_time();
         if self.killing {
@@ -212,7 +214,7 @@ impl Guardian {
         if !self.leashed || now >= self.deadline.kill {
             self.ending = true;
             self.killing = true;
-            // `watch` does it, again and again until there is nobody left.
+            // `watch` does it, repeatedly until nothing is left.
             send(Report::Ended { killed: true });
         } else if now >= self.deadline.term && !self.ending {
             self.ending = true;
@@ -231,23 +233,23 @@ impl Guardian {
         if next == u64::MAX {
             return self.timer.unset();
         }
-        // A time of zero would switch the timer off.
+        // A time of zero would disarm the timer.
         let at = TimeSpec::from_duration(Duration::from_nanos(next.max(1)));
         self.timer.set(Expiration::OneShot(at), TimerSetTimeFlags::TFD_TIMER_ABSTIME)
     }
 
     fn signal(&self, signal: Signal) {
-        // It fails when the group is gone, or has changed its user; there is nothing to do about either.
+        // Fails if the group is gone or has changed its user; nothing can be done about either.
         let _ = killpg(self.group, signal);
     }
 
-    /// Kills whoever came of the command, until a look finds nobody who is new.
+    /// Kills all descendants of the command, until a scan finds no new ones.
     fn kill_all(&self) {
         self.signal(Signal::SIGKILL);
         descendants::kill_below(Pid::this(), &[], None);
     }
 
-    /// Takes note of children that ended or stopped: the command, and orphans that came to us.
+    /// Reaps children that ended or stopped: the command, and orphans that were reparented to us.
     fn reap(&mut self) -> Result<(), NoChildren> {
         while let Some(status) = descendants::reap()? {
             match status {
@@ -275,19 +277,19 @@ impl Guardian {
         }
     }
 
-    /// Whether nobody is left whom we wait for after the command's own end: its group, what it started
-    /// in other groups of the session, as shells do with jobs, and runs inside this one. A daemon, which
-    /// made a session of its own, may stay.
+    /// Whether nothing is left that we wait for after the command's own end: its group, processes
+    /// in other groups of the session, such as a shell's jobs, and runs inside this one. A daemon,
+    /// which created its own session, may stay.
     fn is_over(&mut self) -> bool {
         killpg(self.group, None) == Err(Errno::ESRCH)
             && !self.host.as_mut().is_some_and(Host::has_guests)
-            // Twice: a process whose parent ends while we look may hide from one look.
+            // Twice: a process whose parent ends during the scan may be missed by it.
             && !has_jobs()
             && !has_jobs()
     }
 }
 
-/// Asks all below a process to end, once each.
+/// Asks all descendants of a process to end, once each.
 pub(crate) fn end_below(top: Pid, group: Pid) {
     let _ = killpg(group, Signal::SIGTERM);
     descendants::visit(top, |pid| {
@@ -301,7 +303,7 @@ pub(crate) fn end_below(top: Pid, group: Pid) {
     });
 }
 
-/// Whether a process of our session is left below us.
+/// Whether we have a descendant in our own session.
 fn has_jobs() -> bool {
     let session = getsid(None).unwrap_or(Pid::this());
     let mut found = false;
@@ -313,7 +315,7 @@ fn has_jobs() -> bool {
     found
 }
 
-/// Whether an order is there, or the end of the leash.
+/// Whether an order can be read, or the end of the stream.
 fn has_order() -> nix::Result<bool> {
     let stdin = io::stdin();
     let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
@@ -324,7 +326,7 @@ fn has_order() -> nix::Result<bool> {
     }
 }
 
-/// The next order; `None` when the wrapper is dead.
+/// The next order; `None` if the wrapper is dead.
 fn next_order() -> nix::Result<Option<Order>> {
     let mut frame = [0; FRAME];
     let mut filled = 0;
@@ -340,11 +342,11 @@ fn next_order() -> nix::Result<Option<Order>> {
 }
 
 fn send(report: Report) {
-    // It fails when the wrapper is dead, which the leash says as well.
+    // Fails if the wrapper is dead, which the socket reports as well.
     let _ = write(io::stdin(), &report.encode());
 }
 
-/// Nanoseconds since the machine was switched on, sleep included.
+/// Nanoseconds since boot, suspend included.
 pub(crate) fn boot_time() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)

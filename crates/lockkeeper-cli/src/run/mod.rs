@@ -1,8 +1,8 @@
 //! `run`: hold a lock while a command runs.
 //!
-//! This file puts the parts together. [`supervise`] looks after the command by way of a [`child`] that a
-//! [`guardian`] process watches, by the [`protocol`] between them, on the [`timeline`] that a lease sets.
-//! The [`backstop`] is what the wrapper does by itself if the guardian does not.
+//! This file puts the parts together. [`supervise`] supervises the command through a [`child`],
+//! which a [`guardian`] process watches, by the [`protocol`] between them, on the [`timeline`] that
+//! a lease sets. The [`backstop`] is what the wrapper does itself if the guardian fails to.
 
 pub(crate) mod backstop;
 pub(crate) mod brief;
@@ -141,7 +141,7 @@ async fn hold_and_run(
             let timeline = Timeline::new(limit, grace, on_lost)?;
             if client.guarantees().scope == Scope::Process {
                 say.warn(format_args!(
-                    "{place} excludes only inside one process: this keeps nobody out"
+                    "{place} excludes only inside one process: this excludes nothing"
                 ));
             }
             let lock = lock(&client, &args.key, &args.terms).owner(&owner);
@@ -165,7 +165,7 @@ async fn hold_and_run(
                     Ok((client, timeline, guard))
                 }
                 Err(failure) => {
-                    // What was begun, the undoing of a claim, ends before we do.
+                    // What is pending, such as undoing a claim, ends before we do.
                     close(client, !failure.retryable).await;
                     Err(failure)
                 }
@@ -218,7 +218,7 @@ async fn hold_and_run(
     ended
 }
 
-/// Warns of a key that looks like the name of a file, as flock would have it.
+/// Warns about a key that looks like a file name, as flock takes it.
 pub(crate) fn warn_of_path(key: &str, endpoint: &Endpoint, say: Say) {
     let path = ["/", "./", "../", "~/"].iter().any(|start| key.starts_with(start));
     if path && endpoint.scheme() == "file" {
@@ -229,7 +229,7 @@ pub(crate) fn warn_of_path(key: &str, endpoint: &Endpoint, say: Say) {
     }
 }
 
-/// What the command is told about its lock.
+/// The environment variables that describe the lock to the command.
 pub(crate) fn environment(
     guard: &Guard,
     owner: &Owner,
@@ -245,7 +245,8 @@ pub(crate) fn environment(
     ]
 }
 
-/// Keeps the lock until `least` has passed since the grant, unless somebody is in a hurry.
+/// Keeps the lock until `least` has passed since the grant, unless a signal or a yield request ends
+/// that.
 async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Signals) {
     tokio::select! {
         () = tokio::time::sleep(least.saturating_sub(granted.elapsed())) => {}
@@ -254,7 +255,7 @@ async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Si
     }
 }
 
-/// When the wait gets long, says so if it cannot end.
+/// If the wait gets long, reports it if it cannot end.
 async fn warn_of_ourselves(key: &str, place: &str, say: Say) {
     tokio::time::sleep(WORTH_A_WORD).await;
     if nested::below_a_run_of(key, place) && nested::enter().is_some() {
@@ -266,7 +267,7 @@ async fn warn_of_ourselves(key: &str, place: &str, say: Say) {
 
 fn command(args: &Run) -> Vec<OsString> {
     match &args.shell {
-        // The same shell that flock would take.
+        // The same shell that flock would use.
         Some(string) => {
             let shell = env::var_os("SHELL").filter(|shell| !shell.is_empty());
             vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-c".into(), string.clone()]

@@ -1,9 +1,9 @@
 //! A run inside a run: how the inner one finds the outer one, and how the outer one waits for it.
 //!
-//! The environment alone proves nothing: a daemon that outlived its run still has it. So the guardian of
-//! the outer run listens, the inner run connects, and is in only after it was welcomed. The guardian
-//! does not end while such a connection is open. A run that comes too late finds nobody, or is never
-//! welcomed, and asks the engine like everyone else.
+//! The environment alone proves nothing: a daemon that outlived its run still has it. So the
+//! guardian of the outer run listens, and the inner run connects and counts as nested only once it
+//! is accepted. The guardian does not end while such a connection is open. A run that comes too
+//! late finds no listener, or is never accepted, and asks the engine like any other.
 
 use std::env;
 use std::io::{self, Read, Write};
@@ -22,10 +22,10 @@ use crate::exit::Failure;
 use crate::run::descendants::is_below;
 use crate::run::guardian::boot_time;
 
-/// The variable that names the place where the guardian listens.
+/// The variable with the address of the guardian's socket.
 pub(crate) const VARIABLE: &str = "LOCKKEEPER_RUN";
 
-/// The variable that says what the outer run holds the lock as.
+/// The variable with the kind of lock that the outer run holds.
 pub(crate) const KIND: &str = "LOCKKEEPER_KIND";
 
 /// How long a guardian may take to answer.
@@ -49,7 +49,7 @@ impl Host {
         Ok(Self { listener, name, guests: Vec::new() })
     }
 
-    /// What the command finds in its environment.
+    /// The address, for the command's environment.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -58,7 +58,7 @@ impl Host {
         self.listener.as_fd()
     }
 
-    /// Welcomes those who came, if they are ours: only what is below us is ended with us.
+    /// Accepts connections of our own descendants: only they are ended with us.
     pub(crate) fn welcome(&mut self) {
         while let Ok((mut guest, _)) = self.listener.accept() {
             let below = getsockopt(&guest, PeerCredentials)
@@ -72,7 +72,7 @@ impl Host {
     /// Whether a run inside this one is still there.
     pub(crate) fn has_guests(&mut self) -> bool {
         self.welcome();
-        // Guests say nothing: what can be read is their end.
+        // Guests send nothing: anything readable is their end.
         self.guests.retain_mut(|guest| {
             matches!(guest.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
         });
@@ -90,7 +90,7 @@ pub(crate) fn enter() -> Option<UnixStream> {
     (answer == [WELCOME]).then_some(host)
 }
 
-/// Refuses to enter as more than the outer run holds: others may share what it holds.
+/// Refuses a stronger kind of lock than the outer run holds: others may share what it holds.
 pub(crate) fn check_kind(key: &str, asked: &str) -> Result<(), Failure> {
     let outer = env::var(KIND).unwrap_or_default();
     match (outer.as_str(), asked) {
@@ -103,7 +103,8 @@ pub(crate) fn check_kind(key: &str, asked: &str) -> Result<(), Failure> {
     }
 }
 
-/// What a lock is held as, so that a run inside can compare. Semaphores of different sizes differ.
+/// The kind of lock that is held, for comparison by an inner run. Semaphores of different limits
+/// differ.
 pub(crate) fn kind(mode: Mode) -> String {
     match mode {
         Mode::Permits { limit, .. } => format!("semaphore of {limit}"),
@@ -111,12 +112,12 @@ pub(crate) fn kind(mode: Mode) -> String {
     }
 }
 
-/// Whether the environment says that a run around us holds this lock for this owner.
+/// Whether, by the environment, an outer run holds this lock for this owner.
 pub(crate) fn held_by_an_outer_run(key: &str, owner: &Owner, place: &str) -> bool {
     below_a_run_of(key, place) && is_set("LOCKKEEPER_OWNER", owner.id())
 }
 
-/// Whether the environment says that a run around us holds this lock, for whomever.
+/// Whether, by the environment, an outer run holds this lock, for any owner.
 pub(crate) fn below_a_run_of(key: &str, place: &str) -> bool {
     is_set("LOCKKEEPER_HELD", "1")
         && is_set("LOCKKEEPER_KEY", key)
@@ -128,7 +129,7 @@ fn is_set(name: &str, value: &str) -> bool {
     env::var_os(name).is_some_and(|found| found == value)
 }
 
-/// A name without a file: it is gone with the one who listens.
+/// An abstract name: it is gone with its listener.
 fn address(name: &str) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(name)
 }

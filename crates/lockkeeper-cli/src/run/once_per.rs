@@ -1,11 +1,11 @@
 //! `--once-per D`: at most one run per slot, across machines.
 //!
-//! Time is cut into slots of D since 1970. A run first takes a *mark*, a second lock whose key names
-//! the slot, and leaves it taken until every clock that may lag behind has left the slot too. Where a
-//! lease outlives its taker, the mark costs nothing; elsewhere a small holder process keeps it.
+//! Time is divided into slots of D since 1970. A run first acquires a *mark*, a second lock whose
+//! key names the slot, and keeps it until every clock that may lag behind has left the slot too. If
+//! a lease outlives its holder, the mark costs nothing; otherwise a small holder process keeps it.
 //!
-//! The mark is taken before the command starts: one that fails does not run again in the same slot,
-//! unless it is taken back then.
+//! The mark is acquired before the command starts: a command that fails does not run again in the
+//! same slot, unless the mark is released then.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,11 +14,12 @@ use lockkeeper::{Client, Guard, Owner};
 
 use crate::args::{Release, Terms};
 use crate::detached::handle;
-use crate::detached::holder::{self, Request};
+use crate::detached::holder;
+use crate::detached::protocol::Request;
 use crate::exit::{self, Failure};
 use crate::run::signals::Signals;
 
-/// How far clocks of different machines may be apart, at most; never more than a slot.
+/// The largest expected difference between clocks of different machines; never more than a slot.
 const SKEW: Duration = Duration::from_secs(60);
 
 /// The mark of a slot.
@@ -31,15 +32,15 @@ pub(crate) enum Mark {
 }
 
 impl Mark {
-    /// Leaves it until its slot is over.
+    /// Keeps it until its slot is over.
     pub(crate) fn leave(self) {
         if let Mark::Lease(guard) = self {
-            // Meant to stay when we go: the lease ends it.
+            // Meant to stay when we exit: it ends with its lease.
             std::mem::forget(guard);
         }
     }
 
-    /// Lets the slot have another run.
+    /// Allows another run in the slot.
     pub(crate) async fn take_back(self) {
         match self {
             Mark::Lease(guard) => {
@@ -52,10 +53,10 @@ impl Mark {
     }
 }
 
-/// What `ls` shows of a mark, whose holder is gone.
+/// The note of a mark, whose holder is gone, in `ls`.
 const NOTE: &str = "mark of --once-per";
 
-/// Takes the mark of this slot. Busy means that the run of this slot has happened.
+/// Acquires the mark of this slot. Busy means that the slot has had its run.
 pub(crate) async fn mark(
     client: &Client,
     url: &str,
@@ -64,7 +65,8 @@ pub(crate) async fn mark(
     signals: &Signals,
 ) -> Result<Mark, Failure> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let taken = Failure::new(exit::BUSY, format!("lock {key:?}: this slot had its run already"));
+    let taken =
+        Failure::new(exit::BUSY, format!("lock {key:?}: this slot has already had its run"));
     let (key, lease) = slot(key, now, slot_length)?;
     if client.guarantees().death == Death::Lease {
         let lock = client.mutex(&key).lease(lease).note(NOTE);
@@ -109,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_the_same_for_all_who_are_in_it() {
+    fn a_slot_is_the_same_for_all_moments_in_it() {
         let hour = Duration::from_secs(3600);
         let at = |s| slot("k", Duration::from_secs(s), hour).unwrap();
         assert_eq!(at(7200).0, at(10_799).0);

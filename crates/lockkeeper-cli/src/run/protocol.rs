@@ -1,16 +1,16 @@
-//! What the wrapper and the guardian tell each other over the socket between them.
+//! The messages between the wrapper and the guardian, over the socket between them.
 //!
 //! Every message is one frame of fixed size, written at once. The most important message has no
-//! frame: the end of the stream means that the other one is dead.
+//! frame: the end of the stream means that the peer is dead.
 
 /// From the wrapper to the guardian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// When to end the command, if no later order moves it.
+    /// When to end the command, unless a later order moves it.
     Deadline(Deadline),
     /// Pass this signal on to the command's group.
     Signal(i32),
-    /// The lock was checked; the stopped group may go on, in the terminal's foreground if set.
+    /// The lock was checked; the stopped group may continue, in the terminal's foreground if set.
     Resume { foreground: bool },
 }
 
@@ -23,26 +23,26 @@ pub(crate) enum Report {
     Failed(i32),
     /// The command was stopped by this signal.
     Stopped(i32),
-    /// The deadline was reached: all were sent TERM, or are being killed.
+    /// The deadline was reached: TERM was sent to all, or they are being killed.
     Ended { killed: bool },
-    /// All is over; the command had returned this code.
+    /// All processes have ended; the command returned this code.
     Exited(i32),
-    /// All is over; the command had died by this signal.
+    /// All processes have ended; the command was killed by this signal.
     Signalled(i32),
 }
 
-/// Two moments of boot time, in nanoseconds: a clock that both processes share, and that goes on
-/// while the machine sleeps.
+/// Two moments of boot time, in nanoseconds: a clock that both processes share, and that counts
+/// suspend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Deadline {
-    /// TERM, unless it is over before.
+    /// When to send TERM, unless the command has ended.
     pub(crate) term: u64,
-    /// KILL.
+    /// When to send KILL.
     pub(crate) kill: u64,
 }
 
 impl Deadline {
-    /// No lease runs: the group may take its time.
+    /// There is no lease: the group may take its time.
     pub(crate) const NEVER: Self = Self { term: u64::MAX, kill: u64::MAX };
 }
 

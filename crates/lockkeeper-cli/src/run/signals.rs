@@ -1,8 +1,8 @@
-//! Signals as something to read, not as something that interrupts.
+//! Signals that are read instead of handled.
 //!
 //! They are blocked before anything else happens and read from a file descriptor, so there is no
-//! moment in which one is missed or kills a half-started run. A signal that was ignored when we were
-//! started stays so, for us and for the command: that is how `nohup` works.
+//! moment in which one is missed or kills a half-started run. A signal that was ignored when we
+//! were started stays ignored, for us and for the command: that is how `nohup` works.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -31,7 +31,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Blocks and collects what a wrapper has to know of. Needs a runtime.
+    /// Blocks and collects the signals that a wrapper has to handle. Needs a runtime.
     pub(crate) fn collect() -> std::io::Result<Self> {
         let mut wanted = unignored(&FORWARDED);
         wanted.add(Signal::SIGTSTP);
@@ -48,11 +48,11 @@ impl Signals {
     /// The next signal.
     ///
     /// # Cancel safety
-    /// A signal is taken only by the call that returns it.
+    /// A signal is consumed only by the call that returns it.
     pub(crate) async fn next(&self) -> Signal {
         loop {
             if self.records.readable().await.is_err() {
-                // The runtime is going down; nobody waits for the answer.
+                // The runtime is shutting down; nothing waits for the result.
                 return std::future::pending().await;
             }
             if let Some(signal) = self.pending() {
@@ -61,22 +61,23 @@ impl Signals {
         }
     }
 
-    /// A signal that is here already.
+    /// A signal that has already arrived.
     pub(crate) fn pending(&self) -> Option<Signal> {
         let mut record = [0; RECORD];
-        // The kernel writes whole records, which begin with the signal's number.
+        // The kernel writes whole records, which start with the signal's number.
         self.records.try_read(&mut record).ok().filter(|read| *read == RECORD)?;
         let number = i32::from_ne_bytes(record[..4].try_into().expect("four bytes"));
         Signal::try_from(number).ok()
     }
 }
 
-/// The size of what a read tells about one signal.
+/// The size of the record of one signal.
 const RECORD: usize = size_of::<nix::sys::signalfd::siginfo>();
 
-/// Blocks signals, and gives them as a descriptor along with the mask before.
+/// Blocks signals, and returns a descriptor for them together with the previous mask.
 ///
-/// SIGTTOU is blocked as well: who gives the terminal away or takes it back must not be stopped by that.
+/// SIGTTOU is blocked as well: a process that changes the terminal's foreground group must not be
+/// stopped for it.
 pub(crate) fn block(mut wanted: SigSet) -> nix::Result<(SignalFd, SigSet)> {
     let fd = SignalFd::with_flags(&wanted, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     wanted.add(Signal::SIGTTOU);
@@ -102,7 +103,7 @@ pub(crate) fn unignored(signals: &[Signal]) -> SigSet {
     signals.iter().copied().filter(|signal| ignored & (1 << (*signal as i32 - 1)) == 0).collect()
 }
 
-/// A mask as text, to hand it to the guardian.
+/// A mask as text, to pass it to the guardian.
 pub(crate) fn mask_to_text(mask: &SigSet) -> String {
     mask.iter().map(|signal| (signal as i32).to_string()).collect::<Vec<_>>().join(",")
 }

@@ -1,4 +1,4 @@
-//! How a run went, as one JSON object for machines.
+//! The outcome of a run, as one JSON object for machines.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -19,28 +19,28 @@ use crate::output::{self, Say, stderr};
 /// As many links as the kernel follows.
 const MOST_LINKS: usize = 40;
 
-/// What `--status-file` and `--json` tell. Times are in seconds.
+/// The contents of `--status-file` and `--json`. Times are in seconds.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Status {
     /// One of: done, busy, lost, max-hold, interrupted, unavailable, usage, failed.
     pub(crate) outcome: &'static str,
-    /// In words, where the outcome alone does not say it all.
+    /// In words, if the outcome alone does not say it all.
     pub(crate) reason: Option<String>,
     pub(crate) key: String,
     pub(crate) url: Option<String>,
     pub(crate) waited: f64,
     pub(crate) held: f64,
     pub(crate) fence: Option<u64>,
-    /// What the command returned, if it did.
+    /// The exit code of the command, if it exited.
     pub(crate) child_code: Option<i32>,
-    /// Which signal ended the command, if one did.
+    /// The signal that ended the command, if one did.
     pub(crate) child_signal: Option<i32>,
-    /// What we return.
+    /// Our own exit code.
     pub(crate) exit_code: u8,
 }
 
 impl Status {
-    /// The outcome of a failure that was not told otherwise.
+    /// Sets the outcome of a failure, unless it is set already.
     pub(crate) fn fail(&mut self, failure: &Failure) {
         self.reason = Some(failure.message.clone()).filter(|reason| !reason.is_empty());
         if self.outcome.is_empty() {
@@ -54,14 +54,15 @@ impl Status {
         }
     }
 
-    /// A failure without words is a signal that came while we waited.
+    /// A failure without a message is a signal that arrived while we waited.
     pub(crate) fn interrupted(&mut self, failure: &Failure) {
         if failure.message.is_empty() {
             self.outcome = "interrupted";
         }
     }
 
-    /// Tells it where it was asked for. The command's code counts more than a file that failed.
+    /// Writes the status where it was requested. The command's code matters more than a file that
+    /// cannot be written.
     pub(crate) fn tell(&self, supervision: &Supervision, say: Say) {
         if let Some(Err(failure)) = supervision.status_file.as_deref().map(|path| self.write(path))
         {
@@ -76,7 +77,7 @@ impl Status {
         serde_json::to_string(self).expect("plain fields serialize")
     }
 
-    /// Writes a file that is either as it was or whole.
+    /// Writes a file atomically: it has the old contents or the new ones.
     fn write(&self, path: &Path) -> Result<(), Failure> {
         let line = self.to_json() + "\n";
         let text = line.as_bytes();
@@ -89,19 +90,19 @@ impl Status {
             Target::Stream => open(path)?.write_all(text),
             Target::Descriptor(1) => output::stdout(&line),
             Target::Descriptor(2) => io::stderr().write_all(text),
-            // Opened once more, which is why it is written to at its end.
+            // Opened again, so it is appended to.
             Target::Descriptor(_) => open(path)?.write_all(text),
         });
         written.map_err(|error| refuse(path, error))
     }
 }
 
-/// Makes sure that a status file can be written, before anything is done that it would tell about.
+/// Checks that a status file can be written, before anything happens that it would report.
 pub(crate) fn probe(path: &Path) -> Result<(), Failure> {
     let tried = Target::of(path).and_then(|target| match target {
         Target::File(path) => create_beside(&path).and_then(|(_, beside)| fs::remove_file(beside)),
         Target::Stream if path.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        // Not opened: whoever reads from a pipe would take our leaving for the end.
+        // Not opened: a reader of a pipe would take our closing it for the end.
         Target::Stream => Ok(()),
         Target::Descriptor(number) => fs::metadata(path).map(drop).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => io::Error::other(format!(
@@ -118,15 +119,15 @@ pub(crate) fn probe(path: &Path) -> Result<(), Failure> {
 enum Target {
     /// A file, or nothing yet.
     File(PathBuf),
-    /// What is there is no file, such as a pipe, and must not be replaced by one.
+    /// Something that is not a file, such as a pipe, and must not be replaced by one.
     Stream,
-    /// One of our own open files, such as /dev/stdout, whatever that is: it belongs to others as well.
+    /// One of our own open files, such as /dev/stdout: it may be shared with others.
     Descriptor(u32),
 }
 
 impl Target {
-    /// Goes from link to link. A link stays, and what it leads to is replaced; but a link of another
-    /// user may have been planted for us.
+    /// Follows links. A link stays, and its target is replaced; but a link of another user may be
+    /// an attack.
     fn of(path: &Path) -> io::Result<Self> {
         let own = fs::canonicalize("/proc/self/fd").ok();
         let mut path = path.to_owned();
@@ -159,8 +160,8 @@ impl Target {
     }
 }
 
-/// Makes a file in the same directory that can be renamed to the path. Nobody can foresee its name, and
-/// what may be there already is not used.
+/// Creates a file in the same directory that can be renamed to the path. Its name is unpredictable,
+/// and an existing file is never used.
 fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
@@ -169,7 +170,7 @@ fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
     Ok((OpenOptions::new().write(true).create_new(true).open(&beside)?, beside))
 }
 
-/// Opens a device or a pipe, but does not wait for somebody to read from it.
+/// Opens a device or a pipe, without waiting for a reader.
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlag::O_NONBLOCK.bits();
     OpenOptions::new().append(true).custom_flags(flags).open(path)

@@ -1,4 +1,4 @@
-//! Looks after a command while a lock is held for it: signals, stops, deadlines, loss.
+//! Supervises a command while a lock is held for it: signals, stops, deadlines, loss.
 
 use std::path::Path;
 use std::pin::pin;
@@ -21,15 +21,15 @@ use crate::run::signals::Signals;
 use crate::run::terminal::{Terminal, someone_would_continue_us, stop};
 use crate::run::timeline::Timeline;
 
-/// What a command is given to live with.
+/// The lock and the settings that a command runs under.
 #[derive(Debug)]
 pub(crate) struct Supervisor<'a> {
-    /// `None` when an outer run holds the lock.
+    /// `None` if an outer run holds the lock.
     pub(crate) guard: Option<&'a Guard>,
     pub(crate) timeline: Timeline,
-    /// The lease that was asked for.
+    /// The requested lease.
     pub(crate) ttl: Duration,
-    /// Whether the lease has an end that nothing moves.
+    /// Whether the end of the lease is fixed.
     pub(crate) fixed: bool,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) on_yield: OnYield,
@@ -38,14 +38,14 @@ pub(crate) struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
-    /// Runs a command to its end, and that of all it left running.
+    /// Runs a command until it and all processes it left running have ended.
     pub(crate) async fn run(&self, mut job: Job) -> Result<End, Failure> {
         let terminal = Terminal::open();
         let name = job.command[0].to_string_lossy().into_owned();
         job.foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
         let deadline = self.deadline();
-        // Before the start: somebody may have started us with SIGCHLD ignored, and then nobody could
-        // wait for a child.
+        // Before the start: if we were started with SIGCHLD ignored, waiting for a child would
+        // fail.
         let changes = signal(SignalKind::child())
             .map_err(|error| Failure::own("listen for the end of the command", error))?;
         let child = Child::start(job, deadline)?;
@@ -72,7 +72,7 @@ impl Supervisor<'_> {
         Ok(End { how, lost, max_hold, interrupted, asked_to_end, yielded })
     }
 
-    /// What the guardian has to know if we never speak again.
+    /// The deadline for the guardian, in case we never send another order.
     fn deadline(&self) -> Deadline {
         self.timeline.deadline(self.remaining())
     }
@@ -81,7 +81,7 @@ impl Supervisor<'_> {
         self.guard.map_or(Duration::MAX, Guard::remaining)
     }
 
-    /// The signal to send when somebody asked for the lock.
+    /// Resolves with the signal to send when the holder is asked to yield.
     async fn asked_to_yield(&self) -> Signal {
         let Some(signal) = self.on_yield.signal() else { return std::future::pending().await };
         match self.guard {
@@ -99,7 +99,7 @@ impl Supervisor<'_> {
     }
 }
 
-/// How far the end of the command has come, by its deadline.
+/// How far the end of the command has progressed, by its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Running,
@@ -110,13 +110,13 @@ enum Stage {
 struct Watch<'a> {
     supervisor: &'a Supervisor<'a>,
     child: Child,
-    /// Whenever the guardian stops, goes on or ends.
+    /// Signalled whenever the guardian stops, continues or ends.
     changes: Changes,
     terminal: Option<Terminal>,
-    /// What the guardian was told last.
+    /// The last deadline sent to the guardian.
     deadline: Deadline,
     stage: Stage,
-    /// How many failed renewals in a row were told.
+    /// How many consecutive failed renewals were reported.
     failures: u32,
     lost: Option<String>,
     max_hold: bool,
@@ -184,7 +184,8 @@ impl Watch<'_> {
 
     fn order_deadline(&mut self, deadline: Deadline) {
         self.child.order(Order::Deadline(deadline));
-        // A moment that has passed means now, and the guardian is not late before it could hear of it.
+        // A moment in the past means now, and the guardian is not late before it could receive the
+        // order.
         let now = boot_time();
         self.deadline = Deadline { term: deadline.term.max(now), kill: deadline.kill.max(now) };
         self.set_backstop();
@@ -202,7 +203,8 @@ impl Watch<'_> {
             .then(|| Duration::from_nanos(at.saturating_sub(boot_time())))
     }
 
-    /// The command ended, maybe because we killed it before the guardian could tell that it is time.
+    /// The command ended, perhaps because we killed it before the guardian could report the
+    /// deadline.
     fn ended(&mut self, how: How) -> How {
         if self.child.backstop().fired() {
             self.deadline_reached(Stage::Killed);
@@ -216,12 +218,12 @@ impl Watch<'_> {
         match self.child.backstop().end() {
             Some(Report::Exited(code)) => How::Exited(code),
             Some(Report::Signalled(signal)) => How::Signalled(signal),
-            // The guardian knew how, and cannot tell any more.
+            // The guardian knew how, and can no longer report it.
             _ => How::Signalled(Signal::SIGKILL as i32),
         }
     }
 
-    /// Says that a renewal failed when it does; with `-v`, of each.
+    /// Reports the first failed renewal; with `-v`, each one.
     fn tell_failed_renewals(&mut self) {
         let say = self.supervisor.say;
         match self.supervisor.guard.and_then(Guard::trouble) {
@@ -242,7 +244,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Why a lease ran out: what its last renewals failed with.
+    /// Why a lease ran out: the errors of its last renewals.
     fn with_cause(&self, reason: &str) -> String {
         match self.supervisor.guard.and_then(Guard::trouble) {
             Some(trouble) => format!("{reason}: {}", trouble.error),
@@ -252,7 +254,7 @@ impl Watch<'_> {
 
     fn signalled(&mut self, signal: Signal) {
         match signal {
-            // Also if we have not heard of a stop: the report may be on its way.
+            // Even if we do not know of a stop: the report may be on its way.
             Signal::SIGCONT => self.resume(),
             other => {
                 self.asked_to_end |=
@@ -262,7 +264,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Somebody asked for the lock. Nothing was taken away, so when to end is up to the command.
+    /// The holder was asked to yield. Nothing was taken away, so the command decides when to end.
     fn give_way(&mut self, signal: Signal) {
         self.yielded = true;
         self.supervisor.say.warn(format_args!("asked to give way; the command is sent {signal}"));
@@ -271,7 +273,7 @@ impl Watch<'_> {
 
     fn lock_lost(&mut self, reason: &Loss) {
         let supervisor = self.supervisor;
-        // A lease that ran out ends the command on the timeline that the guardian has already.
+        // A lease that ran out ends the command on the timeline that the guardian already has.
         let lost = match reason {
             Loss::Expired => self.with_cause(&reason.to_string()),
             Loss::Ended => reason.to_string(),
@@ -284,7 +286,7 @@ impl Watch<'_> {
         self.lost = Some(lost);
     }
 
-    /// The deadline has come, and we did not know that the lock is lost.
+    /// The deadline has passed, and we did not know that the lock is lost.
     fn deadline_reached(&mut self, stage: Stage) {
         self.stage = stage;
         if !self.max_hold && self.lost.is_none() {
@@ -299,7 +301,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Stops with the command when a terminal stopped it, as one job; otherwise goes on renewing.
+    /// Stops together with the command if a terminal stopped it, as one job; otherwise keeps
+    /// renewing.
     fn child_stopped(&mut self, signal: i32) {
         let by_terminal = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU]
             .iter()
@@ -310,13 +313,13 @@ impl Watch<'_> {
         self.take_terminal_back();
         if someone_would_continue_us() {
             stop();
-            // Continued: SIGCONT is waiting to be read, and leads to `resume`.
+            // Continued: SIGCONT is pending, and leads to `resume`.
         } else if signal == Signal::SIGTSTP as i32 {
             self.resume();
         }
     }
 
-    /// Takes the terminal back from the command, if it had it. A job in the background must not.
+    /// Takes the terminal back from the command, if it had it. A background job must not.
     fn take_terminal_back(&self) -> bool {
         let group = self.child.backstop().group();
         let ours =
@@ -324,22 +327,22 @@ impl Watch<'_> {
         ours.inspect(|terminal| terminal.take_back()).is_some()
     }
 
-    /// Lets a stopped command go on, but only with its lock.
+    /// Continues a stopped command, but only with its lock.
     fn resume(&mut self) {
         if let Some(Err(error)) = self.supervisor.guard.map(Guard::check) {
             let reason = match error {
                 lockkeeper::Error::Lost { reason, .. } => reason.to_string(),
                 other => other.to_string(),
             };
-            // The guardian may have told us first. The command may have been stopped too, but while we
-            // run, we renew the lock of one that is.
+            // The guardian may have reported it first. The command may have been stopped too, but
+            // as long as we run, we renew its lock.
             if self.lost.is_none() {
                 let say = self.supervisor.say;
                 say.warn(format_args!("the lock was lost while lockkeeper was stopped: {reason}"));
                 self.lost = Some(reason);
             }
             if !self.supervisor.timeline.ignores_loss() {
-                // TERM would need the command to run.
+                // A stopped command could not handle TERM.
                 self.order_deadline(Deadline { term: 0, kill: 0 });
                 return;
             }
@@ -353,7 +356,8 @@ impl Watch<'_> {
 fn not_started(name: &str, errno: i32) -> Failure {
     let errno = Errno::from_raw(errno);
     let why = match errno {
-        // Nothing is wrong with the command: this machine, or this user, has no room for it now.
+        // Nothing is wrong with the command: this machine, or this user, has no resources for it
+        // now.
         Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE => {
             return Failure::own(format_args!("start {name}"), errno.desc());
         }

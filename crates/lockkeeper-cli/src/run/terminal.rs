@@ -1,4 +1,4 @@
-//! The controlling terminal: who is in its foreground, and whether anyone could wake us up again.
+//! The controlling terminal: its foreground group, and whether a stopped job would be continued.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -24,18 +24,18 @@ impl Terminal {
         options.open("/dev/tty").ok().map(|tty| Self { tty })
     }
 
-    /// Whether a group may read from the terminal.
+    /// Whether a group is in the foreground of the terminal.
     pub(crate) fn has_foreground(&self, group: Pid) -> bool {
         tcgetpgrp(&self.tty) == Ok(group)
     }
 
-    /// Whether we may. A shell without job control starts a job in the background in its own group, with
-    /// nothing as standard input: the terminal is the shell's then.
+    /// Whether our group is. A shell without job control starts a background job in its own group,
+    /// with /dev/null as standard input: then the terminal belongs to the shell.
     pub(crate) fn is_ours(&self) -> bool {
         self.has_foreground(getpgrp()) && !reads_nothing()
     }
 
-    /// Puts a group into the foreground. It fails when the terminal was hung up; then nobody cares.
+    /// Puts a group into the foreground. Fails if the terminal was hung up, which does no harm.
     pub(crate) fn give_to(&self, group: Pid) {
         let _ = tcsetpgrp(&self.tty, group);
     }
@@ -53,7 +53,7 @@ fn reads_nothing() -> bool {
 }
 
 /// Whether a process that stops itself can expect to be continued: a shell of the same session, in
-/// another group, looks after our job. The kernel spares orphaned groups for the same reason.
+/// another group, manages our job. The kernel spares orphaned groups for the same reason.
 pub(crate) fn someone_would_continue_us() -> bool {
     let (session, group) = (getsid(None), getpgrp());
     let mut ancestor = getppid();
@@ -67,14 +67,14 @@ pub(crate) fn someone_would_continue_us() -> bool {
     false
 }
 
-/// Stops this job: whoever is in our group, and then us.
+/// Stops this job: the other processes of our group, and then us.
 pub(crate) fn stop() {
     // Our own SIGTSTP is blocked; the SIGCONT that ends the stop also discards it.
     let _ = killpg(getpgrp(), Signal::SIGTSTP);
     let _ = raise(Signal::SIGSTOP);
 }
 
-/// Ends as Ctrl-C ends a program, so that the script around us ends too.
+/// Ends as Ctrl-C ends a program, so that the calling script ends too.
 pub(crate) fn die_of_interrupt(signals: &Signals) {
     let _ = killpg(getpgrp(), Signal::SIGINT);
     let _ = signals.original().thread_set_mask();

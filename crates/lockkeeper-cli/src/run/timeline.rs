@@ -1,8 +1,8 @@
-//! When a command must end so that it is dead before anyone else can hold its lock.
+//! When a command must end so that it is dead before anyone else can acquire its lock.
 //!
 //! L is the end of validity by the local clock. TERM at `L − grace − margin`, KILL at `L − margin`,
-//! unless a renewal has moved L by then. The margin is what KILL and the reaping may take, and how late
-//! the guardian and the wrapper may both be scheduled on a busy machine.
+//! unless a renewal has moved L by then. The margin covers the time that KILL and reaping may take,
+//! and how late the guardian and the wrapper may both be scheduled on a busy machine.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use crate::output::human;
 use crate::run::guardian::boot_time;
 use crate::run::protocol::Deadline;
 
-/// The longest grace after the engine said that the lock is not ours: somebody else may be in already.
+/// The longest grace after the engine reported the lock lost: another client may already hold it.
 const SHORT_GRACE: Duration = Duration::from_secs(2);
 
-/// The shortest lease that a command is run with. A sixth of it is time to kill in; with less than that,
-/// a busy machine is late.
+/// The shortest lease that a command is run with. A sixth of it is the time to kill; with less, a
+/// busy machine is late.
 const SHORTEST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timeline {
     /// From TERM to KILL when the lock is lost.
     grace: Duration,
-    /// From TERM to KILL when the command has to end for another reason.
+    /// From TERM to KILL if the command has to end for another reason.
     patience: Duration,
     /// From KILL to the end of validity.
     margin: Duration,
@@ -36,16 +36,16 @@ pub(crate) struct Timeline {
 /// What limits a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// A lease, renewed: as long as was asked for, and as long as the store really grants.
+    /// A renewed lease: the requested length, and what the store really grants.
     Renewed { asked: Duration, granted: Duration },
-    /// A lease of this length, not renewed; the store grants less, and is asked again until then.
+    /// A fixed lease of this length; the store grants less, and is renewed until then.
     Fixed { lease: Duration, granted: Duration },
     /// None: the kernel or a connection keeps the lock.
     None,
 }
 
 impl Limit {
-    /// Of a lock that is asked for with this `ttl`, or this fixed lease.
+    /// The limit of a lock requested with this `ttl`, or this fixed lease.
     pub(crate) fn of(client: &Client, ttl: Duration, lease: Option<Duration>) -> Self {
         match lease {
             Some(lease) => Limit::Fixed { lease, granted: client.lease_of(lease) },
@@ -54,7 +54,7 @@ impl Limit {
         }
     }
 
-    /// The same, now that it is held.
+    /// The same, now that the lock is held.
     fn held(self, guard: &Guard) -> Self {
         match (self, guard.lease()) {
             (Limit::Renewed { asked, .. }, Some(granted)) => Limit::Renewed { asked, granted },
@@ -63,9 +63,9 @@ impl Limit {
         }
     }
 
-    /// The lock on these terms, whose holder hears of a loss in time for this timeline.
+    /// The lock with these terms, whose loss is signalled in time for this timeline.
     pub(crate) fn terms(self, lock: Lock, timeline: &Timeline, ttl: Duration) -> Lock {
-        // We always let go, but not before the command is dead.
+        // We always release, but not before the command is dead.
         let lock = lock.keep_when_lost();
         match self {
             Limit::None => lock.ttl(ttl),
@@ -76,8 +76,8 @@ impl Limit {
 }
 
 impl Timeline {
-    /// The grace is 5 s unless set, the margin 1 s, but neither more than a sixth of the lease. A lease
-    /// too short for both is refused.
+    /// The grace is 5 s unless set, the margin 1 s, but neither more than a sixth of the lease. A
+    /// lease too short for both is refused.
     pub(crate) fn new(
         limit: Limit,
         grace: Option<Duration>,
@@ -117,32 +117,32 @@ impl Timeline {
         Ok(Self { grace, patience, margin, on_lost })
     }
 
-    /// The same, now that the lock is held: what was granted counts, and may be less than was expected.
+    /// The same, now that the lock is held: what was granted counts, and may be less than expected.
     ///
-    /// A grace that does not fit any more is kept, at the cost of the time in which renewals may fail.
+    /// A grace that no longer fits is kept, at the cost of the time in which renewals may fail.
     pub(crate) fn held(self, limit: Limit, guard: &Guard, grace: Option<Duration>) -> Self {
         Self::new(limit.held(guard), grace, self.on_lost).unwrap_or(self)
     }
 
-    /// How long before the end of a lease its holder wants to be told, for the library.
+    /// How long before the end of a lease the library has to signal its loss.
     ///
     /// The library counts from the end of the lease; L comes 1 % and 2 ms before that.
     pub(crate) fn notice(&self, lease: Duration) -> Duration {
         self.grace + self.margin + lease / 100 + Duration::from_millis(2)
     }
 
-    /// The deadline of a command whose lock is valid for `remaining`, if nothing renews it.
+    /// The deadline of a command whose lock is valid for `remaining`, unless it is renewed.
     pub(crate) fn deadline(&self, remaining: Duration) -> Deadline {
         if remaining == Duration::MAX || self.on_lost == OnLost::Ignore {
             return Deadline::NEVER;
         }
         let kill = after(remaining.saturating_sub(self.margin));
         let grace = u64::try_from(self.grace.as_nanos()).unwrap_or(u64::MAX);
-        // A moment that has passed means now.
+        // A moment in the past means now.
         Deadline { term: kill.saturating_sub(grace), kill }
     }
 
-    /// The deadline of a command whose lock is positively not ours any more.
+    /// The deadline of a command whose lock is reported lost.
     pub(crate) fn gone(&self) -> Deadline {
         match self.on_lost {
             OnLost::Ignore => Deadline::NEVER,
@@ -151,30 +151,31 @@ impl Timeline {
         }
     }
 
-    /// The deadline of a command that has to end now for another reason, and in any case in time.
+    /// The deadline of a command that has to end now for another reason, and always in time.
     pub(crate) fn enough(&self, remaining: Duration) -> Deadline {
         Deadline { term: 0, kill: after(self.patience).min(self.deadline(remaining).kill) }
     }
 
-    /// From when on a guardian is late with TERM, and with KILL, and the wrapper takes its place.
+    /// When a guardian counts as late with TERM, and with KILL, and the wrapper takes over.
     pub(crate) fn late(&self, deadline: Deadline) -> Deadline {
         let usual = Duration::from_millis(100);
-        // All but the guardian are killed in time in any case; the rest of the margin is for the wait.
+        // All processes but the guardian are killed in time in any case; the rest of the margin is
+        // for reaping.
         let kill = if self.margin.is_zero() { usual } else { self.margin / 4 };
         let add = |at: u64, by: Duration| {
             at.saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX))
         };
-        // TERM is not what the promise rests on, and twice is worse than late.
+        // The promise does not depend on TERM, and sending it twice is worse than late.
         Deadline { term: add(deadline.term, usual.max(kill)), kill: add(deadline.kill, kill) }
     }
 
-    /// Whether the command may go on without its lock.
+    /// Whether the command may continue without its lock.
     pub(crate) fn ignores_loss(&self) -> bool {
         self.on_lost == OnLost::Ignore
     }
 }
 
-/// What to set so that a lease is at least as long as `least`.
+/// What to set so that a lease is at least `least`.
 fn too_short(limit: Limit, least: Duration) -> String {
     let (flag, asked, granted) = match limit {
         Limit::Renewed { asked, granted } => ("--ttl", asked, granted),
@@ -185,7 +186,7 @@ fn too_short(limit: Limit, least: Duration) -> String {
     if granted >= asked {
         return ours;
     }
-    // Half of a session is a lease.
+    // A lease is half of a session.
     let ours = if asked < least { format!("{ours}, and ") } else { String::new() };
     format!(
         "{ours}the session must be at least {0}: ask for it in the URL (?session={0}), and let the servers \
@@ -194,7 +195,7 @@ fn too_short(limit: Limit, least: Duration) -> String {
     )
 }
 
-/// That far from now, on the clock that guardians use.
+/// The moment this far from now, on the clock that guardians use.
 fn after(time: Duration) -> u64 {
     boot_time().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
@@ -264,7 +265,7 @@ mod tests {
         let (before, deadline) = (boot_time(), timeline.deadline(3 * SECOND));
         assert!(deadline.kill - before >= 2_500_000_000 && deadline.kill - before < 2_600_000_000);
         assert_eq!(deadline.kill - deadline.term, 500_000_000);
-        // The guardian has an eighth of a second to end by itself, then the wrapper does its work.
+        // The guardian has an eighth of a second to end by itself, then the wrapper takes over.
         assert_eq!(timeline.late(deadline).kill - deadline.kill, 125_000_000);
     }
 
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_lease_there_is_no_deadline_until_the_engine_speaks() {
+    fn without_a_lease_there_is_no_deadline_until_the_engine_reports_a_loss() {
         let timeline = Timeline::new(Limit::None, None, OnLost::Term).unwrap();
         assert_eq!(timeline.deadline(Duration::MAX), Deadline::NEVER);
         assert!(timeline.gone().kill < boot_time() + 3_000_000_000);

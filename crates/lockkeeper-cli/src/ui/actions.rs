@@ -1,4 +1,5 @@
-//! What an operator may change: ask to yield, and break. Only with `--allow-changes`, and never unseen.
+//! What an operator may change: ask to yield, and break. Only with `--allow-changes`, and always
+//! audited.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::audit::{Action, Audit};
 use super::http::{self, Problem, Reply};
 use super::model::Party;
 
-/// What a browser sends.
+/// The request of a browser.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Order {
@@ -54,7 +55,7 @@ pub(crate) async fn break_lock(
         return Err(bad("type the key of the lock to confirm that it is this one"));
     }
     if order.why.trim().is_empty() {
-        return Err(bad("say in some words why, for instance 'host backup-3 is gone'"));
+        return Err(bad("give a reason, for instance 'host backup-3 is gone'"));
     }
     carry_out("break", order, peer, app, audit, async |client, key| client.break_lock(key).await)
         .await

@@ -1,4 +1,4 @@
-//! What can be asked for, by path. `schema.json` has the shapes of the answers.
+//! The API, by path. `schema.json` has the shapes of the answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use super::page;
 use super::rows::Row;
 use super::time;
 
-/// How many locks, waiters and records one answer has, unless fewer are asked for.
+/// How many locks, waiters and records one answer has, unless fewer are requested.
 const MOST_LOCKS: usize = 10_000;
 const MOST_WAITERS: usize = 1_000;
 const MOST_ANSWERED: usize = 1_000;
-/// What a detail shows of the past.
+/// How much of the past a detail shows.
 const MOST_SPANS: usize = 300;
 
 pub(crate) async fn route(
@@ -110,7 +110,7 @@ impl Query {
 fn list(state: &State, query: &Query) -> Value {
     let now = SystemTime::now();
     let mut locks: Vec<_> = state.rows().filter(|row| is_wanted(row, query)).collect();
-    // Trouble first; those without any come last.
+    // Locks with trouble first.
     locks.sort_by_key(|row| (row.trouble.is_none(), row.trouble));
     let all = locks.len();
     locks.truncate(query.limit(MOST_LOCKS));
@@ -197,7 +197,7 @@ fn one(state: &State, engine: &EngineName, key: &str, lock: Option<&Lock>) -> Va
     })
 }
 
-/// `GET /api/v1/history`: what is over, newest first.
+/// `GET /api/v1/history`: what has ended, newest first.
 fn history(state: &State, query: &Query) -> Result<Reply, Problem> {
     let since =
         query.get("since").map(humantime::parse_rfc3339_weak).transpose().map_err(|_| {

@@ -1,7 +1,7 @@
-//! What was changed from the page: JSON lines of who, when, what, why and the outcome.
+//! The audit file of changes from the page: JSON lines with who, when, what, why and the outcome.
 //!
-//! A line is written before anything is done, and another one after it: what cannot be written is not
-//! done.
+//! A line is written before anything is done, and another one after it: a change that cannot be
+//! recorded is not made.
 
 use std::env;
 use std::fs::{self, File};
@@ -23,13 +23,13 @@ pub(crate) struct Audit {
     file: Mutex<File>,
 }
 
-/// Something that somebody wants changed.
+/// A requested change.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Action {
     pub(crate) what: &'static str,
     pub(crate) engine: String,
     pub(crate) key: String,
-    /// The name that was given with the request. Nobody checks it.
+    /// The name that was given with the request. It is not verified.
     pub(crate) who: String,
     pub(crate) from: SocketAddr,
     pub(crate) why: String,
@@ -49,12 +49,12 @@ impl Audit {
         Ok(Self { file: Mutex::new(file) })
     }
 
-    /// Notes that an action begins. Without this, nothing is done.
+    /// Records that an action begins. Without this, nothing is done.
     pub(crate) fn begin(&self, action: &Action) -> io::Result<()> {
         self.write(action, json!("begun"))
     }
 
-    /// Notes what became of it.
+    /// Records the outcome.
     pub(crate) fn end(&self, action: &Action, outcome: serde_json::Value) -> io::Result<()> {
         self.write(action, outcome)
     }
@@ -69,7 +69,7 @@ impl Audit {
     }
 }
 
-/// Where the audit file is unless named.
+/// The default path of the audit file.
 pub(crate) fn usual_path() -> Option<PathBuf> {
     let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state =

@@ -1,8 +1,9 @@
-//! Who waits for whom, over keys and engines, and whether they wait in a circle.
+//! Which process waits for which, across keys and engines, and whether they wait in a cycle.
 //!
-//! The nodes are processes. One waits for another because it wants a lock that the other one holds, or
-//! because it holds a lock for a process below it (`lockkeeper run a -- lockkeeper run b -- …`). A look
-//! is not atomic over many keys, so only what two looks in a row saw counts as a deadlock.
+//! The nodes are processes. One waits for another because it wants a lock that the other one holds,
+//! or because it holds a lock for one of its descendants (`lockkeeper run a -- lockkeeper run b --
+//! …`). A poll is not atomic across many keys, so only what two polls in a row saw counts as a
+//! deadlock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -11,17 +12,17 @@ use serde::Serialize;
 
 use super::model::{EngineName, Lock, Party};
 
-/// What depends on what, and what can never go on.
+/// The dependencies, and the deadlocks.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Blocking {
-    /// One tree per process that others wait for and that itself waits for nobody.
+    /// One tree per process that others wait for and that itself waits for none.
     pub(crate) trees: Vec<Node>,
     pub(crate) deadlocks: Vec<Deadlock>,
     /// Whether there is more than is shown.
     pub(crate) truncated: bool,
 }
 
-/// A process, and those who wait for it.
+/// A process, and those that wait for it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Node {
     pub(crate) process: String,
@@ -36,11 +37,11 @@ pub(crate) struct Node {
 pub(crate) enum Reason {
     /// The other one holds a lock.
     Lock { engine: EngineName, key: String },
-    /// The other one runs below it.
+    /// The other one is its descendant.
     Child,
 }
 
-/// Processes that wait for each other in a circle.
+/// Processes that wait for each other in a cycle.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Deadlock {
     /// Each waits for the next one, and the last one for the first.
@@ -56,7 +57,7 @@ pub(crate) struct Link {
 /// How many nodes are shown, and how deep.
 const MOST_NODES: usize = 2_000;
 const DEEPEST: usize = 32;
-/// How many processes may be part of what is searched for circles.
+/// How many processes are searched for cycles at most.
 const MOST_STUCK: usize = 500;
 
 type Name = String;
@@ -73,16 +74,16 @@ struct Graph {
 #[derive(Debug)]
 struct Wait {
     reason: Reason,
-    /// Who is in the way.
+    /// The processes that block it.
     on: BTreeSet<Name>,
-    /// Whether it is enough that one of them goes away.
+    /// Whether one of them going away is enough.
     any: bool,
-    /// Whether a look before this one saw the same.
+    /// Whether the previous poll saw the same.
     lasting: bool,
 }
 
 impl Blocking {
-    /// `parents` says which of some processes on this machine a process runs below.
+    /// `parents` returns which of some processes on this machine are ancestors of a process.
     pub(crate) fn of<'a>(
         locks: impl Iterator<Item = &'a Lock> + Clone,
         parents: impl Fn(&Party, &Holders) -> Vec<Name>,
@@ -111,7 +112,8 @@ impl Blocking {
     }
 }
 
-/// The tree of those who wait for a process. One that is above itself already is left out there.
+/// The tree of the processes that wait for a process. A process that is its own ancestor is left
+/// out there.
 fn grow(
     process: &str,
     waits: Option<Reason>,
@@ -165,7 +167,7 @@ impl Graph {
             others.map(Party::name).filter(|name| *name != waiter.name()).collect()
         };
         let mut on = in_the_way(&lock.holders);
-        // A reader behind a writer that waits itself.
+        // A reader behind a waiting writer.
         if on.is_empty() {
             on = in_the_way(ahead);
         }
@@ -215,7 +217,7 @@ impl Graph {
         found
     }
 
-    /// The processes that go on in no order of events: everyone else is let go on, in turn.
+    /// The processes that can proceed in no order of events: all others are removed in turn.
     fn stuck(&self) -> BTreeSet<&str> {
         let mut stuck: BTreeSet<&str> = self.waits.keys().map(String::as_str).collect();
         loop {
@@ -238,7 +240,7 @@ impl Graph {
         }
     }
 
-    /// The shortest way from a process back to itself, among those that are stuck.
+    /// The shortest path from a process back to itself, among those that are stuck.
     fn shortest_ring<'a>(
         &'a self,
         start: &'a str,
@@ -272,7 +274,7 @@ impl Graph {
     }
 }
 
-/// Whether two can be in at once.
+/// Whether two modes can be held at once.
 fn goes_with(one: Mode, other: Mode) -> bool {
     one == Mode::Read && other == Mode::Read
 }
@@ -282,7 +284,7 @@ mod tests {
     use super::super::model::tests::{at, entry, lock, snapshot};
     use super::*;
 
-    /// As if the look before had seen the same.
+    /// As if the previous poll had seen the same.
     fn seen_twice(mut lock: Lock) -> Lock {
         lock.looked = at(2);
         lock

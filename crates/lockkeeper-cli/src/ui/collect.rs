@@ -1,8 +1,8 @@
 //! One poller per engine, shared by all browsers.
 //!
-//! However many browsers look, an engine is asked once per interval, and less often if an answer takes
-//! long: a look may take at most a twentieth of the time. Every look is compared with the last one, and
-//! only what changed is sent on.
+//! However many browsers are connected, an engine is polled once per interval, and less often if an
+//! answer takes long: polling may take at most a twentieth of the time. Every poll is compared with
+//! the last one, and only changes are sent on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -29,13 +29,13 @@ use crate::output::tell;
 /// How long an engine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The pause between looks is at least this many times the duration of the last one.
+/// The pause between polls is at least this many times the duration of the last one.
 const EASE: u32 = 19;
 
 /// How many messages a browser may fall behind before it is sent everything again.
 const BEHIND: usize = 16;
 
-/// What is known of all engines, and who wants to hear of it.
+/// What is known about all engines, and the subscribers to it.
 #[derive(Debug)]
 pub(crate) struct Collector {
     sources: Vec<Source>,
@@ -44,7 +44,7 @@ pub(crate) struct Collector {
     events: broadcast::Sender<Arc<str>>,
 }
 
-/// Where locks are looked for.
+/// An engine to poll.
 pub(crate) struct Source {
     /// The name of the configuration, or the URL without secrets.
     pub(crate) name: EngineName,
@@ -60,17 +60,17 @@ pub(crate) struct State {
     pub(crate) blocking: Blocking,
     rows: HashMap<(EngineName, String), Row>,
     recorder: Option<Recorder>,
-    /// Why nothing is recorded, if that fails.
+    /// Why the history is not recorded, if that fails.
     pub(crate) record_error: Option<String>,
 }
 
-/// What the looks at one engine told.
+/// What the polls of one engine returned.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct EngineState {
     pub(crate) name: EngineName,
     /// `null` while it answers.
     pub(crate) error: Option<String>,
-    /// The last look that was answered.
+    /// The last poll that was answered.
     #[serde(serialize_with = "time::optional")]
     pub(crate) looked: Option<SystemTime>,
     /// How long that took, in seconds.
@@ -117,13 +117,13 @@ impl Collector {
         self.sources.len()
     }
 
-    /// Everything there is, and what happens after it.
+    /// The current state, and the events after it.
     pub(crate) fn subscribe(&self) -> (Arc<str>, broadcast::Receiver<Arc<str>>) {
         let state = self.state();
         (state.everything().to_string().into(), self.events.subscribe())
     }
 
-    /// Looks at an engine for ever.
+    /// Polls an engine forever.
     pub(crate) async fn poll(&self, n: usize) {
         loop {
             let started = Instant::now();
@@ -132,7 +132,7 @@ impl Collector {
         }
     }
 
-    /// Looks at an engine once.
+    /// Polls an engine once.
     pub(crate) async fn look(&self, n: usize) {
         let started = Instant::now();
         let seen = match timeout(PATIENCE, self.sources[n].list()).await {
@@ -141,13 +141,13 @@ impl Collector {
             Err(_) => Err(format!("no answer for {} s", PATIENCE.as_secs())),
         };
         let message = self.state().note(n, seen, SystemTime::now(), started.elapsed());
-        // Nobody may be there to hear it.
+        // There may be no subscriber.
         let _ = self.events.send(message.to_string().into());
     }
 }
 
 impl Source {
-    /// The client, made when it is first needed: an engine that is down does not keep the page away.
+    /// The client, connected on demand: an engine that is down does not keep the page from loading.
     pub(crate) async fn client(&self) -> Result<Client, Error> {
         let known = || self.client.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(client) = known().clone() {
@@ -183,7 +183,7 @@ impl State {
         Strip::new(self.locks(), self.history.lost(now), self.blocking.deadlocks.len())
     }
 
-    /// What a new browser is told.
+    /// The first message to a new browser.
     fn everything(&self) -> Value {
         let now = SystemTime::now();
         let mut message = self.heading(now);
@@ -203,7 +203,7 @@ impl State {
         })
     }
 
-    /// Takes in a look, and says what changed.
+    /// Processes the result of a poll, and returns what changed.
     fn note(
         &mut self,
         n: usize,

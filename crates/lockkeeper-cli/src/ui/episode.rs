@@ -1,4 +1,4 @@
-//! Contention: from when to when more than N waited, and who blocked whom for how long.
+//! Contention: from when to when more than N clients waited, and which blocked which for how long.
 
 use std::time::SystemTime;
 
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use super::model::{EngineName, Lock, Party};
 use super::time;
 
-/// The time between two looks at an engine.
+/// The time between two polls of an engine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Interval {
-    /// The last look; `None` before the first one.
+    /// The last poll; `None` before the first one.
     pub(crate) from: Option<SystemTime>,
     pub(crate) to: SystemTime,
-    /// Whether looks in between failed, so that much may have happened unseen.
+    /// Whether polls in between failed, so that much may have happened unseen.
     pub(crate) blind: bool,
 }
 
@@ -38,17 +38,17 @@ pub(crate) struct Episode {
     /// `null` while it lasts.
     #[serde(serialize_with = "time::optional", deserialize_with = "time::read_optional")]
     pub(crate) to: Option<SystemTime>,
-    /// The most who waited at once.
+    /// The highest number of waiters at once.
     pub(crate) peak: usize,
-    /// How long all waiters waited together.
+    /// The total time of all waiters.
     pub(crate) waiter_seconds: f64,
-    /// Who blocked whom, the first [`MOST_PAIRS`] of them.
+    /// Which holder blocked which waiter, the first [`MOST_PAIRS`] of them.
     pub(crate) blocked: Vec<Blocked>,
     /// The seconds of all other pairs.
     pub(crate) others_seconds: f64,
 }
 
-/// One who waited while another one held.
+/// A client that waited while another one held.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Blocked {
     pub(crate) holder: String,
@@ -60,7 +60,7 @@ pub(crate) struct Blocked {
 const MOST_PAIRS: usize = 32;
 
 impl Episode {
-    /// Begins with the look that found `lock` contended, after a look that found `old`.
+    /// Starts with the poll that found `lock` contended, after a poll that found `old`.
     pub(crate) fn begin(lock: &Lock, old: Option<&Lock>, interval: Interval) -> Self {
         let first = lock.waiting().iter().map(Party::began).min().unwrap_or(interval.to);
         let mut episode = Self {
@@ -77,10 +77,10 @@ impl Episode {
         episode
     }
 
-    /// Adds the time between two looks.
+    /// Adds the time between two polls.
     ///
-    /// Whoever waited at the first one is taken to have waited until the second one, for those who held
-    /// at the first one; whoever came in between counts from its own `since`.
+    /// A client that waited at the first one is assumed to have waited until the second one, for
+    /// the holders at the first one; a client that arrived in between counts from its own `since`.
     pub(crate) fn go_on(&mut self, old: Option<&Lock>, new: Option<&Lock>, interval: Interval) {
         self.peak = self.peak.max(new.map_or(0, |lock| lock.waiting().len()));
         if interval.blind {
@@ -151,7 +151,7 @@ mod tests {
         (waiter.since, waiter.seen) = (Some(at(3)), at(4));
         let episode = Episode::begin(&contended, None, between(2, 4));
         assert_eq!((episode.from, episode.waiter_seconds), (at(3), 1.0));
-        // A clock that is behind cannot move it before the look that saw nobody wait.
+        // A clock that is behind cannot move it before the poll that found no waiters.
         let waiter = &mut contended.waiters.as_mut().unwrap()[0];
         waiter.since = Some(at(0));
         assert_eq!(Episode::begin(&contended, None, between(2, 4)).from, at(2));

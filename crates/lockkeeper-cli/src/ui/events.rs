@@ -1,4 +1,4 @@
-//! Server-sent events: the whole table at first, then what changes.
+//! Server-sent events: the whole table at first, then the changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,13 +16,13 @@ use super::App;
 use super::collect::Collector;
 use super::http::{Problem, Reply};
 
-/// How many browsers may listen.
+/// How many browsers may be subscribed.
 const MOST_STREAMS: usize = 64;
 
-/// How long a browser may leave what it was sent unread.
+/// How long a browser may leave messages unread.
 const UNREAD: Duration = Duration::from_secs(30);
 
-/// Browsers that listen.
+/// Subscribed browsers.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners(AtomicUsize);
 
@@ -41,7 +41,7 @@ impl Drop for Listener {
     }
 }
 
-/// Begins to tell a browser what happens.
+/// Starts a stream of events to a browser.
 pub(crate) fn stream(app: &Arc<App>) -> Result<Reply, Problem> {
     if app.listeners.0.fetch_add(1, Ordering::Relaxed) >= MOST_STREAMS {
         app.listeners.0.fetch_sub(1, Ordering::Relaxed);

@@ -1,8 +1,9 @@
-//! What happened to the locks, from successive looks: holds, waits, and episodes of contention.
+//! The history of the locks, derived from successive polls: holds, waits, and episodes of
+//! contention.
 //!
-//! A look is a moment. What begins and ends between two looks is not seen at all, and an end is known
-//! only to lie between two looks. So the store's own `since` is used where there is one, and an end that
-//! could be this or that is called `ended` or `unknown`, not guessed.
+//! A poll is a moment. What starts and ends between two polls is not seen at all, and an end is
+//! only known to lie between two polls. So the store's own `since` is used if there is one, and an
+//! ambiguous end is called `ended` or `unknown`, not guessed.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use super::episode::{Episode, Interval};
 use super::model::{EngineName, Lock, Party};
 use super::time;
 
-/// How many records are kept. The oldest go first.
+/// How many records are kept. The oldest are dropped first.
 pub(crate) const MOST_RECORDS: usize = 100_000;
 
 /// How far back `lost` is counted.
 const RECENTLY: Duration = Duration::from_secs(3_600);
 
-/// Something that is over.
+/// Something that has ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub(crate) enum Record {
@@ -52,7 +53,7 @@ pub(crate) struct Span {
 pub(crate) enum Outcome {
     /// It lasts.
     Now,
-    /// The hold is over while its lease was not: released, or taken away by somebody else.
+    /// The hold ended before its lease did: released, or broken elsewhere.
     Ended,
     /// The lease ran out.
     Expired,
@@ -60,23 +61,23 @@ pub(crate) enum Outcome {
     Broken,
     /// The waiter holds the lock now.
     Granted,
-    /// The waiter went away, or held the lock for less than the time between two looks.
+    /// The waiter went away, or held the lock for less than the time between two polls.
     Left,
     /// The store could not be reached for too long to tell.
     Unknown,
 }
 
-/// What is known of the past, and what is needed to continue it.
+/// What is known about the past, and what is needed to continue it.
 #[derive(Debug)]
 pub(crate) struct History {
     records: VecDeque<Arc<Record>>,
     /// Records that the file does not have yet.
     unsaved: Vec<Arc<Record>>,
-    /// Contention that lasts.
+    /// Contention in progress.
     episodes: HashMap<(EngineName, String), Episode>,
-    /// Holds that were broken from here, and are still to be seen ending.
+    /// Holds that were broken from here, whose end has not been seen yet.
     broken: HashSet<(EngineName, String, String)>,
-    /// Contention means that more than so many wait.
+    /// Contention means that more than this many wait.
     above: usize,
 }
 
@@ -84,7 +85,7 @@ pub(crate) struct History {
 pub(crate) type Locks = BTreeMap<String, Lock>;
 
 impl History {
-    /// Starts from what a file had, oldest first.
+    /// Starts from the records of a file, oldest first.
     pub(crate) fn new(past: Vec<Record>, above: usize) -> Self {
         let mut history = Self {
             records: VecDeque::new(),
@@ -98,7 +99,7 @@ impl History {
         history
     }
 
-    /// Compares two looks at one engine.
+    /// Compares two polls of one engine.
     pub(crate) fn observe(&mut self, before: &Locks, after: &Locks, interval: Interval) {
         let gone = before.values().filter(|lock| !after.contains_key(&lock.key));
         let pairs = gone.map(|old| (Some(old), None));
@@ -112,7 +113,7 @@ impl History {
         }
     }
 
-    /// Notes that these holds end because somebody at this page broke them.
+    /// Records that these holds end because they were broken from this page.
     pub(crate) fn broken(&mut self, engine: &EngineName, key: &str, holders: &[Party]) {
         let of = |holder: &Party| (engine.clone(), key.to_owned(), holder.identity.clone());
         self.broken.extend(holders.iter().map(of));
@@ -137,12 +138,12 @@ impl History {
         self.records.iter().rev()
     }
 
-    /// The contention at a lock that lasts.
+    /// The current contention at a lock.
     pub(crate) fn episode(&self, lock: &Lock) -> Option<&Episode> {
         self.episodes.get(&(lock.engine.clone(), lock.key.clone()))
     }
 
-    /// What was added since the last call.
+    /// The records added since the last call.
     pub(crate) fn take_unsaved(&mut self) -> Vec<Arc<Record>> {
         std::mem::take(&mut self.unsaved)
     }
@@ -176,7 +177,7 @@ impl History {
     }
 
     fn end_waits(&mut self, old: &Lock, new: Option<&Lock>, interval: Interval) {
-        // An engine that does not know any more says nothing about their end.
+        // An engine that no longer knows them does not report their end.
         let unknown = new.is_some_and(|lock| lock.waiters.is_none());
         let there = new.map_or(&[][..], Lock::waiting);
         let holders = new.map_or(&[][..], |lock| &lock.holders);

@@ -1,7 +1,8 @@
-//! Connections, and what bounds them.
+//! Connections, and their limits.
 //!
-//! A client that sends its request slowly, or does not read the answer, is cut off; one that sends too
-//! much is refused. The number of connections is limited, so that nobody can use up our descriptors.
+//! A client that sends its request slowly, or does not read the answer, is disconnected; one that
+//! sends too much is refused. The number of connections is limited, so that clients cannot exhaust
+//! our descriptors.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -30,16 +31,16 @@ pub(crate) type Reply = Response<BoxBody<Bytes, Infallible>>;
 
 /// How many clients may be connected.
 const MOST_CONNECTIONS: usize = 128;
-/// From the connection, or the last answer, to the whole head of a request.
+/// From the connection, or the last answer, to the complete head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// From the head to the whole body.
+/// From the head to the complete body.
 const BODY_TIME: Duration = Duration::from_secs(10);
-/// How long what we send may stay unread.
+/// How long an answer may stay unread.
 const UNREAD: Duration = Duration::from_secs(30);
 const MOST_HEAD: usize = 16 * 1024;
 const MOST_BODY: usize = 16 * 1024;
 
-/// Answers for ever.
+/// Serves forever.
 pub(crate) async fn serve(listener: TcpListener, app: Arc<App>) {
     let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     loop {
@@ -52,7 +53,7 @@ pub(crate) async fn serve(listener: TcpListener, app: Arc<App>) {
                     drop(slot);
                 });
             }
-            // The client is gone already, or there are no descriptors: both pass.
+            // The client is gone already, or there are no descriptors: both are transient.
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }
@@ -67,7 +68,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, app: Arc<App>) {
         let app = app.clone();
         async move { Ok::<_, Infallible>(answer(request, peer, &app).await) }
     };
-    // What goes wrong here is the client's, who has hung up or been cut off.
+    // Errors here are the client's, which has disconnected or was disconnected.
     let _ = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
@@ -111,7 +112,7 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Reply {
     reply("application/json", text)
 }
 
-/// Why a request is not answered as it wants.
+/// Why a request is refused.
 #[derive(Debug)]
 pub(crate) struct Problem {
     status: StatusCode,

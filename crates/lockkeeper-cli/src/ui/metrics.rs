@@ -1,4 +1,5 @@
-//! `/metrics`: Prometheus' text format. Keys only on request, because they may be many or confidential.
+//! `/metrics`: Prometheus' text format. Keys only on request, because they may be many or
+//! confidential.
 
 use std::fmt::Write;
 use std::time::SystemTime;

@@ -1,24 +1,25 @@
-//! `ui`: a page in the browser that shows who holds and who waits, live.
+//! `ui`: a page in the browser that shows holders and waiters, live.
 //!
-//! [`collect`] looks at the engines, once for all browsers. [`history`] makes a past out of successive
-//! looks, [`blocking`] a tree of who waits for whom. [`http`] and [`api`] serve them to [`page`], behind
-//! the checks of [`security`]. Nothing is changed in a store unless `--allow-changes` says so.
+//! [`collect`] polls the engines, once for all browsers. [`history`] derives the past from
+//! successive polls, [`blocking`] a tree of what waits for what. [`http`] and [`api`] serve them to
+//! [`page`], behind the checks of [`security`]. Nothing is changed in a store without
+//! `--allow-changes`.
 
 mod actions;
 mod api;
 mod audit;
 mod blocking;
-mod collect;
+pub(crate) mod collect;
 mod episode;
 mod events;
-mod history;
+pub(crate) mod history;
 mod http;
 mod metrics;
-mod model;
+pub(crate) mod model;
 mod page;
 mod processes;
 mod record;
-mod rows;
+pub(crate) mod rows;
 mod security;
 mod time;
 
@@ -37,18 +38,18 @@ use self::model::EngineName;
 use self::record::Recorder;
 use self::security::{Access, SHORTEST_TOKEN};
 use crate::acquire::interruptible;
-use crate::args::Ui;
+use crate::args::{Secret, Ui};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 use crate::output::{print, tell};
 use crate::run::signals::Signals;
 
-/// What every request can reach.
+/// The state that every request can access.
 #[derive(Debug)]
 pub(crate) struct App {
     access: Access,
     collector: Collector,
-    /// Where changes are written down; without it there are none.
+    /// The audit of changes; without it there are none.
     audit: Option<Audit>,
     listeners: Listeners,
 }
@@ -62,7 +63,8 @@ pub(crate) async fn ui(args: Ui) -> exit::Outcome {
              it with --token-file, or set LOCKKEEPER_UI_TOKEN",
         ));
     }
-    // Every user of this machine can reach a loopback address, and must not break locks in our name.
+    // Every user of this machine can reach a loopback address, and must not break locks in our
+    // name.
     let made = (named.is_none() && args.allow_changes).then(security::random_token);
     let token = named.or(made.clone());
     let audit = match args.allow_changes {
@@ -73,7 +75,7 @@ pub(crate) async fn ui(args: Ui) -> exit::Outcome {
         }
         false => None,
     };
-    let sources = sources(&args).await?;
+    let sources = sources(&args.urls, &args.secret).await?;
     let (recorder, past) = match &args.record {
         Some(path) => Recorder::open(path).map(|(recorder, past)| (Some(recorder), past))?,
         None => (None, Vec::new()),
@@ -101,7 +103,7 @@ pub(crate) async fn ui(args: Ui) -> exit::Outcome {
     interruptible(serve, &signals).await
 }
 
-/// The address to open. What follows `#` is not sent, so the token is in no log.
+/// The address to open. The part after `#` is not sent, so the token is in no log.
 fn link(address: SocketAddr, token: Option<&str>) -> String {
     match token {
         Some(token) => format!("http://{address}/#token={token}"),
@@ -130,10 +132,10 @@ fn given_token(args: &Ui) -> Result<Option<String>, Failure> {
     }
 }
 
-/// The engines. One that does not answer is shown as that; one that cannot work is refused.
-async fn sources(args: &Ui) -> Result<Vec<Source>, Failure> {
+/// The engines. One that does not answer is shown as such; one that cannot work is refused.
+pub(crate) async fn sources(urls: &[String], secret: &Secret) -> Result<Vec<Source>, Failure> {
     let mut sources: Vec<Source> = Vec::new();
-    for (name, endpoint) in Config::load()?.engines(&args.urls, &args.secret)? {
+    for (name, endpoint) in Config::load()?.engines(urls, secret)? {
         let name: EngineName = name.into();
         if sources.iter().any(|source| source.name == name) {
             return Err(Failure::usage(format!("{name} is named twice")));

@@ -1,8 +1,8 @@
 //! Locks as the page and the API show them.
 //!
-//! A [`Snapshot`] is one look at a store; a [`Lock`] adds what earlier looks told: when a holder was first
-//! seen, and how long its lease is. Whole identities may be secrets: they are compared here, and only
-//! their start is ever written out.
+//! A [`Snapshot`] is one poll of a store; a [`Lock`] adds what earlier polls showed: when a holder
+//! was first seen, and how long its lease is. Whole identities may be secrets: they are compared
+//! here, and only their start is ever printed.
 
 use std::fmt;
 use std::ops::Deref;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::time;
 
-/// The name of an engine on the page: of the configuration, or the URL without secrets.
+/// The name of an engine on the page: from the configuration, or the URL without secrets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub(crate) struct EngineName(Arc<str>);
@@ -45,7 +45,7 @@ impl From<EngineName> for String {
     }
 }
 
-/// A lock that somebody holds or waits for.
+/// A lock with holders or waiters.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Lock {
     pub(crate) engine: EngineName,
@@ -54,11 +54,11 @@ pub(crate) struct Lock {
     /// When this was seen.
     pub(crate) looked: SystemTime,
     pub(crate) holders: Vec<Party>,
-    /// In order; `None` where the engine cannot tell.
+    /// In order; `None` if the engine does not know them.
     pub(crate) waiters: Option<Vec<Party>>,
 }
 
-/// A holder or a waiter. `null` in the API means that the store cannot tell.
+/// A holder or a waiter. `null` in the API means that the store does not know the value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Party {
     #[serde(skip)]
@@ -78,25 +78,25 @@ pub(crate) struct Party {
     pub(crate) note: Option<String>,
     #[serde(serialize_with = "time::optional")]
     pub(crate) since: Option<SystemTime>,
-    /// The look that saw it first.
+    /// The poll that first saw it.
     #[serde(serialize_with = "time::plain")]
     pub(crate) seen: SystemTime,
     #[serde(serialize_with = "time::optional")]
     pub(crate) lease_ends: Option<SystemTime>,
-    /// The longest lease seen so far, in seconds: the store tells only what is left.
+    /// The longest lease seen so far, in seconds: the store reports only what is left.
     pub(crate) lease: Option<f64>,
     pub(crate) fence: Option<u64>,
     pub(crate) slots: Vec<u32>,
 }
 
-/// A lease end that moved by less than this was not renewed: the clocks and the network jitter.
+/// A lease end that moved by less than this was not renewed: clocks and network jitter.
 const JITTER: Duration = Duration::from_millis(500);
 
 /// How many characters of a note or a name are kept.
 const MOST_TEXT: usize = 256;
 
 impl Lock {
-    /// What a look shows, with what the look before it (`before`) knew already.
+    /// The result of a poll, combined with that of the previous one (`before`).
     pub(crate) fn seen(
         engine: &EngineName,
         snapshot: Snapshot,
@@ -127,7 +127,7 @@ impl Lock {
         }
     }
 
-    /// Those who are known to wait.
+    /// The known waiters.
     pub(crate) fn waiting(&self) -> &[Party] {
         self.waiters.as_deref().unwrap_or_default()
     }
@@ -166,18 +166,18 @@ impl Party {
         }
     }
 
-    /// When it began to hold or to wait, as far as is known. No later than it was seen.
+    /// When it started to hold or to wait, as far as is known. No later than it was first seen.
     pub(crate) fn began(&self) -> SystemTime {
         self.since.unwrap_or(self.seen).min(self.seen)
     }
 
-    /// For people, and to tell processes apart.
+    /// For people, and to distinguish processes.
     pub(crate) fn name(&self) -> String {
         self.who.clone().unwrap_or_else(|| format!("{}…", self.id))
     }
 }
 
-/// What others wrote, cut to a length that can be kept a hundred thousand times.
+/// Text from others, truncated to a length that can be kept a hundred thousand times.
 fn bounded(mut text: String) -> String {
     if let Some((end, _)) = text.char_indices().nth(MOST_TEXT) {
         text.truncate(end);
@@ -186,7 +186,7 @@ fn bounded(mut text: String) -> String {
     text
 }
 
-/// What [`lockkeeper::whoami`] writes, taken apart. Other clients may write what they like.
+/// Splits what [`lockkeeper::whoami`] returns. Other clients may write anything.
 fn host_and_pid(who: &str) -> (Option<String>, Option<u32>) {
     let (place, pid) = match who.rsplit_once(' ') {
         Some((place, pid)) => (place, pid.parse().ok()),

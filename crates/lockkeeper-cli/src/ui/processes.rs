@@ -1,7 +1,7 @@
-//! Which processes of this machine run below which.
+//! Which processes of this machine are descendants of which.
 //!
-//! Only this machine's processes can be asked, and only those in our own process namespace: a container
-//! has another host name, so its processes are not taken for ours.
+//! Only processes of this machine can be inspected, and only those in our own process namespace: a
+//! container has another host name, so its processes are not taken for ours.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,14 +10,14 @@ use std::fs;
 use super::blocking::Holders;
 use super::model::Party;
 
-/// What one look at the process table told. Nothing is asked twice.
+/// One read of the process table. Nothing is read twice.
 #[derive(Debug)]
 pub(crate) struct Processes {
     host: String,
     parents: RefCell<HashMap<u32, Option<u32>>>,
 }
 
-/// How many processes one look asks for.
+/// How many processes are read at most.
 const MOST_ASKED: usize = 2_000;
 
 impl Processes {
@@ -26,7 +26,7 @@ impl Processes {
         Self { host: host.to_string_lossy().into_owned(), parents: RefCell::default() }
     }
 
-    /// Those who hold something and that a process runs below.
+    /// The ancestors of a process that hold something.
     pub(crate) fn above(&self, party: &Party, holders: &Holders) -> Vec<String> {
         let (Some(host), Some(pid)) = (&party.host, party.pid) else { return Vec::new() };
         if *host != self.host {

@@ -1,6 +1,6 @@
 //! `--record FILE`: the history as JSON lines, so that it survives a restart.
 //!
-//! The file is appended to, and written anew when it has twice as many lines as are kept. A crash can
+//! The file is appended to, and rewritten when it has twice as many lines as are kept. A crash can
 //! leave half a line at the end, which is skipped.
 
 use std::fs::{self, File};
@@ -20,14 +20,14 @@ pub(crate) struct Recorder {
     /// Locked, so that two servers do not write into each other's lines.
     file: Flock<File>,
     lines: usize,
-    /// Whether the last line may be half a line: of a crash, or of a full disk.
+    /// Whether the last line may be incomplete: after a crash, or on a full disk.
     torn: bool,
-    /// How many lines there may be before the file is written anew.
+    /// How many lines there may be before the file is rewritten.
     most: usize,
 }
 
 impl Recorder {
-    /// Opens or makes the file, and reads what it has.
+    /// Opens or creates the file, and reads its contents.
     pub(crate) fn open(path: &Path) -> Result<(Self, Vec<Record>), Failure> {
         let refuse =
             |error: io::Error| Failure::own(format!("record to {}", path.display()), error);
@@ -47,7 +47,7 @@ impl Recorder {
         Ok((Self { path: path.to_owned(), file, lines, torn, most: 2 * MOST_RECORDS }, past))
     }
 
-    /// Appends; writes the file anew from `all` (oldest first) when it has become too long.
+    /// Appends; rewrites the file from `all` (oldest first) when it has become too long.
     pub(crate) fn append<'a>(
         &mut self,
         records: &[Arc<Record>],
@@ -56,7 +56,7 @@ impl Recorder {
         if self.lines + records.len() > self.most {
             return self.rewrite(all);
         }
-        // Whatever the last write left behind stays a line of its own.
+        // Whatever the last write left behind stays on its own line.
         let mut text = if self.torn { b"\n".to_vec() } else { Vec::new() };
         for record in records {
             serde_json::to_writer(&mut text, &**record)?;
@@ -91,7 +91,7 @@ impl Recorder {
     }
 }
 
-/// The records that can be read, the last ones if there are too many, and the number of lines.
+/// The readable records, the last ones if there are too many, and the number of lines.
 fn read(file: &File) -> io::Result<(Vec<Record>, usize)> {
     let mut records = std::collections::VecDeque::new();
     let mut lines = 0;

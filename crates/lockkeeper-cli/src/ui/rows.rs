@@ -1,4 +1,4 @@
-//! The table as every browser shows it: one row per lock, and what changed since the last look.
+//! The table as every browser shows it: one row per lock, and the changes since the last poll.
 
 use std::collections::HashSet;
 use std::time::SystemTime;
@@ -18,14 +18,14 @@ pub(crate) struct Row {
     /// The first [`MOST_HOLDERS`].
     pub(crate) holders: Vec<Party>,
     pub(crate) held_by: usize,
-    /// `null` where the engine cannot tell.
+    /// `null` if the engine does not know them.
     pub(crate) waiting: Option<usize>,
     #[serde(serialize_with = "time::optional")]
     pub(crate) waiting_since: Option<SystemTime>,
     pub(crate) trouble: Option<Trouble>,
 }
 
-/// Why somebody should look, worst first.
+/// Why a lock needs attention, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Trouble {
@@ -39,9 +39,9 @@ pub(crate) enum Trouble {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Strip {
     pub(crate) held: usize,
-    /// At least so many; some engines cannot tell.
+    /// At least this many; some engines do not know their waiters.
     pub(crate) waiting: usize,
-    /// Locks of which nobody knows who waits.
+    /// Locks whose waiters are unknown.
     pub(crate) waiting_unknown: usize,
     pub(crate) lost_last_hour: usize,
     pub(crate) smallest_slack: Option<Slack>,
@@ -60,7 +60,7 @@ pub(crate) struct Slack {
 /// How many holders a row names.
 const MOST_HOLDERS: usize = 8;
 
-/// Renewals come when two thirds are left. Less than this means that several of them failed.
+/// A lease is renewed when two thirds are left. Less than this means that several renewals failed.
 const LOW: f64 = 0.25;
 
 impl Row {

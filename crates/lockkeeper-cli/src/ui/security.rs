@@ -1,9 +1,9 @@
-//! Who may ask: the checks that every request passes before anything else looks at it.
+//! Access control: the checks that every request passes before anything else processes it.
 //!
-//! A page of somebody else's that runs in the operator's browser can reach a loopback address, by a form,
-//! by `fetch`, or by a name that it points at this machine (DNS rebinding). So the name in `Host` must be
-//! one of ours, `Origin` must be this page, and a request that changes something must be JSON, which no
-//! form can send. The token travels in a header of its own, never in a cookie: a browser adds it to
+//! A foreign page in the operator's browser can reach a loopback address, by a form, by `fetch`, or
+//! by a name that it points at this machine (DNS rebinding). So the name in `Host` must be one of
+//! ours, `Origin` must be this page, and a request that changes something must be JSON, which no
+//! form can send. The token is sent in a header of its own, never in a cookie: a browser adds it to
 //! nothing by itself.
 
 use std::fmt;
@@ -26,10 +26,10 @@ pub(crate) const SHORTEST_TOKEN: usize = 16;
 const BURST: f64 = 200.0;
 const PER_SECOND: f64 = 50.0;
 
-/// Who may ask for what.
+/// Who may request what.
 pub(crate) struct Access {
     loopback: bool,
-    /// Names beside those that are always right.
+    /// Names besides those that are always accepted.
     names: Vec<String>,
     token: Option<String>,
     allowance: Mutex<Allowance>,
@@ -41,7 +41,7 @@ struct Allowance {
     since: Instant,
 }
 
-/// An answer that says no.
+/// A refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
@@ -58,7 +58,7 @@ impl Access {
         Self { loopback: listen.ip().is_loopback(), names, token, allowance }
     }
 
-    /// What holds for every request, the page's own files included.
+    /// The checks for every request, the page's own files included.
     pub(crate) fn admit(&self, request: &Parts) -> Result<(), Refusal> {
         if !self.spend() {
             return Err(refusal(StatusCode::TOO_MANY_REQUESTS, "too many requests; wait a second"));
@@ -84,7 +84,7 @@ impl Access {
         }
     }
 
-    /// What holds for data and changes.
+    /// The checks for data and changes.
     pub(crate) fn permit(&self, request: &Parts) -> Result<(), Refusal> {
         let site = request.headers.get(HeaderName::from_static("sec-fetch-site"));
         if site.is_some_and(|site| site != "same-origin" && site != "none") {
@@ -114,8 +114,8 @@ impl Access {
 
     /// Whether a `Host` is a name of ours.
     ///
-    /// The port does not matter, so that an ssh tunnel works. An address cannot be pointed elsewhere, so
-    /// any will do for a server that other machines reach; a name can.
+    /// The port does not matter, so that an ssh tunnel works. An address cannot be pointed
+    /// elsewhere, so any address is accepted by a server that other machines reach; a name can.
     fn is_ours(&self, host: &str) -> bool {
         let name = match host.rsplit_once(':') {
             Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
@@ -151,7 +151,7 @@ impl fmt::Debug for Access {
     }
 }
 
-/// What every answer says: nothing is loaded from elsewhere, framed, guessed or kept.
+/// The headers of every answer: nothing is loaded from elsewhere, framed, sniffed or cached.
 pub(crate) fn harden(headers: &mut HeaderMap) {
     let policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
                   connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -167,7 +167,7 @@ pub(crate) fn harden(headers: &mut HeaderMap) {
     }
 }
 
-/// A token that nobody can guess.
+/// An unguessable token.
 pub(crate) fn random_token() -> String {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits).expect("the operating system gives random bits");

@@ -1,8 +1,9 @@
-//! A command with a lock and a worker that escaped from the command's group, and what may happen to them.
+//! A command with a lock and a worker that escaped from the command's process group, and what may
+//! happen to them.
 //!
-//! The work is a file that the worker appends to, and to which the next holder appends a line before it
-//! does anything else. Whatever the worker did after that is behind this line: the order of the effects
-//! decides, not what the kernel shows of a process, and no clock.
+//! The work is a file that the worker appends to, and to which the next holder appends a line
+//! before it does anything else. Whatever the worker did after that is behind this line: the order
+//! of the effects decides, not what the kernel reports about a process, and no clock.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant, SystemTime};
@@ -25,7 +26,7 @@ pub(crate) const COMMANDS: [(&str, &str); 6] = [
     ("run inside a run", "$LOCKKEEPER run --ttl 3s inner-$LOCKKEEPER_KEY -- ./worker"),
 ];
 
-/// What happens to the lock of a command, or to those who keep it.
+/// What happens to the lock of a command, or to the processes that keep it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Expiry,
@@ -33,9 +34,9 @@ pub(crate) enum Fate {
     ServerGone,
     WrapperKilled,
     GuardianKilled,
-    /// Stopped by a signal: the wrapper lets it go on.
+    /// Stopped by a signal: the wrapper continues it.
     GuardianStopped,
-    /// Kept from running by a debugger: nothing lets it go on.
+    /// Stopped by a debugger: nothing continues it.
     GuardianFrozen,
     WrapperStopped,
 }
@@ -81,7 +82,7 @@ pub(crate) enum Pace {
 }
 
 impl Pace {
-    /// Deaf to everything that can be refused, and over after a minute if nobody ends it.
+    /// Ignores every signal that can be ignored, and ends after a minute by itself.
     fn worker(self) -> String {
         let pause = match self {
             Pace::Steady => "read -rt 0.01 -u 3",
@@ -105,8 +106,8 @@ pub(crate) struct Cell {
     pub(crate) holder: Option<Running>,
 }
 
-/// When the worker did something for the last time, when it was dead and waited for, and when the command
-/// that held the lock had ended.
+/// When the worker did something for the last time, when it was dead and reaped, and when the
+/// command that held the lock had ended.
 ///
 /// A process that was killed does nothing any more, but the kernel may need long to end it.
 #[derive(Debug, Clone, Copy)]
@@ -117,8 +118,8 @@ pub(crate) struct Ended {
 }
 
 impl Cell {
-    /// Starts the holder at the first URL, and waits until its worker works. The other one is for the next
-    /// holder, whose lease must not be short: it is not what is tried here.
+    /// Starts the holder at the first URL, and waits until its worker works. The other URL is for
+    /// the next holder, whose lease must not be short: it is not under test here.
     pub(crate) fn start(
         urls: Option<[&str; 2]>,
         fate: Fate,
@@ -137,7 +138,7 @@ impl Cell {
         let key = format!("k{n}");
         let words = format!("run {} {key} -- echo $$ >> pids; {script}", fate.flags());
         let name = format!("{name}, {fate:?}, {}", place.url());
-        // On a busy machine a lease may be over before the worker is at work.
+        // On a busy machine a lease may be over before the worker has started.
         let holder = eventually(&format!("{name}: a worker"), || {
             for left in ["pids", "work"] {
                 let _ = std::fs::remove_file(place.path(left));
@@ -160,12 +161,12 @@ impl Cell {
         self.place.content("pids").lines().map(|pid| pid.parse().unwrap()).collect()
     }
 
-    /// Who of them is there, zombies included.
+    /// Which of them exist, zombies included.
     fn alive(&self) -> Vec<i32> {
         self.pids().into_iter().filter(|pid| self.place.has(*pid)).collect()
     }
 
-    /// Lets it happen, and says what went wrong.
+    /// Lets it happen, and returns what went wrong.
     pub(crate) fn judge(mut self) -> Result<Ended, String> {
         let mut holder = self.holder.take().unwrap();
         let wrapper = holder.pid();
@@ -184,7 +185,7 @@ impl Cell {
             Fate::GuardianFrozen => freeze(guardian),
             Fate::WrapperStopped => {
                 stop(wrapper);
-                // By the guardian, in time; then the wrapper gives back what only it can.
+                // By the guardian, in time; then the wrapper releases what only it can.
                 eventually(&self.name, || self.alive().is_empty().then_some(()));
                 holder.signal(Signal::SIGCONT);
             }
@@ -193,7 +194,7 @@ impl Cell {
         let happened = Instant::now();
         while holder.is_running() && happened.elapsed() < Duration::from_secs(60) {
             if self.fate == Fate::GuardianFrozen {
-                // One that is debugged is waited for by its debugger first.
+                // A traced process is first waited for by its debugger.
                 let _ = waitpid(guardian, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL));
             }
             if dead.is_none() && self.alive().is_empty() {
@@ -203,7 +204,7 @@ impl Cell {
         }
         let exited = Instant::now();
         let left = match self.fate {
-            // Its guardian is still at it.
+            // Its guardian is not done yet.
             Fate::WrapperKilled => Vec::new(),
             _ => self.alive(),
         };

@@ -58,7 +58,7 @@ fn ttl_and_grace_come_from_the_file_too() {
 }
 
 #[test]
-fn a_bad_url_is_blamed_on_where_it_stands() {
+fn a_bad_url_is_blamed_on_its_source() {
     let place = Place::new();
     let bad = |command: &mut std::process::Command| {
         let output = command.output().unwrap();
@@ -67,7 +67,7 @@ fn a_bad_url_is_blamed_on_where_it_stands() {
     };
     let said = bad(place.lockkeeper("ls").env("LOCKKEEPER_URL", "localhost"));
     assert!(said.starts_with("lockkeeper: LOCKKEEPER_URL: this is not the URL"), "{said}");
-    // Not taken for unset, which would be another engine.
+    // Not treated as unset, which would select another engine.
     let garbled = OsStr::from_bytes(b"redis://\xff");
     let said = bad(place.lockkeeper("ls").env("LOCKKEEPER_URL", garbled));
     assert_eq!(said, "lockkeeper: LOCKKEEPER_URL is not UTF-8\n");
@@ -142,7 +142,7 @@ fn a_password_for_an_engine_without_one_is_refused_if_it_was_meant_for_it() {
         .run("run --password-file nowhere k true")
         .exits(64)
         .says("cannot read the password file nowhere");
-    // A variable may be there for others.
+    // A variable may be meant for other engines.
     let mut command = place.lockkeeper("run k -- echo in");
     let output = command.env("LOCKKEEPER_PASSWORD", "canary").output().unwrap();
     assert_eq!(output.stdout, b"in\n");

@@ -10,10 +10,10 @@ use crate::place::{Place, eventually};
 #[test]
 fn once_per_runs_once_in_a_slot() {
     let place = Place::new();
-    // A slot that nobody sees the end of.
+    // A slot that does not end during the test.
     let run = "run --once-per 1000d k -- echo ran >> runs";
     place.run(run).exits(0);
-    place.run(run).exits(75).says("lock \"k\": this slot had its run already");
+    place.run(run).exits(75).says("lock \"k\": this slot has already had its run");
     place.run("run --once-per 1000d --skip-ok k -- echo ran >> runs").exits(0);
     let all: Vec<_> = (0..4).map(|_| place.start(run)).collect();
     for run in all {
@@ -57,7 +57,7 @@ fn the_next_slot_has_a_run_again() {
     let ran = second();
     eventually("the next slot", || (second() > ran).then_some(()));
     place.run("run --once-per 1s k true").exits(0);
-    // Marks do not stay for ever.
+    // Marks do not stay forever.
     eventually("the marks end", || (place.run("ls --json").stdout.trim() == "[]").then_some(()));
 }
 

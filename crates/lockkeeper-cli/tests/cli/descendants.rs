@@ -1,4 +1,4 @@
-//! Nothing that came of a command outlives its lock, whatever groups and sessions it made for itself.
+//! No descendant of a command outlives its lock, whatever process groups and sessions it created.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -89,11 +89,11 @@ fn nothing_outlives_its_lock_on_zookeeper() {
     every_fate(Some([&url, &next]), || servers[0].kill());
 }
 
-/// A command that starts others in sessions of their own, faster than they can be looked for one by one.
+/// A command that starts others in new sessions, faster than they can be found one by one.
 #[test]
 fn a_command_that_breeds_is_ended_to_the_last() {
     let place = Place::new();
-    // They stop by themselves: a test that fails must not take the machine along.
+    // They stop by themselves: a failing test must not take the machine with it.
     let breeder = "#!/bin/sh\ntrap '' TERM\n\
                    for i in $(seq 300); do setsid ./worker & done; exec sleep 60\n";
     let worker = "#!/bin/sh\ntrap '' TERM\necho $$ >> pids\nexec sleep 60\n";
@@ -118,11 +118,11 @@ fn a_command_that_breeds_is_ended_to_the_last() {
     }
 }
 
-/// A command that goes on in a new process all the time, so that whoever was found a moment ago is gone.
+/// A command that keeps continuing in a new process, so that a process found a moment ago is gone.
 #[test]
 fn a_command_that_never_stays_is_ended() {
     let place = Place::new();
-    // It stops by itself: a test that fails must not take the machine along.
+    // It stops by itself: a failing test must not take the machine with it.
     let walk = "$SIG{TERM} = \"IGNORE\"; open W, \">>\", \"work\"; \
                 while (time - $^T < 20) { syswrite W, \"$$\\n\"; fork and exit }";
     for wrapper_dies in [true, false] {
@@ -162,8 +162,8 @@ impl Drop for Load {
     }
 }
 
-/// A machine that is busy with other things, workers that never rest, and a guardian that does nothing:
-/// the wrapper alone is in time.
+/// A machine that is busy with other things, workers that never rest, and a guardian that does
+/// nothing: the wrapper alone is in time.
 #[test]
 fn a_busy_machine_ends_a_command_in_time_without_its_guardian() {
     let server = Server::start();
@@ -183,8 +183,9 @@ fn a_busy_machine_ends_a_command_in_time_without_its_guardian() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A process may take long to die, or never do, as one that waits in the kernel for a disk. Where the
-/// store keeps a lock for as long as we live, nobody is let in before, whatever the lease was.
+/// A process may take long to die, or never do, like one that waits in the kernel for a disk. If
+/// the store keeps a lock as long as we live, it is not granted to another before, whatever the
+/// lease was.
 #[test]
 fn a_process_that_does_not_die_keeps_the_lock() {
     let servers = Ensemble::single();
@@ -194,7 +195,7 @@ fn a_process_that_does_not_die_keeps_the_lock() {
         let mut holder = cell.holder.take().unwrap();
         let worker = Pid::from_raw(cell.pids()[1]);
         let began = Instant::now();
-        // Dead for everyone else when it is killed, but there until we have waited for it.
+        // Dead when it is killed, but it exists until we have waited for it.
         freeze(worker);
         while began.elapsed() < Duration::from_secs(8) {
             assert!(holder.is_running(), "{}: it leaves its worker behind", cell.name);
@@ -208,7 +209,7 @@ fn a_process_that_does_not_die_keeps_the_lock() {
     }
 }
 
-/// Without its guardian nobody would hear of the command's end, nor of a signal, nor of --max-hold.
+/// Without its guardian, the command's end, a signal and --max-hold would go unnoticed.
 #[test]
 fn a_guardian_that_is_stopped_is_let_go_on() {
     let place = Place::new();
@@ -232,7 +233,7 @@ fn a_guardian_that_is_stopped_is_let_go_on() {
     place.run("run -n k true").exits(0);
 }
 
-/// Whoever starts us may have ignored SIGCHLD, as daemons do that wait for nobody. We do wait.
+/// We may be started with SIGCHLD ignored, as by daemons that never wait. We do wait.
 #[test]
 fn a_command_is_waited_for_although_sigchld_is_ignored() {
     let place = Place::new();
@@ -242,7 +243,7 @@ fn a_command_is_waited_for_although_sigchld_is_ignored() {
     place.start(&format!("run --max-hold 20s k -- {script}")).end().exits(5);
 }
 
-/// A guardian that was stopped for longer than the lease finds orders that are old, and the last one.
+/// A guardian that was stopped for longer than the lease finds outdated orders, and the last one.
 #[test]
 fn a_guardian_that_was_stopped_does_not_end_a_healthy_command() {
     let place = Place::new();
@@ -250,7 +251,7 @@ fn a_guardian_that_was_stopped_does_not_end_a_healthy_command() {
     let run = place.start("run --url memory: --ttl 4s k -- echo > started; read x < go; exit 5");
     place.content("started");
     let guardian = guardian_of(run.pid());
-    // The wrapper renews, and moves the deadline; it only steps in where that does not happen.
+    // The wrapper renews, and moves the deadline; it only steps in if that does not happen.
     freeze(guardian);
     std::thread::sleep(Duration::from_secs(5));
     ptrace::detach(guardian, None).unwrap();

@@ -1,4 +1,4 @@
-//! What the command makes of real servers: their settings, their users, and what others left there.
+//! The command with real servers: their settings, their users, and foreign data.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ fn a_fair_waiter_is_as_old_as_its_wait() {
     let _waiter = place.start("run --fair k true");
     place.until("k", 1, 1);
     let queued = Instant::now();
-    // It asks again and again meanwhile, which does not make it younger.
+    // It polls meanwhile, which does not make it younger.
     eventually("an age of more than three seconds", || {
         let waited = queued.elapsed().as_secs_f64();
         let shown = place.run("show --json k").exits(0).stdout;
@@ -39,7 +39,7 @@ fn a_fair_waiter_is_as_old_as_its_wait() {
     });
 }
 
-/// It lends a connection to a session by default, and refuses parameters that it does not know.
+/// It assigns a connection to a session by default, and refuses unknown parameters.
 #[test]
 fn a_pooler_is_used_as_it_is_installed() {
     let server = Postgres::start();
@@ -85,7 +85,7 @@ fn limits_of_a_database_end_neither_a_wait_nor_a_release() {
     }
 }
 
-/// A command inside has the password from the same variable, and needs the user that goes with it.
+/// A command inside has the password from the same variable, and needs the user that belongs to it.
 #[test]
 fn a_command_inside_reaches_the_engine_as_the_same_user() {
     let server = Server::start();

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use crate::place::Place;
 
-/// Another user than whoever runs the tests.
+/// Another user than the one that runs the tests.
 const STRANGER: u32 = 12_345;
 
 /// A shell script in which `$0` is the command.
@@ -44,7 +44,7 @@ fn a_status_file_that_is_one_of_our_own_descriptors_is_written_to() {
 }
 
 #[test]
-fn a_status_file_goes_through_no_link_that_somebody_planted() {
+fn a_status_file_does_not_follow_a_planted_link() {
     let place = Place::new();
     fs::write(place.path("precious"), "precious").unwrap();
     // Named like the process that is going to run, in a directory that others can write into.
@@ -63,7 +63,7 @@ fn a_status_file_goes_through_no_link_that_somebody_planted() {
 }
 
 #[test]
-fn a_link_of_somebody_else_is_no_status_file() {
+fn a_link_of_another_user_is_no_status_file() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -129,7 +129,7 @@ fn the_doctor_sees_that_nothing_can_be_written() {
 }
 
 #[test]
-fn a_user_without_a_home_and_a_directory_for_everyone_get_a_way_that_works() {
+fn a_user_without_a_home_and_a_world_writable_directory_get_advice_that_works() {
     let place = Place::new();
     let mut command = place.lockkeeper("run k true");
     command.env_remove("HOME").env("LOCKKEEPER_URL", "file:");
@@ -162,7 +162,7 @@ fn works(place: &Place, said: &str) {
 }
 
 #[test]
-fn a_password_that_others_can_see_is_warned_of() {
+fn a_password_that_others_can_see_is_warned_about() {
     let place = Place::new();
     let url = "redis://me:canary@127.0.0.1:1";
     for words in [
@@ -180,7 +180,7 @@ fn a_password_that_others_can_see_is_warned_of() {
     }
     let quiet = place.run(&format!("run -q --url {url} k true")).exits(69).stderr;
     assert!(!quiet.contains("visible"), "{quiet}");
-    // Not on a command line, not visible.
+    // Not on a command line, so not visible.
     let mut command = place.lockkeeper("show k");
     let said = command.env("LOCKKEEPER_URL", url).output().unwrap().stderr;
     assert!(!String::from_utf8_lossy(&said).contains("visible"));
@@ -195,7 +195,7 @@ fn a_password_that_others_can_see_is_warned_of() {
 }
 
 #[test]
-fn the_directory_of_handles_is_nobody_elses() {
+fn the_directory_of_handles_is_private() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }

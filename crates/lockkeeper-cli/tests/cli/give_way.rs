@@ -31,7 +31,7 @@ fn a_handle_passes_the_question_on() {
     let handle = place.run(&words).exits(0).stdout;
     place.run("yield k").exits(0);
     assert_eq!(place.content("said"), "asked\n");
-    place.run(&format!("renew {handle}")).exits(0).says("somebody asked for the lock");
+    place.run(&format!("renew {handle}")).exits(0).says("asked to yield");
     place.run("run -n k true").exits(75);
     place.run(&format!("release {handle}")).exits(0);
     script.kill().unwrap();
@@ -83,9 +83,9 @@ fn holders_give_way(url: &str) {
     );
     next.end().exits(0).prints("next");
     // Another signal, and a lock that is kept all the same.
-    let marks = "trap 'echo usr1 >>marked' USR1; while :; do sleep 0.1; done";
+    let marks = "trap 'echo usr1 >>marked' USR1; echo ready >ready; while :; do sleep 0.1; done";
     let keeps = place.start(&format!("run --on-yield usr1 k -- {marks}"));
-    place.until("k", 1, 0);
+    place.content("ready");
     place.run("yield --json k").exits(0);
     assert_eq!(place.content("marked"), "usr1\n");
     place.until("k", 1, 0);

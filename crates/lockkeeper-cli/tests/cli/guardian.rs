@@ -5,7 +5,7 @@ use nix::unistd::Pid;
 
 use crate::place::{Place, eventually, is_there, state_of};
 
-/// A command with a child and a grandchild, all in its group, that tells their numbers.
+/// A command with a child and a grandchild, all in its group, that prints their pids.
 const FAMILY: &str = "sh -c 'sleep 600 & echo $! >> pids; echo $$ >> pids; wait' & \
                       echo $$ >> pids; while test $(wc -l < pids) -lt 3; do sleep 0.01; done; \
                       echo >> ready; wait";
@@ -18,7 +18,7 @@ fn family(place: &Place) -> Vec<i32> {
 #[test]
 fn a_killed_wrapper_takes_its_whole_group_along_before_the_lock_passes_on() {
     let place = Place::new();
-    // The next holder asks for every process of the one before it; zombies count as there.
+    // The next holder checks every process of the previous one; zombies count as existing.
     let next = "for p in $(cat pids); do kill -0 $p 2>/dev/null && echo overlap $p; done; echo in";
     for _ in 0..30 {
         let wrapper = place.start(&format!("run k -- {FAMILY}"));
@@ -36,21 +36,21 @@ fn a_killed_wrapper_takes_its_whole_group_along_before_the_lock_passes_on() {
 
 #[test]
 fn the_lock_stays_with_the_guardian_however_late_it_is() {
-    // The guardian comes to us when its wrapper dies. With init for a parent it would be an orphan in
-    // the kernel's eyes, and orphans are not left stopped.
+    // The guardian is reparented to us when its wrapper dies. With init as its parent, its group
+    // would be orphaned, and orphaned groups are not left stopped.
     nix::sys::prctl::set_child_subreaper(true).unwrap();
     let place = Place::new();
     let wrapper = place.start(&format!("run k -- {FAMILY}"));
     let members = family(&place);
     let guardian = guardian_of(&wrapper.pid().to_string());
     let tell = |signal| kill(Pid::from_raw(guardian), signal).unwrap();
-    // The wrapper would let it go on.
+    // The wrapper would continue it.
     wrapper.signal(Signal::SIGSTOP);
     eventually("it stops", || (state_of(wrapper.pid().as_raw()) == Some('T')).then_some(()));
     tell(Signal::SIGSTOP);
     eventually("the guardian stops", || (state_of(guardian) == Some('T')).then_some(()));
     wrapper.signal(Signal::SIGKILL);
-    // Nobody can end the family now, so nobody may be let in.
+    // Nothing can end the family now, so nothing may be granted.
     place.run("run -w 0.3 k true").exits(75);
     assert!(members.iter().copied().all(is_there));
     tell(Signal::SIGCONT);

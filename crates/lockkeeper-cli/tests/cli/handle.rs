@@ -17,7 +17,7 @@ fn a_handle_holds_from_acquire_to_release() {
     place.run(&format!("renew {handle}")).exits(0);
     place.run(&format!("release {handle}")).exits(0);
     place.run("run -n k true").exits(0);
-    place.run(&format!("release {handle}")).exits(79).says("nobody holds this handle any more");
+    place.run(&format!("release {handle}")).exits(79).says("this handle is no longer held");
     place.run(&format!("renew {handle}")).exits(79);
     assert_eq!(std::fs::read_dir(place.path("run/lockkeeper")).unwrap().count(), 0);
 }
@@ -40,7 +40,7 @@ fn an_engine_that_does_not_answer_confirms_neither_a_renewal_nor_a_release() {
     place.run(&format!("renew {handle}")).exits(69).says("could not be renewed");
     place.run(&format!("release {handle}")).exits(69).says("did not confirm the release");
     server.resume();
-    // The holder goes on with it.
+    // The holder continues with it.
     place.run("run -w 30 k true").exits(0);
 }
 
@@ -49,7 +49,7 @@ fn a_handle_is_found_from_another_environment() {
     let place = Place::new();
     let handle = place.run("acquire k").exits(0).stdout;
     place.run("run -n k true").exits(75);
-    // As a job of cron has it.
+    // As in a cron job.
     let mut other = place.lockkeeper("acquire other");
     let second = other.env_remove("XDG_RUNTIME_DIR").output().unwrap();
     let second = String::from_utf8(second.stdout).unwrap();
@@ -76,7 +76,7 @@ fn a_handle_of_another_user_is_said_to_be_that() {
 }
 
 #[test]
-fn acquire_says_busy_as_run_does() {
+fn acquire_reports_busy_as_run_does() {
     let place = Place::new();
     let handle = place.run("acquire k").exits(0).stdout;
     place.run("acquire -n k").exits(75).says("busy; held by ");
@@ -101,11 +101,11 @@ fn a_handle_that_cannot_be_printed_is_not_held() {
 }
 
 #[test]
-fn a_lock_that_nobody_could_release_is_not_taken() {
+fn a_lock_that_could_not_be_released_is_not_acquired() {
     let place = Place::new();
     let holder = place.start("run k sleep 600");
     place.until("k", 1, 0);
-    // No socket can be made there, and that is found out without the lock.
+    // No socket can be created there, which is detected before the lock is acquired.
     let deep = place.path(&"d".repeat(120));
     std::fs::create_dir(&deep).unwrap();
     let done = place.lockkeeper("acquire k").env("XDG_RUNTIME_DIR", deep).output().unwrap();
@@ -116,7 +116,7 @@ fn a_lock_that_nobody_could_release_is_not_taken() {
 }
 
 #[test]
-fn a_waiting_acquire_that_is_killed_leaves_nobody_behind() {
+fn a_waiting_acquire_that_is_killed_leaves_no_holder_behind() {
     let place = Place::new();
     let handle = place.run("acquire k").exits(0).stdout;
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
@@ -193,7 +193,7 @@ fn a_holder_keeps_nothing_open_for_others() {
 }
 
 #[test]
-fn a_handle_that_goes_nowhere_is_not_held() {
+fn nothing_is_acquired_if_standard_output_is_closed() {
     let place = Place::new();
     let ours = place.lockkeeper("");
     let mut shell = Command::new("sh");
@@ -218,7 +218,7 @@ fn a_process_alone_is_enough_to_bind_a_handle_to() {
     assert_eq!(told["lease"], Value::Null, "as long as that process lives");
     let both = place.run(&format!("acquire both --json --lease 1h --pid {pid}")).exits(0).stdout;
     assert_eq!(serde_json::from_str::<Value>(&both).unwrap()["lease"], 3600.0);
-    // Killed but not waited for: that is a zombie, which does no work any more.
+    // Killed but not reaped: a zombie, which does no work any more.
     bound_to.kill().unwrap();
     place.until("k", 0, 0);
     place.until("both", 0, 0);

@@ -31,7 +31,7 @@ fn show_and_ls_tell_holders_and_waiters_in_order() {
     let listed: Value = serde_json::from_str(&place.run("ls --json").exits(0).stdout).unwrap();
     assert_eq!(listed[0]["key"], "k");
     assert_eq!(listed[0]["holders"][0]["note"], "nightly");
-    // The whole identity would be enough to enter.
+    // The whole identity would be enough to re-enter.
     assert_eq!(listed[0]["holders"][0]["identity"].as_str().unwrap().len(), 8);
 }
 
@@ -68,7 +68,7 @@ fn watch_prints_a_line_per_change() {
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     let mut next = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
     let holder = place.start("run k -- sleep 60");
-    // A holder that did not start fails here, where it would be waited for in vain below.
+    // A holder that did not start fails here, instead of being waited for in vain below.
     place.until("k", 1, 0);
     let held = next();
     assert_eq!((&held["key"], held["holders"].as_array().unwrap().len()), (&"k".into(), 1));
@@ -80,7 +80,7 @@ fn watch_prints_a_line_per_change() {
 }
 
 #[test]
-fn break_says_who_was_broken_and_the_fence_still_rises() {
+fn break_prints_the_former_holders_and_the_fence_still_rises() {
     let place = Place::new();
     place.run("break k --yes --why test").exits(0).says("nobody held");
     let holder = place.start("run --ttl 300ms k -- echo $LOCKKEEPER_FENCE > fence; sleep 60");
@@ -97,7 +97,7 @@ fn break_says_who_was_broken_and_the_fence_still_rises() {
 }
 
 #[test]
-fn explain_says_what_is_not_promised() {
+fn explain_prints_what_is_not_promised() {
     let place = Place::new();
     let file = place.run("explain file:").exits(0).stdout;
     assert!(file.contains("It does not exclude other machines."), "{file}");
@@ -160,7 +160,8 @@ fn bench_of_a_redis_server_counts_its_commands() {
     for figure in ["tasks_naive", "tasks_same", "tasks"] {
         assert!(redis[figure].as_f64().unwrap() > 0.0, "{figure}: {told}");
     }
-    // That they are the same for all is for the bench to show: on a slow machine, waiters ask in between.
+    // That they are the same for all is for the benchmark to show: on a slow machine, waiters poll
+    // in between.
     for (n, waiters) in [4, 64, 512].into_iter().enumerate() {
         let commands = &redis["commands"][n];
         assert_eq!(commands["waiters"], waiters);
@@ -254,7 +255,7 @@ fn the_lease_of_a_handle_is_shown_on_an_engine_without_leases() {
     place.run(&format!("release {handle}")).exits(0);
 }
 
-/// Those who only look make nothing.
+/// Inspecting creates nothing.
 #[test]
 fn looking_does_not_make_the_lock_directory() {
     let place = Place::new();

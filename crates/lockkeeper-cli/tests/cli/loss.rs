@@ -13,7 +13,7 @@ use crate::place::{Place, eventually, is_there};
 #[test]
 fn a_broken_lock_ends_the_command_with_79() {
     let place = Place::new();
-    // A holder without a lease asks every third of the ttl whether it was broken.
+    // A holder without a lease checks every third of the ttl whether it was broken.
     let run =
         place.start("run --ttl 300ms --status-file status k -- echo $$ > pid; sleep 600 & wait");
     let command: i32 = place.content("pid").trim().parse().unwrap();
@@ -56,7 +56,7 @@ fn on_lost_ignore_lets_it_end_but_never_with_0() {
     let run = place.start(&format!("run --ttl 300ms --on-lost ignore k -- {script}"));
     place.content("pid");
     place.run("break k --yes --why test").exits(0);
-    // Another holder is in, and the first one still runs: that is what was asked for.
+    // There is another holder, and the first one still runs: that is what was requested.
     place.run("run -w 10 k true").exits(0);
     std::fs::write(place.path("go"), "").unwrap();
     run.end().exits(79).prints("done");
@@ -73,7 +73,7 @@ fn a_loss_that_only_the_release_finds_is_79_too() {
     run.end().exits(79);
 }
 
-/// `memory:` has leases, and its store stops with the wrapper: like a store that cannot be reached.
+/// `memory:` has leases, and its store stops with the wrapper: like an unreachable store.
 #[test]
 fn a_stopped_wrapper_cannot_keep_its_command_alive_past_the_lease() {
     let place = Place::new();
@@ -91,9 +91,9 @@ fn a_stopped_wrapper_cannot_keep_its_command_alive_past_the_lease() {
     assert_eq!(place.status("status")["outcome"], "lost");
 }
 
-/// Whether the end of the lease, the guardian's report or SIGCONT comes first is chance.
+/// Whether the end of the lease, the guardian's report or SIGCONT comes first is random.
 #[test]
-fn a_loss_during_a_stop_is_told_once_and_not_blamed_on_the_command() {
+fn a_loss_during_a_stop_is_reported_once_and_not_blamed_on_the_command() {
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -113,7 +113,7 @@ fn a_loss_during_a_stop_is_told_once_and_not_blamed_on_the_command() {
 }
 
 #[test]
-fn a_command_that_is_stopped_past_its_lease_never_goes_on() {
+fn a_command_that_is_stopped_past_its_lease_never_continues() {
     let place = Place::new();
     let script = "echo $$ > pid; while :; do echo > beat; sleep 0.01; done";
     let run = place.start(&format!("run -q --url memory: --ttl 1s k -- {script}"));
@@ -170,8 +170,9 @@ fn the_end_of_a_fixed_lease_is_not_blamed_on_a_renewal() {
     }
 }
 
-/// The server ends while a command runs: the user hears why at once, and the exit follows the command.
-fn a_dead_server_is_told_and_does_not_keep_us(url: &str, end_server: impl FnOnce()) {
+/// The server ends while a command runs: the user learns why at once, and the exit follows the
+/// command.
+fn a_dead_server_is_reported_and_does_not_delay_the_end(url: &str, end_server: impl FnOnce()) {
     let place = Place::at(url);
     let script = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
     let run = place.start(&format!("run -v --ttl 6s --status-file status k -- {script}"));
@@ -193,7 +194,8 @@ fn a_dead_server_is_told_and_does_not_keep_us(url: &str, end_server: impl FnOnce
     assert!(causes.iter().any(|word| cause.contains(word)), "no cause in {reason}");
 }
 
-/// A server that neither answers nor hangs up: the user learns who was silent, and for how long.
+/// A server that neither answers nor disconnects: the user learns which server was silent, and for
+/// how long.
 fn a_silent_server_is_named(url: &str, stop_server: impl FnOnce()) {
     let place = Place::at(url);
     let run = place.start("run --ttl 3s --status-file status k -- echo $$ > pid; sleep 60");
@@ -203,7 +205,7 @@ fn a_silent_server_is_named(url: &str, stop_server: impl FnOnce()) {
     let reason = place.status("status")["reason"].as_str().unwrap().to_owned();
     let host = url.split("//").nth(1).unwrap().split(['/', '?']).next().unwrap();
     assert!(reason.contains(host), "{reason}");
-    // Ours, or that of the engine's client, if that is the first to give up.
+    // Our timeout, or that of the engine's client, whichever is first.
     let silent = reason.contains("no answer from") || reason.contains("no response");
     assert!(silent, "{reason}");
     let lost = ended.stderr.lines().find(|line| line.contains("the lock is lost: ")).unwrap();
@@ -224,32 +226,32 @@ fn a_silent_zookeeper_server_is_named() {
 }
 
 #[test]
-fn a_dead_redis_server_is_told() {
+fn a_dead_redis_server_is_reported() {
     let server = Server::start();
-    a_dead_server_is_told_and_does_not_keep_us(&server.url(), || server.kill());
+    a_dead_server_is_reported_and_does_not_delay_the_end(&server.url(), || server.kill());
 }
 
 #[test]
-fn a_dead_zookeeper_server_is_told() {
+fn a_dead_zookeeper_server_is_reported() {
     let servers = Ensemble::single();
     let url = servers.url("told", Duration::from_secs(12));
-    a_dead_server_is_told_and_does_not_keep_us(&url, || servers[0].kill());
+    a_dead_server_is_reported_and_does_not_delay_the_end(&url, || servers[0].kill());
 }
 
 #[test]
-fn a_dead_etcd_server_is_told() {
+fn a_dead_etcd_server_is_reported() {
     let servers = lockkeeper_testkit::server::etcd::Servers::start(1);
-    a_dead_server_is_told_and_does_not_keep_us(&servers.url(""), || servers[0].kill());
+    a_dead_server_is_reported_and_does_not_delay_the_end(&servers.url(""), || servers[0].kill());
 }
 
 #[test]
-fn a_dead_database_is_told() {
+fn a_dead_database_is_reported() {
     let server = Postgres::start();
     let url = server.url();
-    a_dead_server_is_told_and_does_not_keep_us(&url, || server.kill());
+    a_dead_server_is_reported_and_does_not_delay_the_end(&url, || server.kill());
     let server = Mariadb::start();
     let url = server.url();
-    a_dead_server_is_told_and_does_not_keep_us(&url, || server.kill());
+    a_dead_server_is_reported_and_does_not_delay_the_end(&url, || server.kill());
 }
 
 #[test]

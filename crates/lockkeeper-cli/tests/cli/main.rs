@@ -16,6 +16,7 @@ mod readme;
 mod run;
 mod signals;
 mod terminal;
+mod top;
 mod usage;
 mod waiting;
 mod zookeeper;

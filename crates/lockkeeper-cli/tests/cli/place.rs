@@ -1,4 +1,4 @@
-//! A place for the locks of one test, and the words the tests are written in.
+//! An environment for the locks of one test, and the vocabulary of the tests.
 
 use std::fs;
 use std::path::PathBuf;
@@ -31,8 +31,8 @@ impl Place {
         Self { url: Some(url.to_owned()), ..Self::new() }
     }
 
-    /// Whether a process that worked here is still there, zombies included. On a busy machine its number
-    /// may soon be that of a stranger, which works elsewhere.
+    /// Whether a process that worked here still exists, zombies included. On a busy machine, its
+    /// pid may soon be reused by another, which works elsewhere.
     pub(crate) fn has(&self, pid: i32) -> bool {
         match fs::read_link(format!("/proc/{pid}/cwd")) {
             Ok(directory) => directory == fs::canonicalize(self.path("")).unwrap(),
@@ -88,7 +88,7 @@ impl Place {
         Running { words: words.to_owned(), child: Some(child) }
     }
 
-    /// What is in a file, once something is.
+    /// The contents of a file, once it has any.
     pub(crate) fn content(&self, name: &str) -> String {
         let path = self.path(name);
         eventually(&format!("something in {name}"), || {
@@ -101,7 +101,7 @@ impl Place {
         serde_json::from_str(&self.content(name)).unwrap()
     }
 
-    /// Waits until so many hold a lock and so many wait for it.
+    /// Waits until a lock has this many holders and this many waiters.
     pub(crate) fn until(&self, key: &str, holders: usize, waiters: usize) {
         eventually(&format!("{holders} holders and {waiters} waiters of {key}"), || {
             let shown = self.run(&format!("show --json {key}"));
@@ -144,7 +144,7 @@ impl Done {
         self
     }
 
-    /// Checks that stderr speaks of something, behind our name.
+    /// Checks that stderr mentions something, after our name.
     #[track_caller]
     pub(crate) fn says(self, what: &str) -> Self {
         let named = self.stderr.starts_with("lockkeeper: ");
@@ -200,7 +200,7 @@ impl Drop for Running {
     }
 }
 
-/// Waits for an event, by looking again and again.
+/// Waits for an event, by polling.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
@@ -213,7 +213,7 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// Whether a process is there, zombies included.
+/// Whether a process exists, zombies included.
 pub(crate) fn is_there(pid: i32) -> bool {
     kill(Pid::from_raw(pid), None).is_ok()
 }

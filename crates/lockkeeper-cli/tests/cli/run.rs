@@ -1,4 +1,4 @@
-//! `run`: exclusion, ways to ask, exit codes, what the command is given.
+//! `run`: exclusion, ways to acquire, exit codes, the command's environment.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use crate::place::{Place, is_there};
 #[test]
 fn two_runs_are_never_in_at_once() {
     let place = Place::new();
-    // Whoever finds the mark of another is in at the same time.
+    // A process that finds the mark of another holds at the same time.
     let script = "run k -- for i in 1 2 3; do mkdir in || echo overlap; rmdir in; done";
     let runs: Vec<_> = (0..8).map(|_| place.start(script)).collect();
     for run in runs {
@@ -34,7 +34,7 @@ fn the_commands_own_code_passes_through() {
 }
 
 #[test]
-fn a_command_that_cannot_run_is_told_from_one_that_is_not_there() {
+fn a_command_that_cannot_run_is_distinguished_from_a_missing_one() {
     let place = Place::new();
     place.run("run k no-such-command").exits(127).says("no-such-command: command not found");
     std::fs::write(place.path("text"), "not a program").unwrap();
@@ -64,7 +64,7 @@ fn busy_is_75_and_can_be_another_code() {
 }
 
 #[test]
-fn a_waiting_run_goes_on_when_the_lock_is_free() {
+fn a_waiting_run_starts_when_the_lock_is_free() {
     let place = Place::new();
     let first = place.start("run k -- read line < go; echo first");
     nix::unistd::mkfifo(&place.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -157,7 +157,7 @@ fn max_hold_ends_the_command_with_124() {
         .says("--max-hold is reached");
     let status = place.status("status");
     assert_eq!((&status["outcome"], &status["child_signal"]), (&"max-hold".into(), &15.into()));
-    // One that does not listen to TERM is killed after the grace.
+    // A command that ignores TERM is killed after the grace.
     let script = "trap '' TERM; while :; do sleep 0.05; done";
     place
         .run(&format!("run -q --max-hold 0.2 --grace 0.2 --status-file status k -- {script}"))
@@ -180,10 +180,10 @@ fn the_status_file_tells_what_an_exit_code_cannot() {
     place.run("run -n --skip-ok --status-file status k true").exits(0);
     let status = place.status("status");
     assert_eq!((&status["outcome"], &status["exit_code"]), (&"busy".into(), &0.into()));
-    // Only whole files, and nothing beside them.
+    // Only complete files, and nothing next to them.
     let left: Vec<_> = std::fs::read_dir(place.path("")).unwrap().collect();
     assert_eq!(left.len(), 3, "{left:?}");
-    // A file that cannot be written is found out before the command runs.
+    // An unwritable file is detected before the command runs.
     place
         .run("run --status-file no/such/dir other -- echo ran")
         .exits(125)
@@ -209,7 +209,7 @@ fn a_status_goes_to_a_device_or_a_link_without_replacing_it() {
     place.run("run --status-file link k -- exit 3").exits(3);
     assert_eq!(place.status("status")["child_code"], 3);
     assert!(place.path("link").is_symlink());
-    // A directory is found out before the command is started, a pipe that nobody reads is not.
+    // A directory is detected before the command is started, a pipe without a reader is not.
     let refused = "cannot write the status file";
     place.run("run --status-file run k -- echo started").exits(125).says(refused).prints("");
     nix::unistd::mkfifo(&place.path("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -244,7 +244,7 @@ fn an_owner_enters_again_below_its_own_run() {
 }
 
 #[test]
-fn a_daemon_of_a_run_that_is_over_asks_like_everyone_else() {
+fn a_daemon_of_a_finished_run_acquires_like_any_other() {
     let place = Place::new();
     let ours = env!("CARGO_BIN_EXE_lockkeeper");
     // It outlives its run, and has its environment.
@@ -268,7 +268,7 @@ fn a_run_keeps_its_lock_for_a_daemon_that_entered_it() {
     nix::unistd::mkfifo(&place.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let inner = "echo > entered; read x < go; echo > left";
     let daemon = format!("{ours} run -n --owner me k -- sh -c \"{inner}\"");
-    // The command itself ends as soon as the daemon is in.
+    // The command itself ends as soon as the daemon has started.
     let script = format!(
         "setsid sh -c '{daemon}' > out 2>&1 & until test -e entered; do sleep 0.01; done; exit 5"
     );
@@ -314,7 +314,7 @@ fn a_wait_limit_covers_an_engine_that_is_not_there_yet() {
     place.run(&format!("release {handle}")).exits(0);
 }
 
-/// What is at a key may be no lock at all: then there is no other way to ask for it.
+/// The key may hold something that is no lock: then there is no other way to acquire it.
 #[test]
 fn data_at_a_key_is_answered_with_what_to_do() {
     let server = Server::start();
@@ -338,7 +338,7 @@ fn data_at_a_key_is_answered_with_what_to_do() {
 }
 
 #[test]
-fn a_run_that_waits_for_the_run_around_it_says_so() {
+fn a_run_that_waits_for_its_outer_run_reports_it() {
     let place = Place::new();
     let script = format!("run k -- exec {} run k true", env!("CARGO_BIN_EXE_lockkeeper"));
     let mut outer = place.lockkeeper(&script).spawn().unwrap();
@@ -349,7 +349,7 @@ fn a_run_that_waits_for_the_run_around_it_says_so() {
     assert_eq!(outer.wait().unwrap().code(), Some(143));
 }
 
-/// Others share a read lock or a semaphore, so that a run inside may not make more of it.
+/// Others share a read lock or a semaphore, so an inner run must not hold more than that.
 #[test]
 fn a_run_inside_a_run_enters_as_the_same_kind_or_not_at_all() {
     let server = Server::start();
@@ -373,9 +373,9 @@ fn a_run_inside_a_run_enters_as_the_same_kind_or_not_at_all() {
     }
 }
 
-/// Everyone who looks sees a note, however long it is.
+/// Everyone sees a note, however long it is.
 #[test]
-fn a_long_note_hurts_nobody() {
+fn a_long_note_does_no_harm() {
     let server = Server::start();
     let place = Place::at(&server.url());
     let note = "x".repeat(70_000);
@@ -394,7 +394,7 @@ fn a_long_note_hurts_nobody() {
 #[test]
 fn the_lock_stays_until_the_whole_group_is_gone() {
     let place = Place::new();
-    // The command ends at once; its child stays until told.
+    // The command ends at once; its child stays until it is told to end.
     nix::unistd::mkfifo(&place.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let mut run = place.start("run k -- sh -c 'echo $$ > pid; read line < go' & exit 5");
     let grandchild: i32 = place.content("pid").trim().parse().unwrap();

@@ -87,7 +87,7 @@ fn the_command_starts_with_the_mask_that_we_were_started_with() {
 fn a_stop_reaches_the_command_and_continue_checks_first() {
     let place = Place::new();
     nix::unistd::mkfifo(&place.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    // One process: a shell that is just starting another one does not look stopped.
+    // One process: a shell that is just starting another one does not appear stopped.
     let run = place.start("run k -- echo $$ > pid; exec cat go");
     let command: i32 = place.content("pid").trim().parse().unwrap();
     eventually("cat", || {

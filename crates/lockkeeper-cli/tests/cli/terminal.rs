@@ -9,7 +9,7 @@ use lockkeeper_testkit::server::redis::Server;
 
 use crate::place::{Place, eventually};
 
-/// Somebody who types at a shell.
+/// A user at a shell.
 pub(crate) struct Session {
     script: Child,
     keys: ChildStdin,
@@ -55,7 +55,7 @@ impl Session {
         self.keys.flush().unwrap();
     }
 
-    /// Waits until the screen shows something after the last time, and says what came before it.
+    /// Waits until the screen shows something new, and returns what came before it.
     #[track_caller]
     pub(crate) fn shows(&self, what: &str) -> String {
         eventually(what, || {

@@ -1,4 +1,4 @@
-//! Help for every verb, and bad usage of every verb: 64, with what would have been right.
+//! Help for every verb, and bad usage of every verb: 64, with what would have been accepted.
 
 use std::fs::File;
 
@@ -122,7 +122,7 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("ui gopher:", "the schemes are: file, memory"),
         ("break k", "--why <WHY>"),
         ("break k --why x", "say --yes"),
-        ("break k --yes --why=", "say in some words why"),
+        ("break k --yes --why=", "give a reason"),
         ("elect", "<NAME>"),
         ("elect -- true", "lockkeeper elect <NAME> -- CMD [ARG]..."),
         ("help gopher", "unrecognized subcommand 'gopher'"),
@@ -192,7 +192,7 @@ fn an_engine_that_cannot_be_reached_is_69() {
 }
 
 #[test]
-fn words_that_nobody_can_read_change_no_exit_code() {
+fn messages_that_cannot_be_written_do_not_change_the_exit_code() {
     let place = Place::new();
     let full = || File::options().write(true).open("/dev/full").unwrap();
     for (words, code) in
@@ -220,9 +220,9 @@ fn words_that_nobody_can_read_change_no_exit_code() {
 }
 
 #[test]
-fn a_lock_that_keeps_nobody_out_is_warned_of() {
+fn a_lock_that_excludes_nothing_is_warned_about() {
     let place = Place::new();
-    place.run("run --url memory: k true").exits(0).says("this keeps nobody out");
+    place.run("run --url memory: k true").exits(0).says("this excludes nothing");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The command on ZooKeeper, whose leases are as long as its servers allow, not as long as was asked.
+//! The command on ZooKeeper, whose leases are as long as its servers allow, not as long as
+//! requested.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -8,15 +9,16 @@ use lockkeeper_testkit::server::zookeeper::Ensemble;
 
 use crate::place::Place;
 
-/// Longer than two of the longest leases that are renewed here, and than every renewal is apart.
+/// Longer than two of the longest leases that are renewed here, and than the interval of any
+/// renewal.
 const JOB: &str = "echo > started; sleep 26";
 
-/// What a combination comes to.
+/// The expected result of a combination.
 #[derive(Debug, Clone, Copy)]
 enum Outcome {
     /// The job runs to its end, with this lease.
     Done { lease: Duration },
-    /// It never begins, and the message has these words.
+    /// It never starts, and the message contains these words.
     Refused(&'static str),
 }
 
@@ -32,9 +34,9 @@ struct Combination<'a> {
 
 /// Whatever sessions the servers grant, a healthy job runs to its end or is refused at once.
 ///
-/// All of them run at once, and a machine that stands still meanwhile is not healthy. A run that is lost
-/// although nothing stood still for as long as its lease can bear is a failure; the others are repeated,
-/// and have to succeed then.
+/// All of them run at once, and a machine that stalls meanwhile is not healthy. A run that is lost
+/// although nothing stalled for longer than its lease can bear is a failure; the others are
+/// repeated, and have to succeed then.
 #[test]
 fn every_session_that_the_servers_grant_runs_a_healthy_job_to_its_end() {
     let servers = [200, 500, 1000, 2000, 6000].map(Witnessed::start);
@@ -51,9 +53,9 @@ fn every_session_that_the_servers_grant_runs_a_healthy_job_to_its_end() {
     });
 }
 
-/// Says which of them were lost while their server stood still.
+/// Returns those that were lost while their server stalled.
 fn run_all<'a>(all: Vec<Combination<'a>>) -> Vec<(Combination<'a>, String)> {
-    // One after the other, so that those who have just begun do not starve the others.
+    // One after the other, so that new ones do not starve the others.
     let starting = &Mutex::new(());
     std::thread::scope(|scope| {
         let start = |(n, combination): (usize, Combination<'a>)| {
@@ -105,7 +107,7 @@ fn combinations(server: &Witnessed) -> Vec<Combination<'_>> {
 }
 
 impl Combination<'_> {
-    /// Panics if it goes wrong; `Err` if it was lost while its server, or this process, stood still.
+    /// Panics if it goes wrong; `Err` if it was lost while its server, or this process, stalled.
     fn run(&self, n: usize, starting: &Mutex<()>) -> Result<(), String> {
         let Self { server, options, words, outcome } = self;
         let url = format!("zookeeper://{}/locks{options}", server.ensemble.hosts());
@@ -142,15 +144,15 @@ impl Combination<'_> {
     }
 }
 
-/// How late a renewal may be answered: it is asked after a third of the lease, and the command is ended
-/// when the grace, the margin, 1 % and 2 ms are left.
+/// How late a renewal may be answered: it is sent after a third of the lease, and the command is
+/// ended when the grace, the margin, 1 % and 2 ms are left.
 fn bearable(lease: Duration) -> Duration {
     let grace = (lease / 6).min(Duration::from_secs(5));
     let margin = (lease / 6).min(Duration::from_secs(1));
     lease - lease / 3 - grace - margin - lease / 100 - Duration::from_millis(2)
 }
 
-/// A server, and when it stood still, or this process did.
+/// A server, and when it, or this process, stalled.
 #[derive(Debug)]
 struct Witnessed {
     tick: Duration,
@@ -183,7 +185,7 @@ impl Witnessed {
     }
 }
 
-/// Ends the watch, also when the test fails.
+/// Ends the watch, even if the test fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -195,7 +197,7 @@ impl Drop for Over<'_> {
 static SERVER: OnceLock<Ensemble> = OnceLock::new();
 
 #[test]
-fn the_doctor_says_how_long_a_lease_really_is() {
+fn the_doctor_reports_the_real_length_of_a_lease() {
     let server = SERVER.get_or_init(|| Ensemble::ticking(Duration::from_millis(500)));
     let place = Place::at(&format!("zookeeper://{}/locks", server.hosts()));
     let told = place.run("doctor").exits(0).stdout;

@@ -210,20 +210,29 @@ fn whatever_a_store_says_is_only_text() {
     let place = Place::new();
     let hostile = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>";
     let name = "<b onmouseover=window.pwned=1>main</b>";
-    let config = format!("[engines]\n{name:?} = {:?}\n", place.url());
+    let server = Server::start();
+    let config = format!("[engines]\n{name:?} = {:?}\nredis = {:?}\n", place.url(), server.url());
     std::fs::write(place.path("config.toml"), config).unwrap();
     let mut command = place.lockkeeper("ui --listen 127.0.0.1:0 --interval 100ms");
     command.env("LOCKKEEPER_CONFIG", place.path("config.toml"));
     let page = Page::from(command);
     let run = |sleep: &str| {
         let mut command = place.lockkeeper("run --note");
-        command.args([hostile, hostile, "--", "sleep", sleep]);
+        let doing = format!("exec sleep {sleep} # <img src=x onerror=window.pwned=1>");
+        command.args([hostile, hostile, "--", "sh", "-c", &doing]);
         command.spawn().unwrap()
     };
     let mut jobs = [run("600")];
     page.shows(hostile, 1, 0);
     let mut waiter = run("600");
     page.shows(hostile, 1, 1);
+    // Anyone who can write to the store can claim any identity.
+    let field = "0d1c0000-0000-4000-8000-000000000000:57";
+    server.ask(&["HSET", "forged", field, "1"]);
+    server.ask(&["PEXPIRE", "forged", "600000"]);
+    let record = format!("mutex\t1794917179013569\t{field}\t{hostile}\tforged");
+    server.ask(&["HSET", "lockkeeper:{forged}", "held", &record]);
+    page.shows("forged", 1, 0);
     let browser = Browser::start();
     browser.open(&page.link);
     browser.reads("#rows a", hostile);
@@ -232,6 +241,15 @@ fn whatever_a_store_says_is_only_text() {
     browser.reads("#detail h2", hostile);
     browser.reads("#detail table[aria-label=Holders]", hostile);
     browser.reads("#detail table[aria-label='Waiters in order']", hostile);
+    browser.reads("#detail table[aria-label=Holders]", "exec sleep 600 # <img src=x");
+    browser.press("Escape");
+    browser.reads("#rows", "forged");
+    browser.run("[...document.querySelectorAll('#rows a')].at(-1).click()");
+    browser.reads("#detail h2", "forged");
+    browser.reads("#detail table[aria-label=Holders]", hostile);
+    browser.press("Escape");
+    browser.click("#rows a");
+    browser.reads("#detail h2", hostile);
     for job in &mut jobs {
         job.kill().unwrap();
         job.wait().unwrap();
@@ -298,6 +316,11 @@ fn the_page_fits_a_phone_and_both_themes() {
     browser.reads("#detail h2", "backup/database");
     browser.until("return document.getElementById('detail').getBoundingClientRect().width <= 400");
     browser.until("return document.getElementById('detail').scrollWidth <= 400");
+    // Nothing is squeezed into a column of a few letters.
+    let cells = "[...document.querySelectorAll('#detail td')]";
+    let widths =
+        format!("return {cells}.every((cell) => cell.getBoundingClientRect().width > 300)");
+    browser.until(&widths);
     browser.until(fits);
     browser.picture("phone-detail");
     browser.click("#close");

@@ -1,4 +1,4 @@
-//! What is asked of the library itself, with every engine behind it.
+//! The behaviour of the library itself, with every engine behind it.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ pub(super) async fn the_last_blocking_handle_waits_for_its_release(store: Store)
     elsewhere(move || observer.close()).await;
 }
 
-/// Does something that blocks.
+/// Runs something that blocks.
 async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.unwrap()
 }
@@ -93,7 +93,7 @@ pub(super) async fn the_blocking_front_does_the_same(store: Store) {
         panic!("the blocking front needs a URL; name one with Store::url")
     };
     let lease = store.lease();
-    // Not on a thread of the runtime: that is what it is for.
+    // Not on a thread of the runtime: that is its purpose.
     elsewhere(move || check_blocking(&url, lease)).await;
 }
 

@@ -13,13 +13,13 @@ use crate::poll::{poll_once, poll_times};
 /// More polls than an acquire ever needs.
 const POLLS: usize = 200;
 
-/// A kind of lock, and one that keeps it out.
+/// A kind of lock, and one that conflicts with it.
 struct Kind {
     lock: fn(&Client) -> Lock,
     opponent: fn(&Client) -> Lock,
 }
 
-/// Every kind that the engine does.
+/// Every kind that the engine supports.
 async fn kinds(store: &Store) -> Vec<Kind> {
     let guarantees = store.guarantees().await;
     let mut kinds = vec![Kind { lock: |c| c.mutex("key"), opponent: |c| c.mutex("key") }];
@@ -59,8 +59,8 @@ pub(super) async fn dropped_at_any_poll_a_busy_lock_leaves_nothing(store: Store)
     }
 }
 
-/// Drops an acquire after one poll, after two, and so on until it completes; each time the lock must
-/// come free again. `acquire` returns whether it completed.
+/// Drops an acquire after one poll, after two, and so on until it completes; each time the lock
+/// must become free again. `acquire` returns whether it completed.
 async fn nothing_is_left(
     other: &Client,
     lock: fn(&Client) -> Lock,
@@ -77,11 +77,11 @@ async fn nothing_is_left(
     panic!("the lock is not taken within {POLLS} polls");
 }
 
-pub(super) async fn a_dropped_guard_is_given_back(store: Store) {
+pub(super) async fn a_dropped_guard_is_released(store: Store) {
     let (client, other) = (store.client().await, store.client().await);
     for Kind { lock, .. } in kinds(&store).await {
         drop(take(lock(&client)).await);
-        // The same client does not meet its own ghost, though the release is hardly under way.
+        // The same client does not find its own remains, though the release has hardly begun.
         let guard = take(lock(&client)).await;
         drop(guard);
         nothing_left(&other, "key").await;
@@ -89,12 +89,13 @@ pub(super) async fn a_dropped_guard_is_given_back(store: Store) {
     }
 }
 
-pub(super) async fn a_guard_dropped_in_a_long_poll_is_given_back(store: Store) {
+pub(super) async fn a_guard_dropped_in_a_long_poll_is_released(store: Store) {
     let client = store.client().await;
     for Kind { lock, .. } in kinds(&store).await {
         for _ in 0..20 {
             let guard = take(lock(&client)).await;
-            // The runtime gives a poll so much work, and then lets every channel say "not yet".
+            // The runtime's budget limits the work of one poll; then every channel returns
+            // "pending".
             while poll_once(&mut Box::pin(tokio::task::consume_budget())).await.is_ready() {}
             drop(guard);
             take(lock(&client)).await.release().await.unwrap();
@@ -128,7 +129,7 @@ pub(super) async fn close_waits_for_releases(store: Store) {
     }
 }
 
-pub(super) async fn a_try_is_not_busy_with_an_acquire_that_was_given_up(store: Store) {
+pub(super) async fn an_abandoned_acquire_does_not_make_a_try_busy(store: Store) {
     let client = store.client().await;
     for polls in 1..POLLS {
         let complete = poll_times(client.mutex("key").acquire(), polls).await.is_some();

@@ -1,11 +1,11 @@
-//! What the cases ask again and again.
+//! Helpers that the cases share.
 
 use std::time::Duration;
 
 use lockkeeper::{Client, Guard, Lock};
 use tokio::time::{Instant, sleep};
 
-/// How long something may take that takes a moment.
+/// How long something that should be immediate may take.
 pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// Waits until something is true.
@@ -17,7 +17,7 @@ pub(super) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool)
     }
 }
 
-/// Takes a lock that must be free.
+/// Acquires a lock that must be free.
 pub(super) async fn take(lock: Lock) -> Guard {
     let shown = format!("{lock:?}");
     match lock.try_acquire().await {
@@ -27,9 +27,9 @@ pub(super) async fn take(lock: Lock) -> Guard {
     }
 }
 
-/// Takes a lock that is free, or will be as soon as what is under way has ended.
+/// Acquires a lock that is free, or will be as soon as pending requests have ended.
 ///
-/// A request that was given up while it was on its way to a server is undone when its answer comes.
+/// A request that was abandoned on its way to a server is undone when its answer arrives.
 pub(super) async fn take_soon(lock: Lock) -> Guard {
     let shown = format!("{lock:?}");
     lock.acquire_within(SOON).await.unwrap_or_else(|error| panic!("{error}: {shown}"))
@@ -44,7 +44,7 @@ pub(super) async fn busy(lock: Lock) {
     }
 }
 
-/// Waits until so many wait for a key. False when the engine cannot tell.
+/// Waits until this many clients wait for a key. False if the engine does not know.
 pub(super) async fn queued(client: &Client, key: &str, waiters: usize) -> bool {
     let started = Instant::now();
     loop {
@@ -58,7 +58,7 @@ pub(super) async fn queued(client: &Client, key: &str, waiters: usize) -> bool {
     }
 }
 
-/// Asserts that nobody holds or waits for a key, after a moment.
+/// Asserts that a key soon has no holders and waiters.
 pub(super) async fn nothing_left(client: &Client, key: &str) {
     eventually(&format!("nobody is left at {key:?}"), async || {
         client.inspect(key).await.expect("it can be inspected").is_none()

@@ -1,4 +1,4 @@
-//! Leadership.
+//! Leader election.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ pub(super) async fn leading_goes_on_after_a_loss(store: Store) {
         assert!(second > first, "{second} after {first}");
         second
     };
-    // Whoever stops leading, by dropping the future, steps down.
+    // Dropping the future that leads steps down.
     let second = tokio::select! {
         left = leading => panic!("it does not end by itself: {left:?}"),
         second = watching => second,

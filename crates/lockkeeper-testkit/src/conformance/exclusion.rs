@@ -1,4 +1,4 @@
-//! One at a time, whoever asks.
+//! At most one holder, whatever the number of clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +23,7 @@ pub(super) async fn tasks_exclude_each_other(store: Store) {
             for _ in 0..CYCLES {
                 let guard = client.mutex("busy").acquire().await.unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
-                // Not atomic on purpose: an update is lost when two do this at a time.
+                // Not atomic on purpose: an update is lost if two do this at the same time.
                 let before = counter.load(Ordering::SeqCst);
                 tokio::task::yield_now().await;
                 counter.store(before + 1, Ordering::SeqCst);
@@ -54,7 +54,7 @@ pub(super) async fn processes_share_permits_and_never_a_slot(store: Store) {
         .await;
 }
 
-/// Lets eight processes take turns, and counts how often each slot was entered.
+/// Runs eight competing processes, and checks how often each slot was entered.
 async fn compete(store: &Store, arguments: &[&str], slots: &[u32], take: u64) {
     const PROCESSES: usize = 8;
     const CYCLES: u64 = 25;

@@ -1,4 +1,4 @@
-//! Replies that are lost after the effect: unknown is not no, and never twice.
+//! Replies that are lost after the effect: unknown is not no, and nothing happens twice.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(super) async fn a_lost_reply_to_a_try_is_one_grant(store: Store) {
     let guard = take(client.mutex("key")).await;
     busy(other.mutex("key")).await;
     guard.release().await.unwrap();
-    // Also when the answer that was lost was a no.
+    // Also if the lost answer was "busy".
     let taken = take(other.mutex("key")).await;
     link.swallow(Call::Attempt, 1);
     busy(client.mutex("key")).await;
@@ -49,7 +49,7 @@ pub(super) async fn a_lost_reply_to_a_renewal_keeps_the_lock(store: Store) {
     let ((client, link), other) = (store.linked().await, store.client().await);
     let guard = take(client.mutex("key").ttl(store.lease())).await;
     for _ in 0..4 {
-        // The first of the two tries that a lease has time for.
+        // The first of the two attempts that a lease has time for.
         link.swallow(Call::Renew, 1);
         tokio::time::sleep(store.lease()).await;
         guard.check().unwrap();
@@ -67,7 +67,7 @@ pub(super) async fn a_lost_reply_to_a_release_frees_the_lock(store: Store) {
     assert_eq!(guard.release().await.unwrap(), Release::Unconfirmed);
     let next = other.mutex("key").acquire_within(SOON).await.unwrap();
     assert!(next.fence() > fence);
-    // The release that is repeated finds another holder and lets it be.
+    // The repeated release finds another holder and does not touch it.
     client.close().await;
     next.check().unwrap();
     busy(store.client().await.mutex("key")).await;
@@ -76,14 +76,14 @@ pub(super) async fn a_lost_reply_to_a_release_frees_the_lock(store: Store) {
     nothing_left(&other, "key").await;
 }
 
-pub(super) async fn an_acquire_given_up_on_without_a_reply_leaves_nothing(store: Store) {
+pub(super) async fn an_acquire_abandoned_without_a_reply_leaves_nothing(store: Store) {
     let ((client, link), other) = (store.linked().await, store.client().await);
     for _ in 0..3 {
         link.cut(Call::Attempt, true);
         let mut acquire = Box::pin(client.mutex("key").acquire());
         assert!(poll_once(&mut acquire).await.is_pending());
         drop(acquire);
-        // The request arrives when nobody is interested any more.
+        // The request arrives when its result is no longer wanted.
         link.cut(Call::Attempt, false);
         nothing_left(&other, "key").await;
         client.mutex("key").acquire_within(SOON).await.unwrap().release().await.unwrap();
@@ -92,7 +92,7 @@ pub(super) async fn an_acquire_given_up_on_without_a_reply_leaves_nothing(store:
 
 pub(super) async fn a_release_that_is_refused_for_a_while_is_repeated(store: Store) {
     let ((client, link), other) = (store.linked().await, store.client().await);
-    // A server that has no memory left, or no disk, and has it back a little later.
+    // A server that is out of memory or disk space, and recovers a little later.
     let refusals = 3;
     link.refuse(Call::Release, refusals);
     let guard = take(client.mutex("key")).await;
@@ -101,7 +101,7 @@ pub(super) async fn a_release_that_is_refused_for_a_while_is_repeated(store: Sto
     link.refuse(Call::Release, refusals);
     drop(take(client.mutex("key")).await);
     nothing_left(&other, "key").await;
-    // A release that nobody waits for any more.
+    // A release that is no longer awaited.
     link.refuse(Call::Release, refusals);
     let mut release = Box::pin(take(client.mutex("key")).await.release());
     let _ = poll_once(&mut release).await;

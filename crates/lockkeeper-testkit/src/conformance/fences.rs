@@ -1,4 +1,4 @@
-//! Fences rise with every grant of a key, whoever got it.
+//! Fences rise with every grant of a key, whichever client gets it.
 
 use lockkeeper::Client;
 
@@ -18,7 +18,7 @@ pub(super) async fn fences_rise_over_clients(store: Store) {
     for n in 0..12 {
         let fence = fence_of_one_grant(&clients[n % clients.len()]).await;
         assert!(fence > last, "{fence} after {last}");
-        // Other keys have fences of their own; they must not disturb these.
+        // Other keys have their own fences, which must not disturb these.
         take(clients[0].mutex("another")).await.release().await.unwrap();
         last = fence;
     }

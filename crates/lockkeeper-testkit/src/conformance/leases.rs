@@ -1,4 +1,4 @@
-//! How a hold lasts, and how it ends when nobody releases it.
+//! How long a hold lasts, and how it ends without a release.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(super) async fn a_fixed_lease_ends_by_itself(store: Store) {
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
 }
 
-/// Whatever a client kept of the lock that it had before, or of its time in the queue.
+/// Regardless of what a client kept of the lock it had before, or of its time in the queue.
 pub(super) async fn a_fixed_lease_lasts_as_long_as_asked_whatever_was_before(store: Store) {
     let ((client, link), other) = (store.linked().await, store.client().await);
     let lease = store.lease();
@@ -49,7 +49,7 @@ pub(super) async fn a_fixed_lease_lasts_as_long_as_asked_whatever_was_before(sto
         }
         let guard = waiting.await.unwrap().unwrap();
         let (granted, left) = (Instant::now(), guard.remaining());
-        // A session vouches for a part of it, again and again.
+        // A session vouches for a part of it at a time.
         if store.guarantees().await.death == Death::Lease {
             let whole = left + asked.elapsed();
             assert!(whole >= lease - lease / 50, "{left:?} left of {lease:?}");
@@ -57,7 +57,7 @@ pub(super) async fn a_fixed_lease_lasts_as_long_as_asked_whatever_was_before(sto
         assert_eq!(guard.lost().await, Loss::Ended);
         let next = other.mutex("key").acquire_within(SOON).await.unwrap();
         let held = granted.elapsed();
-        // Leases and sessions are rounded up, but nobody adds another one.
+        // Leases and sessions are rounded up, but never by a whole one.
         let longest = lease.max(store.grace()) + lease / 2 + store.slack();
         assert!(held < longest, "free after {held:?} of a fixed lease of {lease:?}");
         assert_eq!(link.calls(Call::Renew), 0, "a fixed lease is not renewed");
@@ -68,7 +68,7 @@ pub(super) async fn a_fixed_lease_lasts_as_long_as_asked_whatever_was_before(sto
 pub(super) async fn the_watchdog_keeps_a_lock_past_its_ttl(store: Store) {
     let ((client, link), other) = (store.linked().await, store.client().await);
     let guard = take(client.mutex("key").ttl(store.lease())).await;
-    // In steps, as a holder at work would look at it.
+    // In steps, as a working holder would check it.
     for _ in 0..14 {
         sleep(store.lease() / 4).await;
         guard.check().unwrap();
@@ -88,7 +88,7 @@ pub(super) async fn a_hung_renewal_cannot_hide_a_loss(store: Store) {
     let started = Instant::now();
     let guard = take(client.mutex("key").ttl(lease)).await;
     if guard.remaining() == Duration::MAX {
-        // The kernel holds it: there is no lease to lose, however long nobody answers.
+        // The kernel holds it: there is no lease to lose, however long the store does not answer.
         assert_eq!(store.guarantees().await.death, Death::AtOnce);
         assert!(timeout(lease * 2, guard.lost()).await.is_err(), "it was lost all the same");
         guard.check().unwrap();
@@ -113,12 +113,12 @@ pub(super) async fn a_hung_renewal_cannot_hide_a_loss(store: Store) {
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
 }
 
-pub(super) async fn a_release_after_the_loss_says_so(store: Store) {
+pub(super) async fn a_release_after_the_loss_reports_it(store: Store) {
     let client = store.client().await;
     let guard = take(client.mutex("key").lease(store.lease())).await;
     let unlike = take(client.mutex("another").lease(store.lease() * 20)).await;
     sleep(store.lease() + Duration::from_millis(20)).await;
-    // Nobody looked at the clock meanwhile, so this is the first to find out.
+    // The clock was not checked meanwhile, so this is the first to find out.
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     assert_eq!(unlike.release().await.unwrap(), Release::Released);
 }
@@ -144,8 +144,8 @@ pub(super) async fn a_broken_lock_is_free_and_its_holder_learns(store: Store) {
     next.release().await.unwrap();
 }
 
-/// Before the watchdog, or the engine's own word, would tell.
-pub(super) async fn a_renewal_that_is_asked_for_tells_at_once(store: Store) {
+/// Before the watchdog, or the engine itself, would report it.
+pub(super) async fn a_requested_renewal_reports_a_loss_at_once(store: Store) {
     let (client, other) = (store.client().await, store.client().await);
     let guard = take(client.mutex("key")).await;
     guard.renew().await.unwrap();
@@ -169,13 +169,13 @@ pub(super) async fn a_holder_is_asked_to_give_way(store: Store) {
     assert_eq!(asked.len(), 1, "{asked:?}");
     assert!(asked[0].note.as_deref().is_none_or(|note| note == "asked"), "{asked:?}");
     timeout(SOON, guard.yield_requested()).await.expect("the holder is told");
-    // Whoever asks later what happened is told as well, and nothing was taken away.
+    // A later call gets the answer as well, and nothing was taken away.
     timeout(SOON, guard.yield_requested()).await.expect("and still knows");
     guard.check().unwrap();
     busy(other.mutex("key")).await;
     assert!(poll_once(&mut Box::pin(beside.yield_requested())).await.is_pending());
     assert_eq!(guard.release().await.unwrap(), Release::Released);
-    // The question was for that holder alone, and nobody holds it now.
+    // The request was for that holder alone, and nobody holds it now.
     assert!(other.request_yield("key").await.unwrap().is_empty());
     let next = take(other.mutex("key")).await;
     assert!(poll_once(&mut Box::pin(next.yield_requested())).await.is_pending());

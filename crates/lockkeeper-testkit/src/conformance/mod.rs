@@ -1,4 +1,4 @@
-//! What every engine must do, as one list of cases, each a test of its own for every engine.
+//! What every engine must do, as one list of cases, each a separate test for every engine.
 //!
 //! ```
 //! use lockkeeper::engines::memory::Memory;
@@ -8,8 +8,8 @@
 //! # fn main() {}
 //! ```
 //!
-//! Cases select themselves by [`Guarantees`](lockkeeper::Guarantees). What an engine does not do it
-//! must refuse, and the case asserts that it refuses. An engine whose clock is the runtime's runs in
+//! Cases select themselves by [`Guarantees`](lockkeeper::Guarantees). An engine must refuse what it
+//! does not support, and the case asserts that. An engine whose clock is the runtime's runs in
 //! paused time; the others run in real time, with leases as short as they allow.
 
 mod api;
@@ -38,9 +38,9 @@ pub use store::Store;
 
 use crate::holder::Program;
 
-/// Makes one test per case for an engine: `conformance!(name, store)`.
+/// Generates one test per case for an engine: `conformance!(name, store)`.
 ///
-/// `store` is an expression that makes a fresh [`Store`] for each test.
+/// `store` is an expression that creates a fresh [`Store`] for each test.
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $store:expr) => {
@@ -58,7 +58,7 @@ macro_rules! conformance {
     };
 }
 
-/// The list of cases. A new case adds its line here.
+/// The list of cases. A new case adds a row here.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __cases {
@@ -92,12 +92,12 @@ macro_rules! __cases {
             reentrance::a_writer_may_read
             reentrance::a_reader_may_not_write
             reentrance::an_owner_enters_through_another_client_where_promised
-            reentrance::a_short_hold_does_not_take_a_long_one_of_its_owner_along
+            reentrance::a_short_hold_does_not_end_a_long_one_of_its_owner
 
             multi::all_or_nothing
             multi::any_order_of_arguments_ends
             multi::a_foreign_order_does_not_deadlock
-            multi::a_crowd_at_one_lock_does_not_starve_it
+            multi::a_multi_lock_is_not_starved_by_contention_on_one_lock
             multi::a_key_named_twice_is_refused
 
             election::terms_rise_and_observers_see_them
@@ -105,11 +105,11 @@ macro_rules! __cases {
 
             cancel::dropped_at_any_poll_a_free_lock_leaves_nothing
             cancel::dropped_at_any_poll_a_busy_lock_leaves_nothing
-            cancel::a_dropped_guard_is_given_back
-            cancel::a_guard_dropped_in_a_long_poll_is_given_back
+            cancel::a_dropped_guard_is_released
+            cancel::a_guard_dropped_in_a_long_poll_is_released
             cancel::a_release_dropped_at_any_poll_is_finished
             cancel::close_waits_for_releases
-            cancel::a_try_is_not_busy_with_an_acquire_that_was_given_up
+            cancel::an_abandoned_acquire_does_not_make_a_try_busy
             cancel::a_shutdown_leaves_nothing
 
             fences::fences_rise_over_clients
@@ -120,16 +120,16 @@ macro_rules! __cases {
             leases::a_fixed_lease_lasts_as_long_as_asked_whatever_was_before
             leases::the_watchdog_keeps_a_lock_past_its_ttl
             leases::a_hung_renewal_cannot_hide_a_loss
-            leases::a_release_after_the_loss_says_so
+            leases::a_release_after_the_loss_reports_it
             leases::a_broken_lock_is_free_and_its_holder_learns
-            leases::a_renewal_that_is_asked_for_tells_at_once
+            leases::a_requested_renewal_reports_a_loss_at_once
             leases::a_holder_is_asked_to_give_way
 
             processes::a_stopped_holder_knows_when_it_resumes
             processes::a_stopped_holder_of_a_fixed_lease_knows_when_it_resumes
             processes::a_killed_holder_frees_its_lock
             processes::killed_waiters_do_not_jam_the_queue
-            processes::a_program_that_ends_gives_its_lock_back
+            processes::a_program_that_ends_releases_its_lock
             processes::forked_workers_exclude_each_other
 
             faults::a_lost_reply_to_an_acquire_is_one_grant
@@ -137,7 +137,7 @@ macro_rules! __cases {
             faults::a_lost_reply_to_a_renewal_keeps_the_lock
             faults::a_lost_reply_to_a_release_frees_the_lock
             faults::a_release_that_is_refused_for_a_while_is_repeated
-            faults::an_acquire_given_up_on_without_a_reply_leaves_nothing
+            faults::an_acquire_abandoned_without_a_reply_leaves_nothing
 
             inspect::holders_and_waiters_are_seen
             inspect::a_lock_that_changes_hands_can_be_looked_at
@@ -176,7 +176,7 @@ const CASES: &[(&str, Case)] = __cases! { { table } };
 /// The longest a case may take, on its own clock.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs one case against a fresh store. Called by the tests that [`conformance!`] makes.
+/// Runs one case against a fresh store. Called by the tests that [`conformance!`] generates.
 ///
 /// # Panics
 /// When the case fails, or does not end.

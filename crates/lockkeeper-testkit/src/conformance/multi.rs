@@ -58,7 +58,7 @@ pub(super) async fn a_foreign_order_does_not_deadlock(store: Store) {
     let (ours, theirs) = (store.client().await, store.client().await);
     let foreigner = tokio::spawn(async move {
         for _ in 0..3 {
-            // The order that ours never takes, and no patience limit at all.
+            // The order that ours never uses, and no limit at all.
             let third = theirs.mutex("3").acquire().await.unwrap();
             tokio::time::sleep(Duration::from_millis(5)).await;
             let first = theirs.mutex("1").acquire().await.unwrap();
@@ -74,7 +74,7 @@ pub(super) async fn a_foreign_order_does_not_deadlock(store: Store) {
     foreigner.await.unwrap();
 }
 
-pub(super) async fn a_crowd_at_one_lock_does_not_starve_it(store: Store) {
+pub(super) async fn a_multi_lock_is_not_starved_by_contention_on_one_lock(store: Store) {
     let client = store.client().await;
     let (mut crowd, entered) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
     for _ in 0..8 {
@@ -90,7 +90,7 @@ pub(super) async fn a_crowd_at_one_lock_does_not_starve_it(store: Store) {
     }
     eventually("everyone is there", async || entered.load(Ordering::Relaxed) >= 8).await;
     for _ in 0..2 {
-        // One turn of the line takes most of a second.
+        // One round of the queue takes most of a second.
         let all = locks(&client, ["1", "2", "3"]).acquire_within(Duration::from_secs(15)).await;
         all.expect("its turn came").release().await.unwrap();
     }

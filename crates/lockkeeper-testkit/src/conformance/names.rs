@@ -1,11 +1,11 @@
-//! Names that have hurt others.
+//! Names that have caused trouble elsewhere.
 
 use lockkeeper::Error;
 
 use super::Store;
 use super::check::{busy, take};
 
-/// Different names, many of which some store or file system would take for each other.
+/// Different names, many of which some store or file system would confuse.
 fn names() -> Vec<String> {
     let mut names: Vec<String> = [
         "a",
@@ -114,12 +114,12 @@ pub(super) async fn different_names_never_share_a_lock(store: Store) {
     let names = names();
     let distinct: std::collections::BTreeSet<_> = names.iter().collect();
     assert_eq!(distinct.len(), names.len(), "the list itself names one twice");
-    // All are held at the same time, so no two are one lock.
+    // All are held at the same time, so no two are the same lock.
     let mut guards = Vec::new();
     for name in &names {
         guards.push(take(client.mutex(name)).await);
     }
-    // And each is the same lock for everybody.
+    // And each is the same lock for every client.
     for name in &names {
         busy(other.mutex(name)).await;
     }

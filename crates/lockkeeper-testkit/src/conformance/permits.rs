@@ -1,4 +1,4 @@
-//! Semaphores: so many and not one more.
+//! Semaphores: never more permits than the limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -78,7 +78,7 @@ pub(super) async fn every_slot_has_fences_of_its_own_that_rise(store: Store) {
         }
         held.push_back(guard);
         if held.len() == 3 {
-            // From the front and from the back, so that slots are taken again in another order.
+            // From the front and from the back, so that slots are reused in another order.
             let guard = if n % 2 == 0 { held.pop_front() } else { held.pop_back() };
             guard.expect("three are held").release().await.unwrap();
         }
@@ -104,8 +104,8 @@ pub(super) async fn limits_that_differ_are_refused_naming_both(store: Store) {
     guard.release().await.unwrap();
 }
 
-/// As many as an engine says that one claim may take, it takes, keeps and gives back, beside another
-/// claim of the same size; one more is refused before anybody is asked.
+/// One claim can take, keep and release as many permits as the engine promises, next to another
+/// claim of the same size; one more is refused before any request.
 pub(super) async fn many_permits_are_taken_or_refused_with_the_number(store: Store) {
     if !store.does_permits().await {
         return;
@@ -126,7 +126,7 @@ pub(super) async fn many_permits_are_taken_or_refused_with_the_number(store: Sto
     }
     assert_eq!(link.calls(Call::Attempt), 0, "refused, but only after asking the store");
 
-    // So many take a busy machine a while, and a session cannot be made longer for it.
+    // This many take a busy machine a while, and a session cannot be made longer for it.
     let ttl = store.lease() * 4;
     let is_session = store.guarantees().await.death == Death::Session;
     let many = if is_session { most.min(100) } else { most };
@@ -135,7 +135,7 @@ pub(super) async fn many_permits_are_taken_or_refused_with_the_number(store: Sto
     let slots: BTreeSet<_> = first.slots().iter().chain(second.slots()).collect();
     assert_eq!(slots.len(), many as usize * 2, "two have the same permit");
     busy(store.client().await.semaphore("key", many * 2)).await;
-    // Renewals have to carry them too.
+    // Renewals have to cover them too.
     sleep(ttl).await;
     first.check().unwrap();
     second.check().unwrap();

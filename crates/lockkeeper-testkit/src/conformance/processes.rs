@@ -1,4 +1,4 @@
-//! Holders and waiters that are processes, stopped and killed.
+//! Holders and waiters in processes that are stopped and killed.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::Store;
 use super::check::{busy, nothing_left, queued, take};
 use crate::holder::process::entered;
 
-/// Whether a store spans processes. An engine of one process says so, and has nothing to show here.
+/// Whether a store spans processes. An engine of one process has nothing to test here.
 async fn spans_processes(store: &Store) -> bool {
     let scope = store.guarantees().await.scope;
     assert!(scope == Scope::Process || store.place().is_some(), "processes need a URL");
@@ -31,7 +31,7 @@ pub(super) async fn a_stopped_holder_knows_when_it_resumes(store: Store) {
     assert_eq!(holder.ask("check").await, "ok");
     holder.stop();
     if store.guarantees().await.death == Death::AtOnce {
-        // Stopped is not dead: it keeps the lock, and finds it when it wakes up.
+        // A stopped process is not dead: it keeps the lock, and still has it when it resumes.
         sleep(lease * 2).await;
         busy(client.mutex("key")).await;
         holder.resume();
@@ -81,7 +81,7 @@ pub(super) async fn a_killed_holder_frees_its_lock(store: Store) {
         let next = waiting.await.unwrap().unwrap();
         let took = died.elapsed();
         let bound = match store.guarantees().await.death {
-            // Less than the time after which a waiter that nobody wakes asks again.
+            // Less than the time after which a waiter checks again without a wake-up.
             Death::AtOnce => store.slack(),
             _ => store.grace() + store.slack(),
         };
@@ -121,7 +121,7 @@ pub(super) async fn killed_waiters_do_not_jam_the_queue(store: Store) {
     nothing_left(&client, "key").await;
 }
 
-pub(super) async fn a_program_that_ends_gives_its_lock_back(store: Store) {
+pub(super) async fn a_program_that_ends_releases_its_lock(store: Store) {
     if !spans_processes(&store).await {
         return;
     }
@@ -149,7 +149,7 @@ pub(super) async fn forked_workers_exclude_each_other(store: Store) {
     while worked + refused < WORKERS {
         match parent.said("").await {
             line if line == "forked" => worked += 1,
-            // An engine whose driver does not survive a fork says so.
+            // An engine whose driver does not survive a fork reports that.
             line if line.starts_with("failed") && line.contains("fork") => refused += 1,
             line => assert_eq!(line, format!("done {CYCLES}"), "something else came first"),
         }

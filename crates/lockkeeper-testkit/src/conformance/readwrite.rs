@@ -1,4 +1,4 @@
-//! Readers together, writers alone.
+//! Readers share, writers exclude.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,7 @@ pub(super) async fn a_stream_of_readers_does_not_starve_a_writer(store: Store) {
     let first = store.client().await;
     let mut streams = Vec::new();
     for _ in 0..3 {
-        // Each takes the next lock before it gives the last one back: there is always a reader.
+        // Each acquires the next lock before it releases the last one: there is always a reader.
         let guard = take(first.read("key")).await;
         streams.push(tokio::spawn(stream(store.client().await, guard, done.clone())));
     }
@@ -53,7 +53,7 @@ pub(super) async fn a_stream_of_readers_does_not_starve_a_writer(store: Store) {
 async fn stream(client: Client, mut guard: lockkeeper::Guard, done: Arc<AtomicBool>) {
     while !done.load(Ordering::Relaxed) {
         sleep(Duration::from_millis(3)).await;
-        // A reader that waits behind the writer lets go, or nobody would ever get in.
+        // A reader that waits behind the writer gives up, or neither would ever be granted.
         match client.read("key").acquire_within(Duration::from_millis(20)).await {
             Ok(next) => guard = next,
             Err(_) => return drop(guard),

@@ -1,4 +1,4 @@
-//! An owner enters again; nobody else does.
+//! An owner may re-enter; nobody else may.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(super) async fn an_owner_enters_again_and_others_do_not(store: Store) {
         busy(client.mutex("key")).await;
         busy(client.mutex("key").owner(&stranger)).await;
     }
-    // A waiter does not keep the owner out: that would be a deadlock.
+    // A waiter does not block the owner: that would be a deadlock.
     let mut waiting = Box::pin(client.mutex("key").acquire());
     assert!(poll_once(&mut waiting).await.is_pending());
     drop(take(client.mutex("key").owner(&owner)).await);
@@ -97,8 +97,8 @@ pub(super) async fn an_owner_enters_through_another_client_where_promised(store:
     take(here.mutex("key")).await.release().await.unwrap();
 }
 
-/// The holds of one owner in two clients last as long as each was asked to, whichever came first.
-pub(super) async fn a_short_hold_does_not_take_a_long_one_of_its_owner_along(store: Store) {
+/// The holds of one owner in two clients last as long as each was requested, whichever came first.
+pub(super) async fn a_short_hold_does_not_end_a_long_one_of_its_owner(store: Store) {
     if store.guarantees().await.reentrance == Reentrance::Client || !store.does_read_write().await {
         return;
     }

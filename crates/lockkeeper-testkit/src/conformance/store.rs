@@ -1,4 +1,4 @@
-//! A store for one case, and the ways to it.
+//! A store for one case, and how it is reached.
 
 use std::any::Any;
 use std::fmt;
@@ -15,7 +15,7 @@ use lockkeeper::{Client, Error, Guarantees, Lock, Result};
 use crate::fault_link::{Call, FaultLink};
 use crate::holder::{Holder, Program};
 
-/// A fresh store: it makes clients that know nothing of each other.
+/// A fresh store, for which it creates independent clients.
 pub struct Store {
     open: Box<dyn Fn() -> Opening + Send + Sync>,
     url: Option<String>,
@@ -27,7 +27,7 @@ pub struct Store {
     kept: Vec<Box<dyn Any + Send + Sync>>,
 }
 
-/// Something that an application keeps where a lock may be wanted.
+/// Application data at a key where a lock may be wanted.
 pub(super) struct Data {
     /// What it is, for messages.
     pub(super) what: String,
@@ -75,19 +75,19 @@ impl Store {
         }
     }
 
-    /// The URL for other processes and for the blocking front.
+    /// The URL for other processes and for the blocking API.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self
     }
 
-    /// The lease that cases ask for. Default: two seconds; a busy machine does not keep shorter ones.
+    /// The lease that cases request. Default: two seconds; a busy machine cannot keep shorter ones.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
     }
 
-    /// How long the store keeps the session of a dead holder, where that is longer than the lease.
+    /// How long the store keeps the session of a dead holder, if that is longer than the lease.
     pub fn session(mut self, session: Duration) -> Self {
         self.session = Some(session);
         self
@@ -99,8 +99,8 @@ impl Store {
         self
     }
 
-    /// Something that an application may keep in this store: how to put it at a key, and how to see
-    /// that it is still as it was. Not for stores that hold nothing but locks.
+    /// Application data that this store may contain: how to put it at a key, and how to check that
+    /// it is unchanged. Not for stores that contain nothing but locks.
     pub fn data<P, L>(
         mut self,
         what: impl Into<String>,
@@ -136,12 +136,12 @@ impl Store {
         self.ttl.unwrap_or(Duration::from_secs(2))
     }
 
-    /// By how much a busy machine may be late. Paused time is never late.
+    /// How late a busy machine may be. Paused time is never late.
     pub(super) fn slack(&self) -> Duration {
         if self.paused { Duration::ZERO } else { Duration::from_secs(3) }
     }
 
-    /// How long a dead holder's lock stays taken.
+    /// How long the lock of a dead holder stays taken.
     pub(super) fn grace(&self) -> Duration {
         self.session.unwrap_or(self.lease())
     }
@@ -150,7 +150,7 @@ impl Store {
         Client::shared((self.open)().await.expect("the engine can be opened"))
     }
 
-    /// A client, and the switches of its way to the store.
+    /// A client, and the switches of its connection to the store.
     pub(super) async fn linked(&self) -> (Client, FaultLink) {
         let link = FaultLink::new((self.open)().await.expect("the engine can be opened"));
         (Client::new(link.clone()), link)
@@ -160,7 +160,7 @@ impl Store {
         self.client().await.guarantees()
     }
 
-    /// Whether the engine does this; if not, that it refuses before it does anything.
+    /// Whether the engine supports this; if not, checks that it refuses before any request.
     pub(super) async fn does(&self, support: Support, lock: impl FnOnce(&Client) -> Lock) -> bool {
         let Support::No(reason) = support else { return true };
         let (client, link) = self.linked().await;
@@ -183,7 +183,7 @@ impl Store {
         self.does(support, |client| client.semaphore("refused", 2)).await
     }
 
-    /// A URL for the blocking front, where there is one.
+    /// A URL for the blocking API, if there is one.
     pub(super) fn place(&self) -> Option<&str> {
         self.url.as_deref()
     }
@@ -195,7 +195,7 @@ impl Store {
         Holder::start(program, url, key, arguments)
     }
 
-    /// As [`holder`](Store::holder), for one that can [fork](crate::holder::Holder::forking).
+    /// Like [`holder`](Store::holder), for one that can [fork](crate::holder::Holder::forking).
     pub(super) fn forking_holder(&self, key: &str, arguments: &[&str]) -> Holder {
         let program = self.helper.as_ref().expect("the runner names the helper");
         let url = self.url.as_ref().expect("an engine that spans processes has a URL");

@@ -1,4 +1,4 @@
-//! The ways to wait, and the order in which waiting ends.
+//! The ways to wait, and the order in which waiters are served.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -56,7 +56,7 @@ pub(super) async fn clients_are_served_in_order_where_promised(store: Store) {
     let fair: fn(Lock) -> Lock = match store.guarantees().await.order {
         Order::Fifo => |lock| lock,
         Order::FifoOnRequest => Lock::fair,
-        // The server queues, but does not promise how.
+        // The server queues, but does not promise an order.
         Order::Server => return,
         Order::Chance(reason) => {
             store.does(Support::No(reason), |client| client.mutex("refused").fair()).await;
@@ -111,7 +111,7 @@ pub(super) async fn a_thousand_tasks_are_one_waiter(store: Store) {
 
 pub(super) async fn a_client_that_is_never_idle_lets_others_in(store: Store) {
     if store.guarantees().await.wakeup == Wakeup::BackOff {
-        // Whoever asks in the right moment: nobody can know of the others.
+        // Whichever asks at the right moment: clients do not know of each other.
         return;
     }
     let (busy, other) = (store.client().await, store.client().await);
@@ -140,7 +140,7 @@ pub(super) async fn a_client_that_is_never_idle_lets_others_in(store: Store) {
 
 type Served = Arc<Mutex<Vec<usize>>>;
 
-/// Starts tasks of one client that wait for `key`, each in the queue before the next one begins.
+/// Starts tasks of one client that wait for `key`, each in the queue before the next one starts.
 async fn line_up(client: &Client, tasks: usize) -> (Vec<JoinHandle<()>>, Served) {
     let served = Served::default();
     let mut waiters = Vec::new();
@@ -187,7 +187,7 @@ pub(super) async fn waits_that_time_out_leave_no_threads_and_no_open_files(store
     }
     let client = store.client().await;
     let guard = take(client.mutex("key")).await;
-    // In a process of its own, where nothing else opens files or starts threads.
+    // In its own process, where nothing else opens files or starts threads.
     let mut waiter = store.holder("key", &["--within", "3ms"]);
     waiter.said("timeout").await;
     let wait = async |waiter: &mut Holder, times: usize| {
@@ -199,7 +199,8 @@ pub(super) async fn waits_that_time_out_leave_no_threads_and_no_open_files(store
     wait(&mut waiter, 10).await;
     let (threads, files) = waiter.resources();
     wait(&mut waiter, 60).await;
-    // A wait is undone in the background; what is still there while the holder stays is left for ever.
+    // A wait is undone in the background; anything that remains while the holder stays would remain
+    // forever.
     eventually("nothing is left of waits that timed out", async || {
         let (threads_now, files_now) = waiter.resources();
         threads_now < threads + 15 && files_now < files + 15

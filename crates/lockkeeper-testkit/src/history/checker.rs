@@ -1,9 +1,11 @@
-//! Judges a history in n log n: sorted once per rule, and swept once.
+//! Checks a history in n log n: sorted once per rule, and swept once.
 //!
-//! 1. *Resource*: accepted fences never fall, one fence has one owner, every write knew the one before.
-//! 2. *Fences*: no two grants share one, and a grant asked for after another was given has a higher one.
-//! 3. *Exclusion*: the times in which holders believed in their locks do not overlap.
-//! 4. *Signal before admission*: whoever lost a lock knew before the store let the next one in.
+//! 1. *Resource*: accepted fences never decrease, one fence has one owner, every write has seen the
+//!    one before.
+//! 2. *Fences*: no two grants share one, and a grant requested after another was made has a higher
+//!    one.
+//! 3. *Exclusion*: the times in which holders considered their locks valid do not overlap.
+//! 4. *Signal before admission*: a holder that lost a lock knew before the store granted the next.
 //! 5. *Leaks*: nothing is left behind.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -12,7 +14,7 @@ use lockkeeper::engine::Mode;
 
 use super::{Access, Acquisition, Eviction, History, Object, Violation};
 
-/// Everything that is wrong with a history; empty when it is right.
+/// All violations in a history; empty if it is correct.
 pub fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     check_resource(&history.accesses, &mut found);
@@ -64,8 +66,8 @@ fn check_resource(accesses: &[Access], found: &mut Vec<Violation>) {
     }
 }
 
-/// Ends the claims of those whose lock was taken away by force: nobody could have told them at once.
-/// But they must have stopped when the lease that they had at that moment was over.
+/// Ends the holds of evicted holders, which could not be signalled at once. But they must have
+/// stopped when the lease they had at that moment was over.
 fn cut_at_evictions(history: &History, found: &mut Vec<Violation>) -> Vec<Acquisition> {
     let mut evictions: HashMap<(&str, u64), &Eviction> = HashMap::new();
     for eviction in &history.evictions {
@@ -77,7 +79,7 @@ fn cut_at_evictions(history: &History, found: &mut Vec<Violation>) -> Vec<Acquis
             continue;
         };
         let claimed = acquisition.claimed();
-        // Readers share a fence, also with one who came after the eviction.
+        // Readers share a fence, even with one that arrived after the eviction.
         let surely = acquisition.mode != Mode::Read;
         if surely && claimed.end > eviction.at + acquisition.ttl {
             let holder = Box::new(acquisition.clone());
@@ -90,7 +92,7 @@ fn cut_at_evictions(history: &History, found: &mut Vec<Violation>) -> Vec<Acquis
     held
 }
 
-/// Grants with one fence are one owner's, or readers beside their last writer.
+/// Grants with the same fence belong to one owner, or are readers and their last writer.
 fn check_uniqueness(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
     let mut fences: HashMap<u64, &Acquisition> = HashMap::new();
     for acquisition in acquisitions.iter().filter(|a| a.mode != Mode::Read) {
@@ -101,7 +103,8 @@ fn check_uniqueness(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
     }
 }
 
-/// Who asked after another one had it has the higher fence, unless it enters its own lock again.
+/// A grant that was requested after another was made has the higher fence, unless it re-enters its
+/// own lock.
 fn check_order(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
     let mut by_call = acquisitions.to_vec();
     let mut by_return = acquisitions.to_vec();
@@ -112,7 +115,7 @@ fn check_order(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
     let mut given = HashSet::new();
     for later in by_call {
         while let Some(earlier) = before.next_if(|earlier| earlier.returned < later.called) {
-            // Of equal fences, one that nobody may repeat counts for more than a reader's.
+            // Of equal fences, one that must not be repeated outranks that of a reader.
             let counts = |a: &Acquisition| (a.fence, a.mode != Mode::Read);
             if highest.is_none_or(|highest| counts(earlier) > counts(highest)) {
                 highest = Some(earlier);
@@ -128,7 +131,8 @@ fn check_order(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
     }
 }
 
-/// Sweeps over the times in which locks were held, and looks at who is inside when one enters.
+/// Sweeps over the times in which locks were held, and checks each new holder against the current
+/// ones.
 fn check_exclusion(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
     let entered = |a: &Acquisition| a.admitted.unwrap_or(a.returned);
     let mut entries: Vec<_> =
@@ -146,7 +150,7 @@ fn check_exclusion(acquisitions: &[&Acquisition], found: &mut Vec<Violation>) {
     }
 }
 
-/// Who is inside at one moment of the sweep.
+/// The holders at one moment of the sweep.
 #[derive(Default)]
 struct Inside<'a> {
     alone: Vec<&'a Acquisition>,

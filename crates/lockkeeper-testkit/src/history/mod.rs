@@ -1,7 +1,7 @@
-//! What happened, recorded so that it can be judged afterwards.
+//! The history of a run, recorded so that it can be checked afterwards.
 //!
-//! A [`Recorder`] notes every acquisition, a [`Resource`] every access to what the locks protect, and
-//! [`check`] says what must not have happened. All times are since the recorder's start, by one clock.
+//! A [`Recorder`] records every acquisition, a [`Resource`] every access to what the locks protect,
+//! and [`check`] reports violations. All times count from the recorder's start, by one clock.
 
 mod checker;
 mod recorder;
@@ -18,20 +18,20 @@ pub use recorder::{Mark, Recorder};
 pub use resource::{Access, Object, Resource};
 pub use violation::Violation;
 
-/// One lock that was given to somebody.
+/// One lock that was granted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Acquisition {
     /// The lock.
     pub key: String,
     /// How it was held.
     pub mode: Mode,
-    /// Who held it. Guards of one re-entrant owner have the same.
+    /// The holder. Guards of one re-entrant owner have the same.
     pub owner: String,
     /// When the caller asked for it.
     pub called: Duration,
-    /// When the store let it in, where somebody watched the store.
+    /// When the store granted it, if the store was observed.
     pub admitted: Option<Duration>,
-    /// When the caller had it.
+    /// When the caller got it.
     pub returned: Duration,
     /// Its fence.
     pub fence: u64,
@@ -39,28 +39,28 @@ pub struct Acquisition {
     pub slots: Vec<u32>,
     /// Its lease.
     pub ttl: Duration,
-    /// The last time that the holder touched what the lock protects.
+    /// The last time that the holder accessed what the lock protects.
     pub last_use: Option<Duration>,
     /// When the holder began to release it.
     pub release: Option<Duration>,
     /// When the release returned.
     pub released: Option<Duration>,
-    /// When the holder was told of its loss.
+    /// When the holder was signalled its loss.
     pub lost: Option<Duration>,
-    /// Until when the lock vouched for itself, by the holder's own last look.
-    /// Set where no signal can be counted on, because the holder may not have been running.
+    /// Until when the lock was valid, by the holder's own last check. Set if no signal can be
+    /// expected, because the holder may not have been running.
     pub deadline: Option<Duration>,
 }
 
 impl Acquisition {
-    /// The time in which the holder had reason to believe that the lock was its own.
+    /// The time in which the holder had reason to consider the lock its own.
     pub fn claimed(&self) -> Range<Duration> {
         let ends = [self.release, self.lost, self.deadline];
         self.returned..ends.into_iter().flatten().min().unwrap_or(Duration::MAX)
     }
 }
 
-/// A lock that was taken away from its holder by force.
+/// A lock that was broken.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Eviction {
     /// The lock.
@@ -71,15 +71,15 @@ pub struct Eviction {
     pub at: Duration,
 }
 
-/// Everything that happened.
+/// Everything that was recorded.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
-    /// The locks that were given.
+    /// The locks that were granted.
     pub acquisitions: Vec<Acquisition>,
-    /// What the resource saw, in its order.
+    /// The accesses to the resource, in order.
     pub accesses: Vec<Access>,
     /// The locks that were broken.
     pub evictions: Vec<Eviction>,
-    /// What was left in the store when everyone was done, one line each.
+    /// What was left in the store at the end, one line each.
     pub left: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Takes down who held what and when.
+//! Records who held what and when.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -26,7 +26,7 @@ impl Recorder {
         self.started.elapsed()
     }
 
-    /// Somebody who asked at `called` has a guard now.
+    /// A caller that asked at `called` has a guard now.
     pub fn granted(
         self: &Arc<Self>,
         guard: &Guard,
@@ -58,7 +58,7 @@ impl Recorder {
         Mark { recorder: self.clone(), at }
     }
 
-    /// Somebody's lock was taken away.
+    /// A lock was broken.
     pub fn evicted(&self, key: &str, fence: u64) {
         let eviction = Eviction { key: key.to_owned(), fence, at: self.now() };
         self.lock().evictions.push(eviction);
@@ -76,7 +76,7 @@ impl Recorder {
 
 /// One acquisition in the record.
 ///
-/// Easy to get wrong: say that the release begins *before* it does.
+/// Easy to get wrong: record that the release begins *before* it does.
 #[derive(Debug, Clone)]
 pub struct Mark {
     recorder: Arc<Recorder>,
@@ -84,7 +84,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// The holder touches what the lock protects.
+    /// The holder accesses what the lock protects.
     pub fn used(&self) {
         self.note(|acquisition, now| acquisition.last_use = Some(now));
     }
@@ -99,12 +99,12 @@ impl Mark {
         self.note(|acquisition, now| acquisition.released = Some(now));
     }
 
-    /// The holder was told of the loss.
+    /// The holder was signalled the loss.
     pub fn lost(&self) {
         self.note(|acquisition, now| _ = acquisition.lost.get_or_insert(now));
     }
 
-    /// The lock vouched for itself at this moment; nothing is known of later ones.
+    /// The lock was valid at this moment; nothing is known about later ones.
     pub fn vouched(&self) {
         self.note(|acquisition, now| acquisition.deadline = Some(now));
     }

@@ -1,7 +1,7 @@
-//! A resource that locks protect: it refuses fences lower than one it has seen, and keeps a log.
+//! A resource that locks protect: it rejects fences lower than one it has seen, and keeps a log.
 //!
-//! Easy to get wrong: the fence has to go up before the first *read*. Otherwise a stale holder may
-//! still write between the new holder's read and its write, and that write is lost.
+//! Easy to get wrong: the fence has to be raised before the first *read*. Otherwise a stale holder
+//! may still write between the new holder's read and its write, and that write is lost.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,7 +19,7 @@ pub struct Access {
     pub fence: u64,
     /// By whom.
     pub owner: String,
-    /// Whether it was under a lock that others may hold too.
+    /// Whether the lock was a shared one.
     pub shared: bool,
     /// For a write, which write it builds on (0 for none) and its own number.
     pub write: Option<(u64, u64)>,
@@ -54,7 +54,7 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Protected {
-    /// The highest fence, and whose it is once somebody came with it alone.
+    /// The highest fence, and its owner once an exclusive holder used it.
     fence: u64,
     owner: Option<String>,
     /// The number of the last write.
@@ -67,7 +67,7 @@ impl Resource {
         Self { fenced: true, state: Mutex::default() }
     }
 
-    /// A resource that trusts everybody, to show what that leads to.
+    /// A resource that does not check fences, to show the consequences.
     pub fn unfenced() -> Self {
         Self { fenced: false, state: Mutex::default() }
     }

@@ -1,11 +1,11 @@
-//! What must not happen, as data.
+//! The violations that the checker reports, as data.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::{Access, Acquisition};
 
-/// Something that a correct lock and a resource that checks fences never show.
+/// Something that never happens with a correct lock and a resource that checks fences.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Violation {
     /// The resource accepted a fence lower than one that it had accepted before.
@@ -33,7 +33,7 @@ pub enum Violation {
     RepeatedFence(Box<[Acquisition; 2]>),
     /// A grant that was asked for after another was given does not have the higher fence.
     FenceOrder(Box<[Acquisition; 2]>),
-    /// Two held at the same time what one must hold alone.
+    /// Two held at the same time what only one may hold.
     Overlap(Box<[Acquisition; 2]>),
     /// More permits were held than there are.
     TooManyPermits {
@@ -44,9 +44,9 @@ pub enum Violation {
     },
     /// Two held one permit.
     SharedSlot(Box<[Acquisition; 2]>),
-    /// The store let the second in before the first knew that it was out.
+    /// The store granted the lock to the second before the first knew that it had lost it.
     LateSignal(Box<[Acquisition; 2]>),
-    /// A holder that was evicted went on for longer than its lease.
+    /// A holder that was evicted continued for longer than its lease.
     NotTold {
         /// The holder.
         holder: Box<Acquisition>,
@@ -55,7 +55,7 @@ pub enum Violation {
     },
     /// Something was left behind.
     Leak(String),
-    /// Somebody waited for ever, or met an error that nothing explains.
+    /// A worker waited forever, or got an error that no fault explains.
     Surprise(String),
 }
 
@@ -81,10 +81,10 @@ impl fmt::Display for Violation {
             }
             Violation::SharedSlot(pair) => pair_of(f, "two held one permit", pair),
             Violation::LateSignal(pair) => {
-                pair_of(f, "the second was let in before the first was told", pair)
+                pair_of(f, "the second was granted before the first was signalled", pair)
             }
             Violation::NotTold { holder, evicted } => {
-                write!(f, "evicted at {evicted:?}, it was not told in time: {holder}")
+                write!(f, "evicted at {evicted:?}, it was not signalled in time: {holder}")
             }
             Violation::Leak(what) => write!(f, "left behind: {what}"),
             Violation::Surprise(what) => write!(f, "unexpected: {what}"),

@@ -1,4 +1,4 @@
-//! A process of its own that holds a lock, to be stopped, resumed and killed.
+//! A separate process that holds a lock, to be stopped, resumed and killed.
 //!
 //! ```no_run
 //! # async fn example() {
@@ -9,9 +9,9 @@
 //! # }
 //! ```
 //!
-//! Easy to get wrong: cargo does not build another package's binary for a test, so a binary found on
-//! disk may be an old one. [`Program::test`] runs the test executable itself again instead, which is
-//! always the code under test, with its features.
+//! Easy to get wrong: cargo does not build another package's binary for a test, so a binary found
+//! on disk may be outdated. [`Program::test`] runs the test executable itself again instead, which
+//! is always the code under test, with its features.
 
 pub(crate) mod process;
 
@@ -26,16 +26,17 @@ use tokio::sync::mpsc;
 pub use process::main;
 pub(crate) use process::say;
 
-/// Marks the lines that are meant for us; a test executable prints others as well.
+/// Marks the lines that are meant for us; a test executable prints other lines as well.
 pub(crate) const MARK: &str = "lockkeeper-holder: ";
 
-/// Carries the arguments to a test executable, one per line, since it would not understand them itself.
+/// Passes the arguments to a test executable, one per line, since the test harness would reject
+/// them.
 const ARGUMENTS: &str = "LOCKKEEPER_HOLDER";
 
-/// How long a line is waited for. Nothing here takes that long unless it is broken.
+/// How long to wait for a line. Nothing here takes that long unless it is broken.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// What is run.
+/// The program that is run.
 #[derive(Debug, Clone)]
 pub enum Program {
     /// This test executable again, with its test of this name, which calls [`main_of_test`].
@@ -45,8 +46,8 @@ pub enum Program {
 }
 
 impl Program {
-    /// This test executable again. `module` is the `module_path!()` in which the test
-    /// `helper_process` is; [`conformance!`](crate::conformance!) makes one.
+    /// This test executable again. `module` is the `module_path!()` of the test `helper_process`;
+    /// [`conformance!`](crate::conformance!) generates one.
     pub fn test(module: &str) -> Self {
         // The harness names tests without the crate.
         let path = module.split_once("::").map_or("", |(_, path)| path);
@@ -57,7 +58,7 @@ impl Program {
         })
     }
 
-    /// The binary beside the executable that is running.
+    /// The binary next to the running executable.
     ///
     /// # Panics
     /// When it was not built, with a message that says how to.
@@ -113,7 +114,7 @@ pub struct Holder {
     input: Option<ChildStdin>,
     lines: mpsc::UnboundedReceiver<String>,
     heard: Vec<String>,
-    /// What is loaded into it.
+    /// The library that is preloaded into it.
     library: Option<tempfile::TempDir>,
 }
 
@@ -131,7 +132,7 @@ impl Holder {
         Self::spawn(program.command(arguments))
     }
 
-    /// As [`start`](Holder::start), for one that is asked to `--fork`.
+    /// Like [`start`](Holder::start), for a process that has to `--fork`.
     ///
     /// No safe function forks without starting another program. Here `getppid` does, by a library
     /// that is loaded before the C library.
@@ -173,10 +174,10 @@ impl Holder {
         Self { input: child.stdin.take(), child, lines, heard: Vec::new(), library: None }
     }
 
-    /// Waits for a line that starts with this word, and gives the rest of it.
+    /// Waits for a line that starts with this word, and returns the rest of it.
     ///
     /// # Panics
-    /// When the process ends or says nothing of the sort for a long time; shows what it said.
+    /// If the process ends or prints no such line for a long time; shows what it printed.
     pub async fn said(&mut self, word: &str) -> String {
         loop {
             let line = tokio::time::timeout(PATIENCE, self.lines.recv()).await;
@@ -195,10 +196,10 @@ impl Holder {
         }
     }
 
-    /// Waits until it has the lock, and gives its fence.
+    /// Waits until it has the lock, and returns the fence.
     ///
     /// # Panics
-    /// As [`said`](Holder::said).
+    /// Same as [`said`](Holder::said).
     pub async fn granted(&mut self) -> u64 {
         let rest = self.said("granted").await;
         let fence = rest.split(' ').next().and_then(|fence| fence.parse().ok());
@@ -208,7 +209,7 @@ impl Holder {
     /// Sends a command and waits for the answer that starts with the same word.
     ///
     /// # Panics
-    /// As [`said`](Holder::said).
+    /// Same as [`said`](Holder::said).
     pub async fn ask(&mut self, command: &str) -> String {
         self.tell(command);
         self.said(command).await
@@ -261,7 +262,7 @@ impl Holder {
         assert!(matches!(stopped, Ok(WaitStatus::Stopped(..))), "not stopped: {stopped:?}");
     }
 
-    /// Lets it run again, with `SIGCONT`.
+    /// Continues it, with `SIGCONT`.
     ///
     /// # Panics
     /// When it has ended.
@@ -289,7 +290,7 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // Both fail when it has ended by itself, which is fine.
+        // Both fail if it has ended by itself, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! What a holder process does: acquires, answers questions, and releases when its input ends.
+//! What a holder process does: acquires, answers commands, and releases when its input ends.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,19 +14,21 @@ use super::MARK;
 
 /// Runs a holder process.
 ///
-/// Arguments: `--url URL --key KEY`, then as wished `--kind mutex|read|write|semaphore`, `--limit N`
-/// and `--take N` for permits, `--ttl D` or `--lease D`, `--within D`, `--owner ID`, `--note TEXT`,
-/// `--fair`, and `--cycles N --arbiter DIR` to take and release it so many times against a directory
-/// in which two holders would collide; with `--fork N`, so many children do that which are forked
-/// after the lock was used once, and each makes a client of its own. With `--leave`, the lock is
-/// taken, and the program ends as one that drops everything at the end of its `main`.
+/// Arguments: `--url URL --key KEY`, and optionally `--kind mutex|read|write|semaphore`, `--limit
+/// N` and `--take N` for permits, `--ttl D` or `--lease D`, `--within D`, `--owner ID`, `--note
+/// TEXT`, `--fair`, and `--cycles N --arbiter DIR` to acquire and release it this many times
+/// against a directory in which two holders would collide. With `--fork N`, this many children do
+/// that, which are forked after the lock was used once, and each connects its own client. With
+/// `--leave`, the lock is acquired, and the program ends like one that drops everything at the end
+/// of its `main`.
 ///
 /// Lines out: `asking`, `granted FENCE SLOTS`, `timeout`, `failed MESSAGE`, `lost REASON`,
-/// `violation TEXT`, `done N`, `forked` at the end of a child. Lines in, each answered by a line that starts with the same word:
-/// `check`, `remaining`, `release`; `acquire` begins again; `exit` ends without releasing.
-/// The end of the input releases and ends.
+/// `violation TEXT`, `done N`, `forked` at the end of a child. Lines in, each answered by a line
+/// that starts with the same word: `check`, `remaining`, `release`; `acquire` starts again; `exit`
+/// ends without releasing. The end of the input releases and ends.
 ///
-/// With `storm` as the first argument it is one of the processes of a [storm](crate::storm) instead.
+/// With `storm` as the first argument, it is one of the processes of a [storm](crate::storm)
+/// instead.
 pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
     let arguments: Vec<_> = arguments.collect();
     if let [first, rest @ ..] = &arguments[..]
@@ -64,7 +66,7 @@ async fn work(plan: &Plan) -> Result<()> {
     outcome
 }
 
-/// Uses the lock once, and lets children go on that share everything with this process but threads.
+/// Uses the lock once, and forks children that share everything with this process except threads.
 fn fork(plan: &Plan, runtime: Runtime) -> Result<()> {
     let client = runtime.block_on(async {
         let client = Client::connect(&plan.url).await?;
@@ -72,7 +74,7 @@ fn fork(plan: &Plan, runtime: Runtime) -> Result<()> {
         Ok::<_, Error>(client)
     })?;
     for _ in 0..plan.workers {
-        // See `fork.c`: without it, this is a number that is never 0.
+        // See `fork.c`: without it, this number is never 0.
         if std::os::unix::process::parent_id() == 0 {
             worker(plan, client, runtime);
             std::process::exit(0);
@@ -104,7 +106,7 @@ fn worker(plan: &Plan, inherited: Client, runtime: Runtime) {
     }
 }
 
-/// What the arguments say.
+/// The parsed arguments.
 #[derive(Debug, Default)]
 struct Plan {
     url: String,
@@ -219,7 +221,7 @@ async fn serve(plan: &Plan, client: &Client) -> Result<()> {
     while let Some(word) = command {
         match (word.as_str(), held.take()) {
             ("exit", guard) => {
-                // Nothing may run its destructor: this is how a crash looks.
+                // No destructor may run: this simulates a crash.
                 std::mem::forget(guard);
                 std::process::exit(0);
             }
@@ -233,7 +235,8 @@ async fn serve(plan: &Plan, client: &Client) -> Result<()> {
                         }
                         Err(error) => return Err(error),
                     },
-                    // Whoever started us is gone, or wants us gone: nobody waits for this any more.
+                    // The process that started us is gone, or wants us gone: nothing waits for this
+                    // any more.
                     _ = commands.recv() => return Ok(()),
                 };
             }
@@ -266,7 +269,8 @@ async fn serve(plan: &Plan, client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Takes and releases the lock many times; each time a file must not exist and a number goes up by one.
+/// Acquires and releases the lock many times; each time, a file must not exist and a number is
+/// incremented.
 async fn cycle(plan: &Plan, client: &Client) -> Result<()> {
     let cycles = plan.cycles.unwrap_or_default();
     for _ in 0..cycles {
@@ -284,7 +288,7 @@ async fn cycle(plan: &Plan, client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Counts one more in a slot; fails when somebody else is in there.
+/// Increments the count of a slot; fails if another process is in it.
 fn enter(arbiter: &Path, slot: u32) -> std::io::Result<()> {
     let inside = arbiter.join(format!("inside-{slot}"));
     let count = arbiter.join(format!("count-{slot}"));
@@ -314,6 +318,6 @@ fn read_commands() -> mpsc::Receiver<String> {
 
 pub(crate) fn say(what: impl std::fmt::Display) {
     let mut out = std::io::stdout().lock();
-    // It fails when nobody listens any more; then our input ends too.
+    // Fails if there is no reader any more; then our input ends too.
     let _ = writeln!(out, "{MARK}{what}").and_then(|()| out.flush());
 }

@@ -1,4 +1,4 @@
-//! What the database servers have in common: one server, a database for every test.
+//! Shared by the database servers: one server, a database for every test.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,9 +11,9 @@ use super::run;
 use super::supervised::{Home, Supervised};
 use crate::ports::free_port;
 
-/// How to run a database server, and how to talk to it.
+/// How to run a database server, and how to send statements to it.
 pub trait Dialect: fmt::Debug + Send + Sync + 'static {
-    /// The user that the server runs as where the tests are root.
+    /// The user that runs the server if the tests run as root.
     const USER: &'static str;
 
     /// Settings of a server that does not wait for the disk: tests kill processes, not machines.
@@ -22,16 +22,16 @@ pub trait Dialect: fmt::Debug + Send + Sync + 'static {
     /// Settings of a server with room for a thousand connections.
     const ROOMY: &'static [&'static str];
 
-    /// The database that is there from the beginning.
+    /// The initial database.
     const FIRST: &'static str;
 
-    /// Counts the other sessions of a database that are in the middle of a statement.
+    /// Counts the other sessions of a database that are executing a statement.
     const BUSY: &'static str;
 
-    /// Counts the sessions of the database that wait in a sleep of their own.
+    /// Counts the sessions of the database that wait in a `sleep` of their own.
     const ASLEEP: &'static str;
 
-    /// Makes the data, in `directory`.
+    /// Creates the data, in `directory`.
     fn install(directory: &Path) -> Command;
 
     /// The server itself.
@@ -46,14 +46,14 @@ pub trait Dialect: fmt::Debug + Send + Sync + 'static {
     /// The URL of a database.
     fn url(port: u16, database: &str) -> String;
 
-    /// Ends the other sessions of a database, all of them or those in the middle of a statement, and
-    /// returns how many.
+    /// Ends the other sessions of a database, all of them or only those that are executing a
+    /// statement, and returns how many.
     fn end_sessions(server: &DatabaseServer<Self>, database: &str, busy_only: bool) -> usize
     where
         Self: Sized;
 }
 
-/// A server with as many databases as there are tests.
+/// A server with one database per test.
 #[derive(Debug)]
 pub struct DatabaseServer<D: Dialect> {
     process: Supervised,
@@ -92,7 +92,7 @@ impl<D: Dialect> DatabaseServer<D> {
         D::url(self.port(), &name)
     }
 
-    /// Runs a statement, and returns what it answered, one row per line.
+    /// Runs a statement, and returns its result, one row per line.
     pub fn sql(&self, database: &str, statement: &str) -> String {
         run(&mut D::client(self.port(), database, statement)).trim_end().to_owned()
     }
@@ -105,7 +105,7 @@ impl<D: Dialect> DatabaseServer<D> {
         assert_ne!(D::end_sessions(self, database, false), 0, "there was nothing to end");
     }
 
-    /// Ends the other sessions of a database that are in the middle of a statement.
+    /// Ends the other sessions of a database that are executing a statement.
     ///
     /// # Panics
     /// When there are none.
@@ -113,7 +113,7 @@ impl<D: Dialect> DatabaseServer<D> {
         assert_ne!(D::end_sessions(self, database, true), 0, "there was nothing to end");
     }
 
-    /// How many other sessions of a database are in the middle of a statement.
+    /// How many other sessions of a database are executing a statement.
     ///
     /// # Panics
     /// When the server does not answer.
@@ -121,7 +121,8 @@ impl<D: Dialect> DatabaseServer<D> {
         self.sql(database, D::BUSY).parse().expect("it is a number")
     }
 
-    /// How many sessions of a database wait in a sleep of their own: what they had to do before is done.
+    /// How many sessions of a database wait in a `sleep` of their own: everything before it is
+    /// done.
     ///
     /// # Panics
     /// When the server does not answer.

@@ -17,18 +17,18 @@ pub struct Servers(Vec<Member>);
 pub struct Member(Supervised);
 
 impl Servers {
-    /// Starts so many members and waits until they serve.
+    /// Starts this many members and waits until they serve.
     pub fn start(members: usize) -> Self {
         Self::with(members, &[])
     }
 
-    /// As `start`, with more arguments for every member.
+    /// Like `start`, with additional arguments for every member.
     pub fn with(members: usize, more: &[&str]) -> Self {
         let peers: Vec<_> =
             (0..members).map(|_| format!("http://127.0.0.1:{}", free_port())).collect();
         let cluster: Vec<_> =
             peers.iter().enumerate().map(|(n, peer)| format!("m{n}={peer}")).collect();
-        // With TLS it shows its health only to clients with a certificate.
+        // With TLS, it shows its health only to clients with a certificate.
         let secure = more.contains(&"--cert-file");
         let (scheme, ready): (_, fn(u16) -> bool) =
             if secure { ("https", accepts) } else { ("http", is_healthy) };
@@ -53,7 +53,7 @@ impl Servers {
         format!("etcd://{}{options}", hosts(self))
     }
 
-    /// Runs `etcdctl` with these arguments against all members, and returns what it printed.
+    /// Runs `etcdctl` with these arguments against all members, and returns its output.
     pub fn ctl(&self, arguments: &[&str]) -> String {
         run(&mut self.ctl_command(arguments))
     }
@@ -86,7 +86,7 @@ impl Servers {
         }
     }
 
-    /// The leases that there are.
+    /// The number of leases.
     pub fn leases(&self) -> usize {
         // The first line says how many.
         self.ctl(&["lease", "list"]).lines().skip(1).filter(|line| !line.is_empty()).count()
@@ -98,12 +98,13 @@ impl Servers {
         keys.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     }
 
-    /// How many unary requests the first member was sent, by its own count.
+    /// How many unary requests the first member has received, by its own count.
     pub fn requests(&self) -> usize {
         self.requests_of("grpc_type=\"unary\"")
     }
 
-    /// How many of those whose description contains this, for instance `etcdserverpb.Maintenance`.
+    /// How many of those have a description that contains this, for instance
+    /// `etcdserverpb.Maintenance`.
     pub fn requests_of(&self, what: &str) -> usize {
         let text = page(self[0].port(), "/metrics").expect("a member shows its metrics");
         let count = |line: &str| -> Option<usize> {
@@ -135,7 +136,7 @@ fn is_healthy(port: u16) -> bool {
     page(port, "/health").is_ok_and(|answer| answer.contains(r#""health":"true""#))
 }
 
-/// What a member shows to a browser.
+/// An HTTP page of a member.
 fn page(port: u16, path: &str) -> std::io::Result<String> {
     ask(port, &format!("GET {path} HTTP/1.0\r\n\r\n"))
 }

@@ -9,6 +9,13 @@ use super::{fetched, program};
 /// A MariaDB server. Its `root` needs no password from this machine.
 pub type Mariadb = DatabaseServer<MariadbDialect>;
 
+impl Mariadb {
+    /// Whether it is MySQL.
+    pub fn is_mysql(&self) -> bool {
+        fetched("mysqld").is_some()
+    }
+}
+
 /// How to run MariaDB.
 #[derive(Debug)]
 pub struct MariadbDialect;
@@ -60,6 +67,12 @@ impl Dialect for MariadbDialect {
 
     fn client(port: u16, database: &str, statement: &str) -> Command {
         let client = fetched("mysql").unwrap_or_else(|| program("mariadb", "mariadb-client"));
+        // MySQL has a second list of connections, which can be read whatever they do.
+        let better = "performance_schema.processlist";
+        let statement = match fetched("mysqladmin") {
+            Some(_) => &statement.replace("information_schema.processlist", better),
+            None => statement,
+        };
         let mut client = command(client, &["-N", "-B", "-u", "root", "-h", "127.0.0.1"]);
         client.args(["-P", &port.to_string(), "-D", database, "-e", statement]);
         client
@@ -78,7 +91,7 @@ impl Dialect for MariadbDialect {
             ),
         );
         let kills: Vec<_> = threads.lines().map(|thread| format!("KILL {thread};")).collect();
-        // One that just ended by itself is no failure.
+        // A session that has just ended is no failure.
         let _ = Self::client(server.port(), "mysql", &kills.concat()).arg("--force").output();
         kills.len()
     }

@@ -1,10 +1,11 @@
-//! Real servers for tests: each on a free port, in a directory of its own, gone when dropped.
+//! Real servers for tests: each on a free port, in its own directory, gone when dropped.
 //!
 //! Whatever the server, [`Supervised`] starts, pauses, resumes, kills and restarts it; every server
 //! dereferences to it. A missing program is a failure that names its Debian package; nothing is skipped.
 
 mod database;
 pub mod etcd;
+mod galera;
 mod mariadb;
 mod pgbouncer;
 mod postgres;
@@ -20,23 +21,24 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 pub use database::{DatabaseServer, Dialect};
+pub use galera::{Galera, Member};
 pub use mariadb::{Mariadb, MariadbDialect};
 pub use pgbouncer::Pgbouncer;
 pub use postgres::{Postgres, PostgresDialect};
 pub use supervised::Supervised;
 
-/// Waits until something is so; if it never is, says how it was instead.
+/// Waits for a condition; if it never holds, reports what was found instead.
 ///
 /// # Panics
-/// When it is not so after half a minute.
+/// If it does not hold within half a minute.
 pub fn eventually(what: &str, is_so: impl FnMut() -> Result<(), String>) {
     eventually_within(Duration::from_secs(30), what, is_so);
 }
 
-/// [`eventually`], with a limit of its own.
+/// [`eventually`], with a limit.
 ///
 /// # Panics
-/// When it is not so after `limit`.
+/// If it does not hold within `limit`.
 pub fn eventually_within(
     limit: Duration,
     what: &str,
@@ -55,7 +57,7 @@ pub fn eventually_within(
 /// When it is missing, naming the Debian package that contains it.
 fn program(name: &str, package: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian installs here what users do not start by hand.
+    // Debian installs programs here that users do not start by hand.
     let directories = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
     let installed = || directories.map(|dir| dir.join(name)).find(|path| path.is_file());
     fetched(name)
@@ -77,10 +79,10 @@ fn fetched(name: &str) -> Option<PathBuf> {
     })
 }
 
-/// Runs a program to its end and returns what it printed.
+/// Runs a program and returns its output.
 ///
 /// # Panics
-/// When it fails, with what it printed.
+/// When it fails, with its output.
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
     let [out, err] =
@@ -95,7 +97,7 @@ fn hosts<S: Deref<Target = Supervised>>(servers: &[S]) -> String {
     addresses.join(",")
 }
 
-/// Connects to a server. One that is paused accepts, and never answers.
+/// Connects to a server. A paused one accepts, and never answers.
 fn connect(port: u16) -> io::Result<TcpStream> {
     let limit = Duration::from_secs(2);
     let stream = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), limit)?;
@@ -108,7 +110,7 @@ fn accepts(port: u16) -> bool {
     connect(port).is_ok()
 }
 
-/// Sends a request to a server that hangs up after its answer.
+/// Sends a request to a server that disconnects after its answer.
 fn ask(port: u16, request: &str) -> io::Result<String> {
     let mut stream = connect(port)?;
     stream.write_all(request.as_bytes())?;

@@ -1,4 +1,4 @@
-//! PgBouncer, a pooler that lends connections to PostgreSQL.
+//! PgBouncer, a connection pooler for PostgreSQL.
 
 use std::ops::Deref;
 use std::process::Command;
@@ -28,7 +28,7 @@ impl Pgbouncer {
         Self(Supervised::start(home, port, command, accepts))
     }
 
-    /// The way to a database through the pooler.
+    /// The URL of a database through the pooler.
     pub fn through(&self, server: &Postgres, url: &str) -> String {
         url.replace(&server.port().to_string(), &self.port().to_string())
     }

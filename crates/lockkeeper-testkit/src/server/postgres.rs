@@ -76,7 +76,7 @@ impl Dialect for PostgresDialect {
     }
 }
 
-/// A program that was fetched, or of the newest version that is installed. Debian keeps the programs of
+/// A program that was fetched, or of the newest installed version. Debian keeps the programs of
 /// each version in a directory.
 fn binary(name: &str) -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();

@@ -1,11 +1,11 @@
 //! A server process, and the shell that supervises it.
 //!
-//! Servers that all tests of a program share are never dropped. So a shell waits for the end of a pipe
-//! that only this process holds open, and then kills the server and removes its directory.
+//! Servers that all tests of a program share are never dropped. So a shell waits for the end of a
+//! pipe that only this process holds open, and then kills the server and removes its directory.
 //!
-//! Easy to get wrong: whatever ends the tests (a closed terminal, a time limit) must not end the shell
-//! before it has done its work. It is in a process group of its own, ignores what can be ignored, and
-//! its first line may find nobody left to read it.
+//! Easy to get wrong: whatever ends the tests (a closed terminal, a timeout) must not end the shell
+//! before it has done its work. It is in its own process group, ignores all signals that can be
+//! ignored, and its first line of output may no longer have a reader.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -39,7 +39,7 @@ pub struct Supervised {
 }
 
 impl Supervised {
-    /// Starts a server and waits until it is ready, by its own word.
+    /// Starts a server and waits until it reports that it is ready.
     pub(super) fn start(home: Home, port: u16, command: Command, ready: fn(u16) -> bool) -> Self {
         let server = Self::spawn(home, port, command, ready);
         server.wait_until_ready();
@@ -72,14 +72,14 @@ impl Supervised {
         self.running().as_ref().map(|process| process.pid)
     }
 
-    /// Stops it and its children with `SIGSTOP`: connections stay open, and nobody answers.
+    /// Stops it and its children with `SIGSTOP`: connections stay open, without answers.
     pub fn pause(&self) {
         if let Some(process) = &*self.running() {
             process.pause();
         }
     }
 
-    /// Lets it go on, with `SIGCONT`.
+    /// Continues it, with `SIGCONT`.
     pub fn resume(&self) {
         if let Some(process) = &*self.running() {
             process.signal(Signal::SIGCONT);
@@ -91,7 +91,7 @@ impl Supervised {
         drop(self.running().take());
     }
 
-    /// Starts it again on the same port, with what it left in its directory; waits until it is ready.
+    /// Starts it again on the same port, with the data in its directory; waits until it is ready.
     ///
     /// # Panics
     /// When it does not start, with its log.
@@ -169,7 +169,7 @@ impl Home {
     /// A program that runs here, as the user of this directory.
     pub(super) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
-        // MariaDB removes the temporary tables of other servers that it finds beside its own.
+        // MariaDB removes temporary tables of other servers that it finds next to its own.
         command.current_dir(self.path()).env("TMPDIR", self.path()).process_group(0);
         if let Some(user) = &self.user {
             command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
@@ -178,19 +178,20 @@ impl Home {
     }
 }
 
-/// A process that runs.
+/// A running process.
 #[derive(Debug)]
 struct Process {
     shell: Child,
-    /// Of the server, which the shell does not reap before it is told to: nobody else gets this id.
+    /// The server's pid, which the shell does not reap before it is asked to, so that it is not
+    /// reused.
     pid: Pid,
 }
 
 /// A line asks the shell to kill the server; the end of its input also to remove the directory.
 ///
-/// If the shell itself is killed, the kernel kills the server; a server that was started too late for
-/// that sees that its parent has changed. PostgreSQL does not start again while one of its children
-/// lives. Where nobody reaps these, they stay zombies.
+/// If the shell itself is killed, the kernel kills the server; a server that was started too late
+/// for that detects that its parent has changed. PostgreSQL does not start again while one of its
+/// children lives. If nothing reaps these, they stay zombies.
 const SUPERVISE: &str = r#"
 trap '' HUP INT QUIT TERM PIPE
 directory=$1; shift
@@ -224,7 +225,7 @@ impl Process {
     fn pause(&self) {
         let started = Instant::now();
         loop {
-            // Only a server that is stopped already starts no more children.
+            // Only a server that is already stopped starts no more children.
             let was_stopped = has_stopped(self.pid);
             if self.signal(Signal::SIGSTOP).into_iter().all(has_stopped) && was_stopped {
                 return;
@@ -241,7 +242,7 @@ impl Process {
         let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
         let all: Vec<_> = std::iter::once(self.pid).chain(children.map(Pid::from_raw)).collect();
         for pid in &all {
-            // One that has just ended needs no signal.
+            // A process that has just ended needs no signal.
             let _ = kill(*pid, signal);
         }
         all
@@ -250,10 +251,10 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A child that is started while the shell looks for children would survive.
+        // A child that is started while the shell scans for children would survive.
         self.pause();
         if let Some(mut input) = self.shell.stdin.take() {
-            // It fails if the shell was killed; then the kernel killed the server.
+            // Fails if the shell was killed; then the kernel killed the server.
             let _ = input.write_all(b"\n");
         }
         let _ = self.shell.wait();
@@ -307,7 +308,7 @@ mod tests {
             let home = Home::new();
             let mut process = Process::start(&home, &stubborn());
             kill(Pid::from_raw(i32::try_from(process.shell.id()).unwrap()), signal).unwrap();
-            // As the end of the test process does.
+            // Like the end of the test process.
             drop(process.shell.stdin.take());
             until(&format!("left behind after {signal}"), || has_ended(process.pid));
             if signal != Signal::SIGKILL {
@@ -323,7 +324,7 @@ mod tests {
         let home = Home::new();
         let mut shell = supervise(&home, &stubborn()).stdout(unread).spawn().unwrap();
         drop(shell.stdin.take());
-        // It came to the end of its script, where it waited for what it had killed.
+        // It reached the end of its script, where it waited for the processes it had killed.
         shell.wait().unwrap();
         assert!(!home.path().exists());
     }

@@ -1,4 +1,4 @@
-//! ZooKeeper, one server or an ensemble, from Debian's package `zookeeper`.
+//! ZooKeeper, one server or an ensemble, from Debian's package `zookeeper` or a newer one that was fetched.
 
 use std::io::{Read, Write};
 use std::ops::Deref;
@@ -8,29 +8,31 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::supervised::{Home, PATIENCE, Supervised};
-use super::{ask, connect, hosts, program};
+use super::{ask, connect, fetched, hosts, program};
 use crate::ports::free_port;
 
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 
-/// How the server is run. Of what it needs for TLS, the package's own list leaves two out.
-const JVM: [&str; 8] = [
+/// How the server is run.
+const JVM: [&str; 5] = [
     "-Xmx256m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    // What was acknowledged survives a killed process without it; no test cuts the power.
+    // Acknowledged writes survive a killed process without it; no test cuts the power.
     "-Dzookeeper.forceSync=no",
-    // Directories are removed under the feet of those who use them.
+    // Directories are removed while they are in use.
     "-Dznode.container.checkIntervalMs=500",
-    "-cp",
-    "/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar",
-    "org.apache.zookeeper.server.quorum.QuorumPeerMain",
 ];
+
+/// The classes of Debian's server. The package's own list lacks two of the classes that TLS needs.
+const INSTALLED: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar";
+
+const MAIN: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
 
 /// Short ticks, and sessions up to a minute all the same.
 const SHORT_TICKS: &str = "tickTime=250\nminSessionTimeout=500\nmaxSessionTimeout=60000\n";
 
-/// Servers that form one store.
+/// Servers that form one ensemble.
 #[derive(Debug)]
 pub struct Ensemble {
     servers: Vec<Server>,
@@ -43,7 +45,7 @@ pub struct Ensemble {
 pub struct Server(Supervised);
 
 impl Ensemble {
-    /// One server by itself, with a tick of a quarter of a second.
+    /// A standalone server, with a tick of a quarter of a second.
     pub fn single() -> Self {
         Self::start::<1>(SHORT_TICKS, &[])
     }
@@ -53,13 +55,13 @@ impl Ensemble {
         Self::start::<3>(SHORT_TICKS, &[])
     }
 
-    /// One server by itself with this tick, and the sessions that it allows unless told otherwise:
-    /// those of 2 to 20 ticks.
+    /// A standalone server with this tick, and the sessions that it allows by default: 2 to 20
+    /// ticks.
     pub fn ticking(tick: Duration) -> Self {
         Self::start::<1>(&format!("tickTime={}\n", tick.as_millis()), &[])
     }
 
-    /// One server that also speaks TLS, with clients that the same authority vouches for, and knows a
+    /// A server that also accepts TLS, from clients with a certificate of the same CA, and knows a
     /// user `keeper` with this password by SASL.
     ///
     /// The certificates are those that [`certificates`](crate::certificates) makes.
@@ -92,7 +94,12 @@ impl Ensemble {
     }
 
     fn start<const N: usize>(more: &str, jvm: &[String]) -> Self {
-        assert!(Path::new(JAR).exists(), "{JAR} is missing; on Debian: apt-get install zookeeper");
+        let classes = match fetched("zookeeper.jar").as_deref().and_then(Path::parent) {
+            Some(jars) => jars.join("*").display().to_string(),
+            None => INSTALLED.to_owned(),
+        };
+        let missing = classes == INSTALLED && !Path::new(JAR).exists();
+        assert!(!missing, "{JAR} is missing; on Debian: apt-get install zookeeper");
         let java = program("java", "default-jre-headless");
         let members: String = match N {
             1 => String::new(),
@@ -110,7 +117,8 @@ impl Ensemble {
                 home.path().display(),
             );
             let mut command = Command::new(&java);
-            command.args(jvm).args(JVM).arg(home.write("zoo.cfg", &settings));
+            command.args(jvm).args(JVM).args(["-cp", &classes, MAIN]);
+            command.arg(home.write("zoo.cfg", &settings));
             Server(Supervised::spawn(home, port, command, |port| status(port, "Mode: ").is_some()))
         };
         let ensemble = Self { servers: (0..N).map(server).collect(), secure: None };
@@ -131,7 +139,7 @@ impl Ensemble {
         format!("127.0.0.1:{}", self.secure.expect("it was started with TLS"))
     }
 
-    /// A URL with a root of its own.
+    /// A URL with its own root.
     pub fn url(&self, root: &str, session: Duration) -> String {
         format!("zookeeper://{}/{root}?session={}ms", self.hosts(), session.as_millis())
     }
@@ -144,12 +152,12 @@ impl Ensemble {
         self.iter().position(Server::leads).expect("one of them leads")
     }
 
-    /// Which one holds more client connections than it answers this question on.
+    /// The server with more client connections than the one that this query uses.
     pub fn connected(&self) -> Option<usize> {
         self.iter().position(|server| server.connections() > 1)
     }
 
-    /// Waits until so many are of service.
+    /// Waits until this many are serving.
     ///
     /// # Panics
     /// When that takes too long.
@@ -162,8 +170,8 @@ impl Ensemble {
         }
     }
 
-    /// Closes a session that somebody has, as its owner could, and any server: a password is made of the
-    /// number of the session. Says whether there was one.
+    /// Closes a session of another client, as its owner could, at any server: a session's password
+    /// is derived from its number. Returns whether there was one.
     pub fn close_a_session(&self) -> bool {
         let Some(leader) = self.iter().find(|server| server.leads()) else { return false };
         let dump = ask(leader.port(), "dump").unwrap_or_default();
@@ -186,12 +194,12 @@ impl Deref for Ensemble {
 }
 
 impl Server {
-    /// `leader`, `follower` or `standalone`; `None` while it is of no service.
+    /// `leader`, `follower` or `standalone`; `None` while it is not serving.
     pub fn mode(&self) -> Option<String> {
         status(self.port(), "Mode: ")
     }
 
-    /// How many clients are connected, the one that asks included.
+    /// How many clients are connected, including the one that asks.
     pub fn connections(&self) -> usize {
         status(self.port(), "Connections: ").and_then(|number| number.parse().ok()).unwrap_or(0)
     }
@@ -216,11 +224,11 @@ impl Server {
         hello.extend(16i32.to_be_bytes());
         hello.extend(password(session));
         hello.push(0);
-        // In one go: its owner comes back at once, and would have it again.
+        // In one write: its owner reconnects at once, and would have it again.
         let (xid, close) = (1i32, -11i32);
         hello.extend([8i32, xid, close].map(i32::to_be_bytes).concat());
         stream.write_all(&hello)?;
-        // The server answers, and hangs up.
+        // The server answers, and disconnects.
         stream.read_to_end(&mut Vec::new()).map(drop)
     }
 }
@@ -233,14 +241,14 @@ impl Deref for Server {
     }
 }
 
-/// A line of what a server says about itself; `None` while it is of no service.
+/// A line of a server's status; `None` while it is not serving.
 fn status(port: u16, name: &str) -> Option<String> {
     let answer = ask(port, "srvr").ok()?;
     answer.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
 }
 
-/// What a server gives out as the password of a session: bytes of Java's random numbers, with a seed that
-/// is made of its number.
+/// The password of a session, as servers generate it: bytes of Java's random generator, seeded with
+/// the number of the session.
 fn password(session: i64) -> [u8; 16] {
     const FACTOR: i64 = 0x5_DEEC_E66D;
     const MASK: i64 = (1 << 48) - 1;

@@ -1,9 +1,10 @@
-//! Whole worlds in paused time: several clients, a store behind faults, and a seed that decides everything.
+//! Whole systems in paused time: several clients, a store behind faults, and a seed that determines
+//! everything.
 //!
-//! Workers take locks of every kind and use a fenced resource under them; meanwhile links are cut,
-//! calls fail, hang and lose their replies, futures are dropped at any poll, holders are evicted, and
-//! the store's clock is fast. Afterwards the history is [checked](crate::history::check).
-//! The same seed gives the same history, to the last nanosecond.
+//! Workers acquire locks of every kind and use a fenced resource under them. Meanwhile links are
+//! cut, calls fail, hang and lose their replies, futures are dropped at any poll, holders are
+//! evicted, and the store's clock is fast. Afterwards the history is
+//! [checked](crate::history::check). The same seed gives the same history, to the nanosecond.
 
 mod nemesis;
 mod store;
@@ -25,39 +26,39 @@ use nemesis::Nemesis;
 use store::Store;
 use worker::Worker;
 
-/// The keys that the workers of a simulation fight for.
+/// The keys that the workers of a simulation compete for.
 const KEYS: [&str; 4] = ["m0", "m1", "rw", "sem"];
 
-/// How long everything that was begun may take to come to its end once nothing fails any more.
+/// How long everything in progress may take to complete once the faults have ended.
 const QUIET: Duration = Duration::from_secs(8);
 
-/// One world.
+/// One simulated system.
 #[derive(Debug, Clone, Copy)]
 pub struct Simulation {
-    /// Decides everything.
+    /// Determines everything.
     pub seed: u64,
-    /// What is wrong with the engine, if anything.
+    /// A bug in the engine, if any.
     pub bug: Option<Bug>,
     /// Whether the resource checks fences.
     pub fenced: bool,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug)]
 pub struct Outcome {
     /// What happened.
     pub history: History,
-    /// What should not have.
+    /// What should not have happened.
     pub violations: Vec<Violation>,
 }
 
 impl Simulation {
-    /// A world in which everything is as it should be, except for the faults.
+    /// A system without bugs, but with faults.
     pub fn new(seed: u64) -> Self {
         Self { seed, bug: None, fenced: true }
     }
 
-    /// The seed that `LOCKKEEPER_SEED` asks for, or all of these.
+    /// The seed from `LOCKKEEPER_SEED`, or all of these.
     ///
     /// # Panics
     /// When the variable is not a number.
@@ -71,7 +72,7 @@ impl Simulation {
         }
     }
 
-    /// Lets it happen.
+    /// Runs the simulation.
     pub fn run(self) -> Outcome {
         // The core's jitter comes from here.
         fastrand::seed(self.seed);
@@ -141,7 +142,7 @@ impl Simulation {
         Outcome { history, violations }
     }
 
-    /// A client's way to the store, with everything on it that can fail.
+    /// A client's connection to the store, with everything that can fail.
     fn way(self, store: &Store, random: &mut fastrand::Rng) -> Way {
         let faults = Faults::new(store.clone(), random.u64(..));
         let link = FaultLink::new(Arc::new(faults.clone()));
@@ -149,7 +150,7 @@ impl Simulation {
             Some(bug) => Arc::new(Buggy::new(Arc::new(link.clone()), bug)),
             None => Arc::new(link.clone()),
         };
-        // Half of the links are slow also when nothing is wrong with them.
+        // Half of the links are slow even without faults.
         let delay = if random.bool() { random.f64() } else { 0.0 };
         let calm = Plan::NONE.delay(delay).longest(Duration::from_millis(random.u64(1..60)));
         faults.set(calm);
@@ -157,7 +158,7 @@ impl Simulation {
     }
 }
 
-/// A client, and the switches on its way to the store.
+/// A client, and the switches of its connection to the store.
 #[derive(Debug)]
 struct Way {
     client: Client,

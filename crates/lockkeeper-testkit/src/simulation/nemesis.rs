@@ -1,4 +1,4 @@
-//! Whoever makes things go wrong.
+//! The source of all faults.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(super) struct Nemesis {
 }
 
 impl Nemesis {
-    /// Breaks things for a while, then puts everything right again.
+    /// Injects faults for a while, then repairs everything.
     pub(super) async fn rage(mut self) {
         for _ in 0..self.random.usize(0..20) {
             sleep(Duration::from_millis(self.random.u64(10..1_500))).await;
@@ -45,7 +45,7 @@ impl Nemesis {
 }
 
 fn plan(random: &mut fastrand::Rng) -> Plan {
-    // Mostly a little of everything, sometimes a lot of one thing.
+    // Usually a little of everything, sometimes a lot of one thing.
     let mut rate = || if random.u32(0..4) == 0 { random.f64() * 0.7 } else { random.f64() * 0.1 };
     let [delay, fail, lose_reply, hang] = [(); 4].map(|()| rate());
     let longest = Duration::from_millis(random.u64(1..300));

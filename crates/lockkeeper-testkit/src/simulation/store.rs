@@ -1,4 +1,4 @@
-//! The store of a simulation: one whose clock is not ours, watched by a ledger.
+//! The store of a simulation: its clock differs from ours, and it records every grant.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use lockkeeper::{Guard, Key, Result};
 
 use crate::history::Recorder;
 
-/// A store whose clock is fast by a part of a percent, and that writes down when it let whom in.
+/// A store whose clock is fast by a fraction of a percent, and which records when it granted what.
 #[derive(Debug, Clone)]
 pub(super) struct Store {
     memory: Memory,
@@ -30,7 +30,7 @@ impl Store {
         Self { memory: Memory::new(), fast, recorder, admitted: Arc::default() }
     }
 
-    /// When the store gave this lock. It cannot say so of readers, who share a fence.
+    /// When the store granted this lock. Unknown for readers, which share a fence.
     pub(super) fn admitted(&self, guard: &Guard) -> Option<Duration> {
         if guard.mode() == Mode::Read {
             return None;
@@ -39,7 +39,7 @@ impl Store {
         self.admitted.lock().expect("nothing panics under this lock").get(&grant).copied()
     }
 
-    /// Takes a lock away from its holders, and has that recorded.
+    /// Breaks a lock, and records that.
     pub(super) async fn evict(&self, key: &str) {
         let key = Key::new(key).expect("the keys of a simulation are fine");
         let evicted = self.memory.break_lock(&key).await.expect("memory does not fail");
@@ -48,7 +48,7 @@ impl Store {
         }
     }
 
-    /// Everyone who is still in the store.
+    /// All holders and waiters that are still in the store.
     pub(super) async fn left(&self) -> Vec<String> {
         let all = Query::Prefix(String::new());
         let snapshots = self.memory.inspect(&all).await.expect("memory does not fail");
@@ -59,7 +59,7 @@ impl Store {
         snapshots.iter().map(each).collect()
     }
 
-    /// How long the store keeps what it was asked to keep for `ttl`.
+    /// How long the store really keeps a lease of `ttl`.
     fn really(&self, ttl: Duration) -> Duration {
         ttl - ttl * self.fast / 1000
     }

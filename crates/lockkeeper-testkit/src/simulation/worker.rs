@@ -1,4 +1,4 @@
-//! Somebody who takes locks and uses what they protect.
+//! A worker that acquires locks and uses what they protect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(super) struct Worker {
     pub(super) name: String,
     pub(super) owner: Owner,
     pub(super) clients: Vec<Client>,
-    /// The client that it mostly uses.
+    /// The client that it usually uses.
     pub(super) home: usize,
     pub(super) permits: u32,
     pub(super) store: Store,
@@ -25,17 +25,17 @@ pub(super) struct Worker {
     pub(super) random: fastrand::Rng,
 }
 
-/// What a worker asks for.
+/// What a worker requests.
 struct Wish {
     lock: Lock,
     ttl: Duration,
-    /// Under which name it goes into the record.
+    /// Its name in the record.
     owner: String,
     reentrant: bool,
 }
 
 impl Worker {
-    /// Works for a while. Answers with what it cannot explain.
+    /// Works for a while. Returns what it cannot explain.
     pub(super) async fn work(mut self) -> Vec<String> {
         let mut surprises = Vec::new();
         for n in 0..self.random.usize(2..8) {
@@ -104,7 +104,7 @@ impl Worker {
         if self.chance(30) {
             lock = lock.margin(Duration::ZERO);
         }
-        // One that spins is in no queue, so it cannot be fair too.
+        // A spinning waiter is in no queue, so it cannot be fair too.
         match (self.chance(10), self.chance(10)) {
             (true, _) => lock = lock.spin(Backoff::default()),
             (_, true) => lock = lock.fair(),
@@ -152,7 +152,7 @@ impl Worker {
             }
         }
         if self.chance(30) {
-            // Stays until it is told to go, or has had enough.
+            // Stays until it is signalled, or for a random time.
             let _ = tokio::time::timeout(self.some(4_000), guard.lost()).await;
         }
         mark.releasing();
@@ -175,7 +175,7 @@ impl Worker {
         }
     }
 
-    /// Reads, thinks, and writes. False when the lock or the resource said no.
+    /// Reads, pauses, and writes. False if the lock or the resource refused.
     async fn access(&mut self, guard: &Guard, mark: &Mark, owner: &str, careful: bool) -> bool {
         let fence = guard.fence().get();
         let shared = guard.mode() == Mode::Read;
@@ -195,7 +195,7 @@ impl Worker {
         self.resource.write(&object, fence, owner, saw)
     }
 
-    /// Enters a lock that its owner has, also through another client.
+    /// Re-enters a lock that its owner holds, through another client too.
     async fn enter_again(&mut self, outer: &Wish, mode: Mode) {
         if matches!(mode, Mode::Permits { .. }) {
             return;
@@ -243,7 +243,7 @@ impl Worker {
     }
 }
 
-/// Has the loss of a lock recorded when the signal comes.
+/// Records the loss of a lock when it is signalled.
 fn listen(guard: &Guard, mark: &Mark) {
     let (lost, mark) = (guard.lost(), mark.clone());
     tokio::spawn(async move {
@@ -253,7 +253,7 @@ fn listen(guard: &Guard, mark: &Mark) {
     });
 }
 
-/// Looks at a lock again and again, without listening to any signal.
+/// Checks a lock repeatedly, without listening to any signal.
 async fn probe(guard: &Guard, mark: &Mark) {
     while guard.check().is_ok() {
         mark.vouched();

@@ -1,4 +1,4 @@
-//! What a storm came to.
+//! The result of a storm.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,27 +9,27 @@ use std::time::Duration;
 use super::log;
 use crate::history::{Acquisition, History, Violation, check};
 
-/// How many messages of a sort are shown.
+/// How many messages of each sort are printed.
 const SHOWN: usize = 5;
 
-/// What a storm came to.
+/// The result of a storm.
 #[derive(Debug)]
 pub struct Judgement {
     /// How many grants there were.
     pub grants: usize,
-    /// How many of which fault there were.
+    /// How many faults of each sort there were.
     pub faults: BTreeMap<&'static str, usize>,
-    /// How often holders lost a lock, by the reason that they were told.
+    /// How often holders lost a lock, by reason.
     pub losses: BTreeMap<String, usize>,
-    /// How releases ended.
+    /// The outcomes of releases.
     pub releases: BTreeMap<String, usize>,
-    /// What callers were told instead of being let in, where faults explain it.
+    /// The errors of callers that faults explain.
     pub failures: BTreeMap<String, usize>,
-    /// Two at the same time in what one must hold alone.
+    /// Two holders at the same time of what only one may hold.
     pub overlaps: Vec<String>,
-    /// More than a lock lets in, around a fault by which the store forgets locks.
+    /// More holders than a lock allows, around a fault by which the store forgets locks.
     pub forgotten: Vec<String>,
-    /// Everything else that must not be.
+    /// All other violations.
     pub violations: Vec<String>,
 }
 
@@ -73,13 +73,13 @@ impl Judgement {
         }
     }
 
-    /// Whether nothing happened that must not.
+    /// Whether there was no violation.
     pub fn is_clean(&self) -> bool {
         self.grants > 0 && self.overlaps.is_empty() && self.violations.is_empty()
     }
 }
 
-/// Who came in beside others, if that is what is wrong.
+/// The second holder of an overlap, if that is the violation.
 fn entrant(violation: &Violation) -> Option<&Acquisition> {
     match violation {
         Violation::Overlap(pair) | Violation::SharedSlot(pair) => Some(&pair[1]),

@@ -1,7 +1,8 @@
-//! What a process of the storm writes down, a line for each event, and how it is read again.
+//! The log of a process of the storm, one line per event, and how it is parsed.
 //!
-//! A line is written before anything else happens, by one call: whoever is killed has said everything
-//! but its last half line. All times are of the machine's monotonic clock, which its processes share.
+//! A line is written before anything else happens, in one call: a killed process has logged
+//! everything but its last half line. All times are those of the machine's monotonic clock, which
+//! its processes share.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -21,7 +22,7 @@ pub(crate) fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock").into()
 }
 
-/// Where one process writes.
+/// The log of one process.
 #[derive(Debug)]
 pub(crate) struct Log(Mutex<File>);
 
@@ -55,7 +56,7 @@ impl Log {
         ));
     }
 
-    /// The lock vouched for itself at this moment, which was read before it was asked.
+    /// The lock was valid at this moment, which was read before the check.
     pub(crate) fn vouched(&self, n: usize, at: Duration) {
         self.write(&format!("vouched {n} {}", at.as_nanos()));
     }
@@ -85,7 +86,7 @@ impl Log {
     }
 }
 
-/// What one process said.
+/// The contents of one log.
 #[derive(Debug, Default)]
 pub(crate) struct Said {
     pub(crate) acquisitions: Vec<Acquisition>,
@@ -95,12 +96,12 @@ pub(crate) struct Said {
     pub(crate) surprises: Vec<String>,
 }
 
-/// How often a process was let in so far.
+/// How many grants a process has had so far.
 pub(crate) fn grants(path: &Path) -> usize {
     text(path).lines().filter(|line| line.starts_with("granted ")).count()
 }
 
-/// The end of what a process said.
+/// The end of a process's log.
 pub(crate) fn last_words(path: &Path) -> String {
     let text = text(path);
     let lines: Vec<_> = text.lines().rev().take(5).collect();
@@ -158,7 +159,7 @@ fn acquisition(line: &str) -> Acquisition {
         release: None,
         released: None,
         lost: None,
-        // Nothing is claimed beyond what the holder vouched for.
+        // Nothing is claimed beyond what the holder recorded.
         deadline: Some(returned),
     }
 }

@@ -1,10 +1,11 @@
-//! Many processes with many tasks on a few locks of several kinds, while everything around them fails.
+//! Many processes with many tasks on a few locks of several kinds, while everything around them
+//! fails.
 //!
-//! The processes are real, so that they can be stopped and killed at any moment. Each writes down what
-//! it was granted and until when it believed in it; afterwards the whole history is judged by the same
-//! rules as every other one. Faults are of three sorts: those of the processes, which every engine has;
-//! those of the network, where the processes reach the server through [proxies](Proxy); and those that
-//! the caller brings along, for instance a failover.
+//! The processes are real, so that they can be stopped and killed at any moment. Each logs what it
+//! was granted and until when it considered the lock valid; afterwards the whole history is checked
+//! by the same rules as every other one. There are three sorts of faults: those of the processes,
+//! which every engine has; those of the network, if the processes reach the server through
+//! [proxies](Proxy); and those that the caller supplies, for instance a failover.
 //!
 //! ```no_run
 //! # async fn example() {
@@ -18,7 +19,8 @@
 //! # }
 //! ```
 //!
-//! `LOCKKEEPER_STORM_SECONDS` says how long it rages, `LOCKKEEPER_STORM_SEED` repeats the choice of faults.
+//! `LOCKKEEPER_STORM_SECONDS` sets the duration, `LOCKKEEPER_STORM_SEED` repeats the choice of
+//! faults.
 
 mod judgement;
 mod log;
@@ -39,10 +41,11 @@ use crate::proxy::{Proxy, Way};
 pub use judgement::Judgement;
 pub(crate) use process::main;
 
-/// How long a storm rages unless `LOCKKEEPER_STORM_SECONDS` says otherwise, as `scripts/test` does.
+/// The duration of a storm unless `LOCKKEEPER_STORM_SECONDS` sets it, as `scripts/test` does.
 const SHORT: Duration = Duration::from_secs(5);
 
-/// How long the slowest machine may take until everybody was let in again, once nothing fails any more.
+/// How long the slowest machine may take until every process got a lock again, once the faults have
+/// ended.
 const RECOVERY: Duration = Duration::from_secs(90);
 
 /// What the processes do.
@@ -52,7 +55,7 @@ pub struct Plan {
     pub processes: usize,
     /// How many tasks each of them has.
     pub tasks: usize,
-    /// What is taken; each kind has a key of its own.
+    /// The kinds of locks; each kind has its own key.
     pub kinds: Vec<Kind>,
     /// The length of every lease.
     pub ttl: Duration,
@@ -88,7 +91,7 @@ impl Kind {
     /// How many permits there are.
     pub(crate) const LIMIT: u32 = 3;
 
-    /// As the processes are told, and the key of this kind.
+    /// The name of this kind in arguments, and its key.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Mutex => "mutex",
@@ -103,7 +106,7 @@ impl Kind {
     }
 }
 
-/// Something that goes wrong, and is over when its future is.
+/// A fault, which ends when its future does.
 pub struct Fault<'a> {
     name: &'static str,
     forgets: bool,
@@ -119,8 +122,8 @@ impl<'a> Fault<'a> {
         Self { name, forgets: false, strike: Box::new(move || Box::pin(strike())) }
     }
 
-    /// One by which the store may forget locks: while it lasts, and for a lease after it, two may be
-    /// inside.
+    /// A fault by which the store may forget locks: while it lasts, and for a lease after it, two
+    /// clients may hold a lock.
     pub fn forgetful<F: Future<Output = ()> + 'a>(
         name: &'static str,
         strike: impl FnMut() -> F + 'a,
@@ -135,14 +138,14 @@ impl std::fmt::Debug for Fault<'_> {
     }
 }
 
-/// Processes under way, and what was done to them.
+/// A running storm, and its faults so far.
 #[derive(Debug)]
 pub struct Storm {
     program: Program,
     urls: Vec<String>,
     plan: Plan,
     directory: TempDir,
-    /// In the order of their numbers; those that were killed have successors.
+    /// In the order of their numbers; killed processes are replaced.
     processes: Vec<Process>,
     logs: Vec<PathBuf>,
     faults: BTreeMap<&'static str, usize>,
@@ -185,11 +188,11 @@ impl Storm {
         storm
     }
 
-    /// Lets faults happen, one shortly after the other and some at the same time; then puts right what
-    /// is ours, and waits until every process was let in again.
+    /// Injects faults, one shortly after the other and some at the same time; then repairs
+    /// everything, and waits until every process got a lock again.
     ///
     /// # Panics
-    /// When a process is not let in again for a long time.
+    /// If a process gets no lock for a long time.
     pub async fn rage(&mut self, proxies: &[Proxy], own: &mut [Fault<'_>]) {
         self.everyone_gets_in("before the storm").await;
         let seconds = std::env::var("LOCKKEEPER_STORM_SECONDS").ok();
@@ -204,7 +207,8 @@ impl Storm {
                     proxy.heal().await;
                 }
             }
-            // Own faults are the rarer and dearer ones: half of all are theirs, if there are any.
+            // The caller's faults are rarer and more expensive: half of all faults are theirs, if
+            // there are any.
             if !own.is_empty() && self.random.bool() {
                 let fault = &mut own[self.random.usize(..own.len())];
                 self.count(fault.name);
@@ -227,8 +231,8 @@ impl Storm {
         self.everyone_gets_in("after the storm").await;
     }
 
-    /// Ends the processes and judges what they were granted. A fresh client at `url` must then be able
-    /// to take everything.
+    /// Ends the processes and checks what they were granted. A fresh client at `url` must then be
+    /// able to acquire everything.
     pub async fn judge(mut self, url: &str) -> Judgement {
         let mut left = Vec::new();
         for (n, process) in self.processes.iter_mut().enumerate() {
@@ -288,7 +292,7 @@ impl Storm {
         *healed_at = Some(Instant::now() + length);
     }
 
-    /// Lets those run again whose time has come.
+    /// Continues the processes whose time has come.
     fn resume(&mut self, now: Instant) {
         for process in &mut self.processes {
             if process.stopped_until.take_if(|until| *until <= now).is_some() {
@@ -330,14 +334,14 @@ impl Storm {
         }
     }
 
-    /// What a client that comes when all others are gone does not get.
+    /// What a client cannot acquire after all others are gone.
     async fn still_taken(&self, url: &str) -> Vec<String> {
         let client = match lockkeeper::Client::connect(url).await {
             Ok(client) => client,
             Err(error) => return vec![format!("a fresh client cannot connect: {error}")],
         };
         let mut left = Vec::new();
-        // A process that was killed leaves its locks for a lease, or for a session of the server's.
+        // A killed process keeps its locks for a lease, or for a session of the server.
         let limit = self.plan.ttl * 2 + Duration::from_secs(30);
         for kind in &self.plan.kinds {
             let lock = match kind {

@@ -14,7 +14,7 @@ use super::Kind;
 use super::log::{Log, now};
 use crate::holder::say;
 
-/// How often a holder that stays says that it still has the lock.
+/// How often a holder that keeps the lock for longer records that it still has it.
 const VOUCH: Duration = Duration::from_millis(20);
 
 struct Shared {
@@ -104,7 +104,7 @@ impl Shared {
         while !self.stop.load(Ordering::Relaxed) {
             match self.cycle(task).await {
                 Ok(()) => {}
-                // It was free neither now nor for as long as it was waited for.
+                // It was not free, neither now nor within the wait.
                 Err(Error::Timeout { .. }) => {}
                 Err(error @ Error::Engine { .. }) => {
                     self.log.failed(&error.to_string());
@@ -124,7 +124,7 @@ impl Shared {
         let called = now();
         let Some(guard) = self.ask(kind, owner.as_ref()).await? else { return Ok(()) };
         let n = self.grants.fetch_add(1, Ordering::Relaxed);
-        // Without an owner, every grant is somebody else's.
+        // Without an owner, every grant has another identity.
         let name = format!("{}.{task}.{n}", std::process::id());
         self.log.granted(n, &guard, &name, called, self.ttl);
         if let Some(owner) = &owner {
@@ -137,7 +137,7 @@ impl Shared {
         self.hold(n, guard).await
     }
 
-    /// Asks in one of the ways that callers have, also by going away while it is under way.
+    /// Acquires in one of the ways that callers use, including dropping the future half way.
     async fn ask(&self, kind: Kind, owner: Option<&Owner>) -> Result<Option<Guard>> {
         let lock = self.lock(kind, owner);
         let patience = Duration::from_millis(fastrand::u64(5..4000));
@@ -163,14 +163,15 @@ impl Shared {
     }
 
     async fn hold(&self, n: usize, guard: Guard) -> Result<()> {
-        // Mostly short; one in 400 may need a renewal.
+        // Usually short; one in 400 may need a renewal.
         let stay = match fastrand::u16(..400) {
             0 => self.ttl.mul_f64(1.5 * fastrand::f64()),
             _ => Duration::from_millis(fastrand::u64(..3)),
         };
         let end = now() + stay;
         loop {
-            // Read before the question: whoever is stopped in between claims too little, never too much.
+            // Read before the check: a process that is stopped in between claims too little, never
+            // too much.
             let at = now();
             if let Err(error) = guard.check() {
                 self.log.lost(n, &error.to_string());

@@ -91,8 +91,8 @@ async fn acquire_in_turn(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Resul
                 return Err(Error::Unsupported {
                     engine: inner.engine_name(),
                     what: format!(
-                        "turn the read lock {:?} into a write lock: two owners who both try would wait \
-                         for each other for ever; release it first, or take the write lock from the start",
+                        "turn the read lock {:?} into a write lock: two owners that both try would wait \
+                         for each other forever; release it first, or take the write lock from the start",
                         terms.key
                     ),
                 });

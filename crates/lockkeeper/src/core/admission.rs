@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_was_overtaken_waits_for_the_one_who_overtook() {
+    fn an_overtaken_entry_waits_for_the_one_that_overtook_it() {
         let queue = [place(1, Mode::Mutex, false), place(2, Mode::Mutex, true)];
         assert_eq!(turn(&queue, 0), Turn::Behind(1));
     }
@@ -245,7 +245,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
 
         #[test]
-        fn holders_never_conflict_and_somebody_always_moves(
+        fn holders_never_conflict_and_some_entry_can_always_proceed(
             modes in family(),
             owners in prop::collection::vec(0u8..4, 12),
             moves in prop::collection::vec(any::<u16>(), 0..80),
@@ -254,7 +254,7 @@ mod tests {
         }
 
         #[test]
-        fn nobody_who_comes_later_delays_a_waiting_writer(
+        fn later_arrivals_never_delay_a_waiting_writer(
             readers in 1usize..6,
             later in 1usize..20,
         ) {

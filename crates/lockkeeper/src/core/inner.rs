@@ -33,7 +33,7 @@ pub(crate) struct Inner {
     pub(crate) renewals: Arc<Renewals>,
     pub(crate) meters: Arc<Meters>,
     pub(crate) tokens: TokenSource,
-    /// Who takes its locks, as it is recorded.
+    /// The identity that is recorded with its locks.
     who: RwLock<Arc<str>>,
     /// The process that created the client.
     process: u32,
@@ -107,7 +107,7 @@ impl Inner {
         self.guarantees.engine
     }
 
-    /// Who takes its locks, as it is recorded.
+    /// The identity that is recorded with its locks.
     pub(crate) fn who(&self) -> Arc<str> {
         self.who.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -91,7 +91,7 @@ impl Renewals {
         while !self.closed.load(Ordering::Relaxed) {
             let now = clock.now();
             if now.jump_since(&last) > JUMP {
-                self.everyone_look_at_the_clock();
+                self.recheck_all_clocks();
             }
             last = now;
             let (due, next) = self.take_due(now.runtime());
@@ -159,7 +159,7 @@ impl Renewals {
         (batch, next)
     }
 
-    fn everyone_look_at_the_clock(&self) {
+    fn recheck_all_clocks(&self) {
         let mut schedule = self.lock();
         let now = Instant::now();
         for hold in std::mem::take(&mut schedule.due).into_values() {

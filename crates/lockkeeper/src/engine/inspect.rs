@@ -1,4 +1,4 @@
-//! What people ask about locks: who holds, who waits, and whether a deployment is sound.
+//! Inspection of locks and deployments: holders, waiters, and the findings of `doctor`.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,18 +6,18 @@ use super::{Fence, Mode};
 use crate::key::Key;
 use crate::who;
 
-/// Which locks to look at.
+/// Which locks to inspect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Query {
     /// One lock.
     Key(Key),
-    /// Every lock whose key starts so; the empty prefix means all.
+    /// Every lock whose key has this prefix; an empty prefix means all.
     Prefix(String),
 }
 
 impl Query {
-    /// Whether a key is asked for.
+    /// Whether a key matches.
     pub fn matches(&self, key: &str) -> bool {
         match self {
             Query::Key(wanted) => wanted.as_str() == key,
@@ -26,22 +26,22 @@ impl Query {
     }
 }
 
-/// What a store knows of one lock.
+/// What a store knows about one lock.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// The lock.
+    /// The key of the lock.
     pub key: Key,
-    /// Who is in.
+    /// The holders.
     pub holders: Vec<Entry>,
-    /// Who waits, in order; `None` where the engine cannot tell.
+    /// The waiters, in order; `None` if the engine does not know them.
     pub waiters: Option<Vec<Entry>>,
-    /// The highest fence given so far, where the engine can tell.
+    /// The highest fence granted so far, if the engine knows it.
     pub fence: Option<Fence>,
 }
 
 impl Snapshot {
-    /// A lock that nobody is known to hold; set the fields that differ.
+    /// A lock without known holders; set the fields that differ.
     pub fn new(key: Key) -> Self {
         Self { key, holders: Vec::new(), waiters: None, fence: None }
     }
@@ -51,7 +51,7 @@ impl Snapshot {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Entry {
-    /// The identity in the store, which may be secret: show its start only.
+    /// The identity in the store, which may be secret: show only its start.
     pub identity: String,
     /// How it holds or wants to hold.
     pub mode: Mode,
@@ -59,11 +59,11 @@ pub struct Entry {
     pub who: Option<String>,
     /// The first characters of the command line of that process.
     pub command: Option<String>,
-    /// Why.
+    /// The note that says why.
     pub note: Option<String>,
     /// Since when, by the store's or the holder's wall clock.
     pub since: Option<SystemTime>,
-    /// What is left of the lease; `None` when there is none or the engine cannot tell.
+    /// What is left of the lease; `None` if there is none or the engine does not know it.
     pub left: Option<Duration>,
     /// The fence of a holder.
     pub fence: Option<Fence>,
@@ -72,7 +72,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Somebody of whom nothing else is known; set the fields that differ.
+    /// An entry with nothing else known; set the fields that differ.
     pub fn new(identity: impl Into<String>, mode: Mode) -> Self {
         Self {
             identity: identity.into(),
@@ -87,42 +87,42 @@ impl Entry {
         }
     }
 
-    /// The same entry of whoever [`Request::who`](super::Request::who) was recorded for.
+    /// The same entry, with the recorded text of [`Request::who`](super::Request::who).
     pub fn by(self, recorded: &str) -> Self {
         let (who, command) = who::take_apart(recorded);
         Self { who: Some(who.to_owned()), command: command.map(str::to_owned), ..self }
     }
 }
 
-/// One result of `doctor`.
+/// One finding of `doctor`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// What was looked at and found, in one sentence.
+    /// What was checked and found, in one sentence.
     pub what: String,
-    /// What to do about it; empty when nothing is wrong.
+    /// What to do about it; empty if nothing is wrong.
     pub advice: String,
 }
 
 impl Finding {
-    /// Something that is as it should be.
+    /// A finding that is as it should be.
     pub fn fine(what: impl Into<String>) -> Self {
         Self { severity: Severity::Fine, what: what.into(), advice: String::new() }
     }
 
-    /// Something that may hurt, and what to do about it.
+    /// A finding that may cause harm, and what to do about it.
     pub fn warning(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, what: what.into(), advice: advice.into() }
     }
 
-    /// Something that keeps locks from working, and what to do about it.
+    /// A finding that prevents locks from working, and what to do about it.
     pub fn problem(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { severity: Severity::Problem, what: what.into(), advice: advice.into() }
     }
 
-    /// Something that was looked at: fine, or as bad as `otherwise`, and only then in need of advice.
+    /// A check: fine, or as severe as `otherwise`, in which case the advice applies.
     pub fn check(
         is_fine: bool,
         otherwise: Severity,
@@ -141,7 +141,7 @@ impl Finding {
 pub enum Severity {
     /// As it should be.
     Fine,
-    /// Locks work, but a failure may hurt more than it must.
+    /// Locks work, but a failure may cause more harm than necessary.
     Warning,
     /// Locks do not work, or do not exclude.
     Problem,

@@ -33,7 +33,8 @@ pub struct Request {
     pub fair: bool,
     /// Whether to enter the queue if the lock is busy. Unset for a single attempt.
     pub queue: bool,
-    /// Who asks, for people who look: [`whoami`](crate::whoami), a space and a command line, if that is to be known.
+    /// Who makes the request, for people who inspect the lock: [`whoami`](crate::whoami), and if it
+    /// is to be recorded, a space and a command line.
     /// It is one line, and recorded as it is; [`Entry::by`](super::Entry::by) reads it.
     pub who: Arc<str>,
     /// Why the lock is held, for people who inspect it.
@@ -276,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fence_is_a_number_for_everyone() {
+    fn a_fence_converts_to_and_from_numbers() {
         let fence = Fence::new(u64::MAX);
         assert_eq!(fence.to_string().parse(), Ok(fence));
         assert_eq!(Fence::from(u64::from(fence)), fence);

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_word_lists_the_right_ones() {
+    fn an_invalid_choice_lists_the_valid_ones() {
         let mut options = Endpoint::parse("file:?network=perhaps").unwrap().options();
         let message =
             options.choice("network", &[("refuse", 0), ("allow", 1)]).unwrap_err().to_string();

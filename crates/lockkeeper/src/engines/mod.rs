@@ -100,6 +100,25 @@ const SCHEMES: &[Scheme] = &[
     },
     Scheme { scheme: "redis+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
     Scheme { scheme: "rediss+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "valkey", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "valkeys", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme { scheme: "valkey+unix", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme {
+        scheme: "valkey+sentinel",
+        feature: "redis",
+        engine: engine!("redis", redis::SIBLING),
+    },
+    Scheme {
+        scheme: "valkeys+sentinel",
+        feature: "redis",
+        engine: engine!("redis", redis::SIBLING),
+    },
+    Scheme { scheme: "valkey+cluster", feature: "redis", engine: engine!("redis", redis::SIBLING) },
+    Scheme {
+        scheme: "valkeys+cluster",
+        feature: "redis",
+        engine: engine!("redis", redis::SIBLING),
+    },
     Scheme { scheme: "redlock", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
     Scheme { scheme: "redlocks", feature: "redis", engine: engine!("redis", redlock::ENGINE) },
     Scheme { scheme: "mysql", feature: "mysql", engine: engine!("mysql", mysql::ENGINE) },
@@ -227,12 +246,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_told_without_opening_is_what_the_open_engine_says() {
+    async fn promises_before_opening_are_those_of_the_open_engine() {
         let endpoint = Endpoint::parse("memory:").unwrap();
         assert_eq!(
             open(endpoint.clone()).await.unwrap().guarantees(),
             guarantees(&endpoint).unwrap()
         );
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn every_scheme_of_redis_is_one_of_valkey() {
+        let of = |family: &str| -> Vec<_> {
+            schemes().filter_map(|scheme| scheme.strip_prefix(family)).collect()
+        };
+        assert_eq!(of("redis"), of("valkey"));
     }
 
     #[cfg(all(feature = "postgres", feature = "mysql"))]
@@ -247,7 +275,7 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[tokio::test]
-    async fn a_store_that_is_not_there_is_named_without_its_password() {
+    async fn a_missing_store_is_named_without_its_password() {
         // Nothing listens on the first port.
         let endpoint = Endpoint::parse("redis://me:canary@127.0.0.1:1").unwrap();
         let message = open(endpoint).await.unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The signal by which a holder is asked to give way, for engines that can carry the question.
+//! The signal that asks a holder to release its lock, for engines that can deliver it.
 
 use std::sync::Arc;
 
@@ -6,30 +6,30 @@ use tokio::sync::watch;
 
 use crate::engine::{Held, Signal};
 
-/// One for each claim. It stays rung.
+/// One for each claim. Once requested, it stays so.
 #[derive(Debug, Clone, Default)]
 pub(super) struct YieldSignal(Arc<watch::Sender<bool>>);
 
 impl YieldSignal {
-    pub(super) fn ring(&self) {
+    pub(super) fn request(&self) {
         self.0.send_replace(true);
     }
 
-    /// Resolves when it was rung.
-    pub(super) fn rung(&self) -> Signal {
-        let mut rung = self.0.subscribe();
+    /// Resolves when the holder was asked.
+    pub(super) fn requested(&self) -> Signal {
+        let mut requested = self.0.subscribe();
         Box::pin(async move {
-            if rung.wait_for(|rung| *rung).await.is_err() {
-                // Given back without having been asked: nobody will.
+            if requested.wait_for(|requested| *requested).await.is_err() {
+                // Released without having been asked.
                 std::future::pending::<()>().await;
             }
         })
     }
 }
 
-/// All there is to know of a lock on an engine that carries nothing else.
+/// What engines that need nothing else keep with a grant.
 impl Held for YieldSignal {
     fn yield_requested(&self) -> Option<Signal> {
-        Some(self.rung())
+        Some(self.requested())
     }
 }

@@ -70,7 +70,7 @@ async fn leases_that_were_taken_over_a_while_are_renewed_in_full_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loss_is_signalled_by_the_clock_when_nobody_answers() {
+async fn loss_is_signalled_by_the_clock_when_the_store_does_not_answer() {
     let (memory, client) = store();
     let asked = Instant::now();
     let guard = client.mutex("key").ttl(9 * SECOND).acquire().await.unwrap();
@@ -97,7 +97,7 @@ async fn renewals_that_fail_are_known_until_one_succeeds() {
     assert!(trouble.failures == 1 && trouble.error.contains("the reply was lost"), "{trouble:?}");
     tokio::time::sleep(SECOND).await;
     assert_eq!(failures(), 0);
-    // Silence counts when it is asked again.
+    // Silence counts at the next retry.
     link.cut(Call::Renew, true);
     let loss = guard.lost().await;
     let trouble = guard.trouble().unwrap();
@@ -122,12 +122,12 @@ async fn a_margin_of_ones_own_moves_the_signal() {
 async fn check_needs_no_task_to_have_run() {
     let (_, client) = store();
     let guard = client.mutex("key").ttl(3 * SECOND).acquire().await.unwrap();
-    // As with a stopped process: time passes, and no task gets to run before the question.
+    // Like a stopped process: time passes, and no task runs before the check.
     advance_without_running(10 * SECOND).await;
     assert!(guard.check().is_err());
 }
 
-/// Moves the clock without yielding to any task before the caller goes on.
+/// Moves the clock without yielding to any task before the caller continues.
 async fn advance_without_running(by: Duration) {
     let mut advancing = Box::pin(advance(by));
     // The first poll moves the clock; nothing else has run by then.
@@ -150,7 +150,7 @@ async fn a_renewal_that_comes_back_late_does_not_revive_a_lost_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_is_not_answered_is_unconfirmed_and_goes_on_in_the_background() {
+async fn an_unanswered_release_is_unconfirmed_and_continues_in_the_background() {
     let (memory, client) = store();
     let guard = client.mutex("key").acquire().await.unwrap();
     memory.partition(true);
@@ -189,7 +189,7 @@ async fn work_that_ends_after_the_loss_is_late_and_its_result_can_be_kept() {
     let (_, client) = store();
     let mut receipt = None;
     let work = async |_: &Guard| {
-        // As work that blocks its thread: nobody could stop it.
+        // Like work that blocks its thread: nothing could stop it.
         advance_without_running(10 * SECOND).await;
         receipt = Some(17);
     };
@@ -218,7 +218,7 @@ async fn work_is_tried_or_waits_for_a_while() {
     guard.release().await.unwrap();
     assert!(lock().try_run(async |hold| hold.fence()).await.unwrap() > Some(guard_fence));
     assert_eq!(both().try_run(async |held| held.guards().len()).await.unwrap(), Some(2));
-    // The limit is not one of the work.
+    // The limit does not apply to the work.
     let slow = async |_: &Guard| tokio::time::sleep(60 * SECOND).await;
     lock().run_within(SECOND, slow).await.unwrap();
     assert_eq!(both().run_within(SECOND, async |held| held.guards().len()).await.unwrap(), 2);
@@ -262,7 +262,7 @@ async fn where_requests_may_overtake_each_other_the_next_acquire_waits_for_the_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_is_not_busy_with_an_acquire_that_was_given_up() {
+async fn an_abandoned_acquire_does_not_make_a_try_busy() {
     let engine = Watched { unordered: true, ..Watched::default() };
     let client = Client::new(engine.clone());
     engine.memory.delay(2 * SECOND);
@@ -275,7 +275,7 @@ async fn a_try_is_not_busy_with_an_acquire_that_was_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_is_not_busy_with_a_lost_lock_that_was_let_go() {
+async fn a_lost_lock_that_was_dropped_does_not_make_a_try_busy() {
     let engine = Watched { unordered: true, ..Watched::default() };
     let client = Client::new(engine.clone());
     let lose = async || {
@@ -319,7 +319,7 @@ async fn an_attempt_that_never_ends_does_not_keep_others_of_its_client_away() {
     let error = client.mutex("key").acquire().await.unwrap_err();
     assert!(error.to_string().contains("no answer within"), "{error}");
     faults.set(Plan::NONE);
-    // The one that hangs may have got it, and then keeps it for a lease.
+    // The attempt that hangs may have got it, and then keeps it for a lease.
     let other = timeout(60 * SECOND, client.mutex("key").acquire());
     drop(other.await.expect("it does not wait for the one that hangs").unwrap());
 }
@@ -358,7 +358,7 @@ async fn a_release_that_another_task_helps_onto_the_wire_is_no_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_tasks_of_one_owner_share_a_hold_also_when_they_come_together() {
+async fn two_tasks_of_one_owner_share_a_hold_even_if_they_arrive_together() {
     let (memory, client) = store();
     memory.delay(Duration::from_millis(100));
     let owner = Owner::new();
@@ -381,12 +381,12 @@ async fn an_owner_that_enters_through_another_client_keeps_its_fence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_engines_own_word_of_a_loss_is_passed_on_at_once() {
+async fn a_loss_reported_by_the_engine_is_signalled_at_once() {
     let engine = Watched::default();
     let told = engine.told.clone();
     let client = Client::new(engine);
     let guard = client.mutex("key").acquire().await.unwrap();
-    // The engine watches over what is held for longer than a moment.
+    // The engine watches a lock that is held for longer than a moment.
     tokio::time::sleep(SECOND).await;
     told.notify_one();
     let asked = Instant::now();

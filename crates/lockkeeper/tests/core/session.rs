@@ -1,4 +1,5 @@
-//! Engines whose store keeps a lock as long as its session lives: the core ends what the clock ended.
+//! Engines whose store keeps a lock as long as its session lives: the core releases what ran out by
+//! the clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,10 +17,10 @@ use tokio::time::{Instant, sleep};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the session vouches for, whatever was asked.
+/// What the session grants, whatever was requested.
 const VOUCHED: Duration = Duration::from_secs(6);
 
-/// A store that never ends a lock by itself while its session lives, which is for ever.
+/// A store that never expires a lock while its session lives, which is forever.
 #[derive(Debug, Clone, Default)]
 struct Session {
     memory: Memory,
@@ -129,7 +130,7 @@ async fn a_fixed_lease_that_is_about_to_end_is_renewed_once_in_a_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_fixed_lease_is_lost_when_nobody_vouches_for_it() {
+async fn a_long_fixed_lease_is_lost_when_the_session_is() {
     let store = Session::default();
     let client = Client::new(store.clone());
     let asked = Instant::now();
@@ -140,7 +141,7 @@ async fn a_long_fixed_lease_is_lost_when_nobody_vouches_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_ran_out_by_the_clock_is_given_back_when_its_lease_is_over() {
+async fn a_lock_that_ran_out_by_the_clock_is_released_when_its_lease_is_over() {
     let store = Session::default();
     let (client, other) = (Client::new(store.clone()), Client::new(store.clone()));
     let asked = Instant::now();
@@ -156,7 +157,7 @@ async fn a_lock_that_ran_out_by_the_clock_is_given_back_when_its_lease_is_over()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_kept_when_it_is_lost_is_given_back_by_its_guard_alone() {
+async fn a_lock_that_is_kept_when_lost_is_released_by_its_guard_alone() {
     let store = Session::default();
     let (client, other) = (Client::new(store.clone()), Client::new(store.clone()));
     for fixed in [false, true] {
@@ -173,7 +174,8 @@ async fn a_lock_that_is_kept_when_it_is_lost_is_given_back_by_its_guard_alone() 
     }
 }
 
-/// A lease would have ended meanwhile; a session that outlives the silence of its servers has not.
+/// A lease would have expired meanwhile; a session that outlives the silence of its servers has
+/// not.
 #[tokio::test(start_paused = true)]
 async fn a_release_is_repeated_for_as_long_as_the_session_may_live() {
     let store = Session::default();

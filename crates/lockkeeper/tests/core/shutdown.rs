@@ -1,4 +1,4 @@
-//! A service that ends: what becomes of those who hold, those who wait, and what they leave behind.
+//! A service that shuts down: what happens to holders and waiters, and what they leave behind.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn store() -> (Memory, Client) {
     (memory.clone(), Client::new(memory))
 }
 
-/// Waits until somebody stands in the queue of a key.
+/// Waits until a key has a waiter.
 async fn queued(client: &Client, key: &str) {
     while client
         .inspect(key)
@@ -27,7 +27,7 @@ async fn queued(client: &Client, key: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_are_refused_and_holders_are_told_and_waited_for() {
+async fn waiters_are_refused_and_holders_are_signalled_and_waited_for() {
     let (memory, client) = store();
     let other = Client::new(memory);
     let _theirs = other.mutex("theirs").acquire().await.unwrap();
@@ -78,7 +78,7 @@ async fn a_lock_is_kept_alive_while_its_holder_stops_and_released_under_it_after
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_is_dropped_and_nobody_stands_again() {
+async fn work_is_dropped_and_no_candidate_stands_again() {
     let (_, client) = store();
     let run = tokio::spawn(client.mutex("run").run(async |_| std::future::pending::<()>().await));
     let election = client.election("lead");
@@ -110,7 +110,7 @@ async fn a_lost_holder_is_waited_for_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_waits_for_a_release_that_somebody_else_awaits() {
+async fn closing_waits_for_a_release_that_another_task_awaits() {
     let (memory, client) = store();
     let guard = client.mutex("key").acquire().await.unwrap();
     memory.delay(2 * SECOND);
@@ -123,7 +123,7 @@ async fn closing_waits_for_a_release_that_somebody_else_awaits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_crowd_that_comes_and_goes_is_out_when_the_shutdown_returns() {
+async fn no_lock_is_held_when_the_shutdown_returns_under_load() {
     for _ in 0..20 {
         let (memory, client) = store();
         let (other, client) = (Client::new(memory), Arc::new(client));

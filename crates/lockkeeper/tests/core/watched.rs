@@ -1,4 +1,4 @@
-//! An engine that watches over what is held, for the tests of the core.
+//! An engine that watches its holds, for the tests of the core.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,8 +12,8 @@ use lockkeeper::testing::Memory;
 use lockkeeper::{Key, Loss, Result};
 use tokio::sync::Notify;
 
-/// `memory:` that tells of losses by itself, as engines with sessions do, writes down what it is
-/// asked, and never answers to the release of the key `silent`.
+/// `memory:` that reports losses by itself, as engines with sessions do, records its calls, and
+/// never answers the release of the key `silent`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Watched {
     pub(crate) memory: Memory,

@@ -10,7 +10,7 @@ use lockkeeper_testkit::server::etcd::Servers;
 
 const TTL: Duration = Duration::from_secs(5);
 
-/// A cluster on which `keeper` may use keys under `locks/`, and nobody else may do anything.
+/// A cluster on which `keeper` may use keys under `locks/`, and other users may do nothing.
 fn guarded(more: &[&str]) -> Servers {
     let servers = Servers::with(1, more);
     for command in [
@@ -68,7 +68,7 @@ async fn nothing_but_doctor_asks_for_what_only_root_may_see() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn missing_rights_and_wrong_passwords_are_told_at_once_and_without_the_password() {
+async fn missing_permissions_and_wrong_passwords_are_reported_at_once_and_without_the_password() {
     let servers = guarded(&[]);
     let elsewhere = Client::connect(url(&servers, "elsewhere/")).await.unwrap();
     let refused = elsewhere.mutex("key").acquire().await;
@@ -87,7 +87,7 @@ async fn a_token_that_ended_is_renewed_for_holders_and_waiters() {
     let client = Client::connect(url(&servers, "locks/")).await.unwrap();
     let waiter = Client::connect(url(&servers, "locks/")).await.unwrap();
     let guard = client.mutex("key").ttl(TTL * 2).acquire().await.unwrap();
-    // Long enough that it leaves its token unused for longer than that lives.
+    // Long enough that its token expires unused.
     let waiting = tokio::spawn(waiter.mutex("key").ttl(TTL * 4).acquire());
     for _ in 0..4 {
         tokio::time::sleep(Duration::from_secs(3)).await;

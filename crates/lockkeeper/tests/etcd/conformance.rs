@@ -9,8 +9,8 @@ use lockkeeper_testkit::server::etcd::Servers;
 
 use crate::PATIENT;
 
-/// A part of a cluster that nobody else uses. Leases are a little longer than the shortest ones, so
-/// that a busy machine does not lose them.
+/// A part of a cluster that is not used otherwise. Leases are a little longer than the shortest
+/// ones, so that a busy machine does not lose them.
 fn fresh(servers: &'static Servers) -> Store {
     let prefix = format!("t{:x}/", fastrand::u64(..));
     let store = Store::at(servers.url(&format!("?prefix={prefix}"))).ttl(Duration::from_secs(4));

@@ -1,4 +1,4 @@
-//! What can happen to a cluster and on the way to it.
+//! Failures of a cluster and of the connection to it.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ const TTL: Duration = Duration::from_secs(5);
 /// Longer than any test: what is noticed meanwhile was not noticed by a renewal.
 const LONG: Duration = Duration::from_secs(60);
 
-/// How long something may take that happens by itself, on a machine that is busy with other things.
+/// How long something may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn connect(url: impl AsRef<str>) -> Client {
     Client::connect(url).await.expect("a cluster that runs can be connected to")
 }
 
-/// A way to the first member that can be broken.
+/// A connection to the first member that can be broken.
 async fn proxy(servers: &Servers) -> Proxy {
     Proxy::start(servers[0].address()).await
 }
@@ -38,7 +38,7 @@ async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// What is left in a cluster after everyone has closed and every lease had time to end.
+/// What is left in a cluster after all clients have closed and every lease had time to expire.
 async fn left(servers: &Servers) -> Vec<String> {
     let started = Instant::now();
     loop {
@@ -54,7 +54,7 @@ async fn left(servers: &Servers) -> Vec<String> {
 async fn load(servers: &Servers) -> Load {
     let mut clients = Vec::new();
     for first in 0..3 {
-        // Each talks to another member at first.
+        // Each uses another member at first.
         let order: Vec<_> =
             (0..3).map(|n| servers[(first + n) % 3].address().to_string()).collect();
         clients.push(connect(format!("etcd://{}", order.join(","))).await);
@@ -62,7 +62,7 @@ async fn load(servers: &Servers) -> Load {
     Load::start(clients, 4, 3, TTL)
 }
 
-/// Ends a load. Nothing may have gone wrong, and nothing may be left.
+/// Ends a load. There must be no violation, and nothing may be left.
 async fn judge(load: Load, servers: &Servers) {
     let judged = load.judge().await;
     assert!(judged.violations.is_empty(), "{:#?}", judged.violations);
@@ -131,7 +131,7 @@ async fn a_client_that_is_cut_off_from_its_member_moves_over_and_keeps_its_locks
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_is_cut_off_from_everyone_is_told_in_time() {
+async fn a_client_that_is_cut_off_from_all_members_is_signalled_in_time() {
     let ttl = Duration::from_secs(8);
     let servers = Servers::start(1);
     let proxy = proxy(&servers).await;
@@ -197,7 +197,7 @@ async fn a_lease_or_a_key_that_an_operator_takes_away_is_a_lock_lost_at_once() {
         assert_eq!(told, Ok(Loss::Gone), "{what}: before a renewal would find out");
         assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     }
-    // No lease is used again that was taken away.
+    // No revoked lease is used again.
     client.mutex("key").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
 }
 
@@ -214,7 +214,7 @@ async fn a_lease_that_is_used_again_vouches_for_what_is_left_of_it() {
         let guard = client.mutex("key").ttl(LONG).acquire().await.unwrap();
         let left = guard.remaining();
         guard.release().await.unwrap();
-        // On a machine that is too busy the lease was made anew, or is kept alive first.
+        // On a very busy machine the lease was created again, or is kept alive first.
         if made.elapsed() < LONG / 20 {
             break (left, age);
         }
@@ -239,7 +239,7 @@ async fn a_lock_that_was_waited_for_is_watched_over_as_well() {
     assert_eq!(timeout(LONG / 4, guard.lost()).await, Ok(Loss::Gone));
 }
 
-/// A claim by itself: nobody looks again for it.
+/// A bare claim: nothing polls for it.
 async fn claim(servers: &Servers) -> Box<dyn Claim> {
     let endpoint = Endpoint::parse(&servers.url("")).unwrap();
     let engine = lockkeeper::engines::open(endpoint).await.unwrap();
@@ -247,7 +247,7 @@ async fn claim(servers: &Servers) -> Box<dyn Claim> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_whose_place_is_taken_away_is_told_and_lines_up_again() {
+async fn a_waiter_whose_entry_is_deleted_notices_and_queues_again() {
     let servers = Servers::start(1);
     let holder = connect(servers.url("")).await;
     let guard = holder.mutex("key").ttl(LONG).acquire().await.unwrap();
@@ -278,7 +278,7 @@ async fn compaction_while_waiting_loses_no_wake_up() {
         line.waiters.is_some_and(|waiters| waiters.len() == 1)
     })
     .await;
-    // The watch has to begin again, from a revision that is not there any more.
+    // The watch has to start again, from a revision that no longer exists.
     proxy.refuse().await;
     proxy.reset();
     servers.ctl(&["put", "other", "1"]);
@@ -298,21 +298,21 @@ async fn replies_that_are_swallowed_leave_one_grant_and_nothing_behind() {
     let proxy = proxy(&servers).await;
     let observer = connect(servers.url("")).await;
     let client = connect(format!("etcd://{}", proxy.address())).await;
-    // Of the lease: it is made, and nobody hears of it.
+    // Of the lease: it is created, but the reply is lost.
     proxy.swallow_replies(usize::MAX);
     let acquire = tokio::spawn(client.mutex("key").ttl(TTL).acquire());
     eventually("the lease is made", async || servers.leases() == 1).await;
     proxy.heal().await;
     let guard = acquire.await.unwrap().unwrap();
     assert_eq!(servers.leases(), 1, "it was not recognised");
-    // Of the release: the place is given up, and nobody hears of it.
+    // Of the release: the entry is deleted, but the reply is lost.
     proxy.swallow_replies(usize::MAX);
     let release = tokio::spawn(guard.release());
     eventually("the place is given up", async || servers.keys().is_empty()).await;
     proxy.heal().await;
     assert!(matches!(release.await.unwrap(), Ok(Release::Released | Release::Unconfirmed)));
-    // Of the transaction: the place is taken with a spare lease, and nobody hears of it.
-    // One that was named in a request over a connection that is being cut is revoked, not kept.
+    // Of the transaction: the entry is created with a spare lease, but the reply is lost. A lease
+    // that was named in a request over a broken connection is revoked, not kept.
     eventually("doubtful leases are revoked", async || servers.leases() == 0).await;
     eventually("there is a spare lease", async || {
         client.mutex("warm").ttl(TTL).acquire().await.unwrap().release().await.unwrap();
@@ -339,7 +339,7 @@ async fn replies_that_are_swallowed_leave_one_grant_and_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_acquire_given_up_on_without_a_reply_leaves_nothing() {
+async fn an_acquire_abandoned_without_a_reply_leaves_nothing() {
     let servers = Servers::start(1);
     let proxy = proxy(&servers).await;
     let client = connect(format!("etcd://{}", proxy.address())).await;
@@ -360,7 +360,7 @@ async fn a_store_that_runs_out_of_space_keeps_no_place_that_its_client_does_not_
     let client = connect(servers.url("")).await;
     // A lease that is used again.
     client.mutex("key").ttl(LONG).acquire().await.unwrap().release().await.unwrap();
-    // More than the store has space for. It may say so and take it all the same.
+    // More than the store has space for. It may report that and store it all the same.
     let long = "n".repeat(1_200_000);
     let refused = client.mutex("key").ttl(LONG).note(&long).acquire().await;
     assert!(refused.is_err(), "{refused:?}");

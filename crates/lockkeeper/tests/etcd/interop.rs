@@ -1,4 +1,4 @@
-//! Lines that are shared with etcd's own clients.
+//! Queues that are shared with etcd's own clients.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Stdio};
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use lockkeeper_testkit::server::etcd::Servers;
 
-/// `etcdctl lock NAME`, which says the key that it holds as soon as it does.
+/// `etcdctl lock NAME`, which prints the key that it holds as soon as it does.
 struct EtcdctlLock {
     child: Child,
 }
@@ -32,7 +32,7 @@ impl EtcdctlLock {
         read.await.unwrap().unwrap().trim().to_owned()
     }
 
-    /// Tells it to unlock.
+    /// Asks it to unlock.
     fn end(mut self) {
         let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
@@ -62,7 +62,7 @@ async fn until_waiting(client: &Client, key: &str, number: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn etcdctl_and_we_stand_in_one_line_and_are_served_in_order() {
+async fn etcdctl_and_we_share_a_queue_and_are_served_in_order() {
     let servers = Servers::start(1);
     let (a, b) = (
         Client::connect(servers.url("")).await.unwrap(),
@@ -88,21 +88,21 @@ async fn etcdctl_and_we_stand_in_one_line_and_are_served_in_order() {
     guard.release().await.unwrap();
 }
 
-/// A lease of so many seconds.
+/// A lease of this many seconds.
 fn lease(servers: &Servers, seconds: u32) -> i64 {
     let said = servers.ctl(&["lease", "grant", &seconds.to_string()]);
     let id = said.split(' ').nth(1).unwrap_or_else(|| panic!("no lease: {said}"));
     i64::from_str_radix(id, 16).unwrap()
 }
 
-/// The lock service inside the server, by its gateway for those who speak JSON.
+/// The lock service of the server, through its JSON gateway.
 struct LockService {
     address: String,
     lease: i64,
 }
 
 impl LockService {
-    /// Takes the lock `key`, and says under which name it is held.
+    /// Acquires the lock `key`, and returns the name under which it is held.
     fn lock(&self) -> String {
         // The name in base 64.
         let answer = self.post("lock", &format!(r#"{{"name":"a2V5","lease":{}}}"#, self.lease));
@@ -137,7 +137,7 @@ async fn the_lock_service_of_the_server_and_we_exclude_each_other() {
         LockService { address: servers[0].address().to_string(), lease: lease(&servers, 20) };
     let held = service.lock();
     assert!(client.mutex("key").try_acquire().await.unwrap().is_none());
-    // A lock of another kind is refused, not let in.
+    // A lock of another kind is refused, not granted.
     for refused in
         [client.semaphore("key", 2).try_acquire().await, client.read("key").try_acquire().await]
     {
@@ -155,7 +155,7 @@ async fn the_lock_service_of_the_server_and_we_exclude_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_does_not_wait_for_names_nested_in_it_nor_for_data_beside_it() {
+async fn a_key_does_not_wait_for_nested_keys_nor_for_data_next_to_it() {
     let servers = Servers::start(1);
     let (a, b) = (
         Client::connect(servers.url("")).await.unwrap(),
@@ -165,7 +165,7 @@ async fn a_name_does_not_wait_for_names_nested_in_it_nor_for_data_beside_it() {
     let leased = format!("--lease={:x}", lease(&servers, 60));
     servers.ctl(&["put", &leased, "a/leased-data", "not a lock either"]);
     let nested = b.mutex("a/b").acquire().await.unwrap();
-    // All ways in: at once, as a try, and after a wait.
+    // All ways to acquire: at once, as a try, and after a wait.
     let guard = a.mutex("a").acquire().await.unwrap();
     assert!(b.mutex("a").try_acquire().await.unwrap().is_none());
     let waiting = tokio::spawn(b.mutex("a").acquire());
@@ -178,7 +178,7 @@ async fn a_name_does_not_wait_for_names_nested_in_it_nor_for_data_beside_it() {
     assert_eq!(servers.keys(), ["a/data", "a/leased-data"]);
 }
 
-/// Services are often registered under a name and their lease, as elections are.
+/// Services are often registered under a name and their lease, like elections.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_that_is_named_like_a_place_is_no_lock_and_is_left_alone() {
     let servers = Servers::start(1);
@@ -202,13 +202,13 @@ async fn data_that_is_named_like_a_place_is_no_lock_and_is_left_alone() {
     assert!(a.list("").await.unwrap().is_empty());
     let broken = a.break_lock("web").await;
     assert!(matches!(broken, Err(Error::Conflict { .. })), "{broken:?}");
-    // Behind a lock it is nothing to the one who holds, and refused to those who come later.
+    // Behind a lock it does not affect the holder, but later claims are refused.
     let guard = a.mutex("shop").acquire().await.unwrap();
     register("shop");
     let waited = b.mutex("shop").acquire_within(Duration::from_secs(20)).await;
     assert!(matches!(waited, Err(Error::Conflict { .. })), "{waited:?}");
     guard.check().unwrap();
-    // Whoever was refused leaves in the background.
+    // A refused claim leaves in the background.
     b.close().await;
     let seen = a.inspect("shop").await.unwrap().unwrap();
     assert_eq!((seen.holders.len(), seen.waiters.unwrap().len()), (1, 0));
@@ -224,7 +224,7 @@ async fn more_permits_are_taken_than_a_transaction_has_operations() {
         Client::connect(servers.url("")).await.unwrap(),
         Client::connect(servers.url("")).await.unwrap(),
     );
-    // The longest name that there is, and one whose every byte is escaped.
+    // The longest possible name, and one whose every byte is escaped.
     let key = "/".repeat(512);
     let lock = |client: &Client| client.semaphore(&key, 1600).permits(800);
     let first = lock(&a).acquire().await.unwrap();
@@ -263,7 +263,7 @@ async fn a_holder_is_as_old_as_its_grant_however_it_waited() {
         };
         let began = Instant::now();
         let waiting = tokio::spawn(waiting.acquire());
-        // What a waiter is old does not count for the holder that it becomes.
+        // The age of a waiter does not count for the holder that it becomes.
         tokio::time::sleep(Duration::from_secs(3)).await;
         if !spins {
             let seen = a.inspect("key").await.unwrap().unwrap();
@@ -275,7 +275,7 @@ async fn a_holder_is_as_old_as_its_grant_however_it_waited() {
         let guard = waiting.await.unwrap().unwrap();
         let seen = a.inspect("key").await.unwrap().unwrap();
         let age = seen.holders[0].since.unwrap().elapsed().unwrap();
-        // Clocks on the wall and those that only count are a little apart.
+        // The wall clock and the monotonic clock differ a little.
         let most = released.elapsed() + Duration::from_millis(100);
         assert!(age <= most, "a holder of {most:?} is said to hold for {age:?}");
         guard.release().await.unwrap();
@@ -305,7 +305,7 @@ async fn a_hand_off_costs_the_same_requests_however_many_wait() {
         }
         next.release().await.unwrap();
     }
-    // Those who wait look again every few seconds, and a few of them may just have done so.
+    // Waiters poll every few seconds, and a few of them may just have done so.
     assert!(costs[1] <= costs[0] + 10, "{costs:?} requests with 3 and with 30 waiters");
 }
 
@@ -317,7 +317,7 @@ async fn doctor_names_what_ails_a_real_server() {
     let said = |what: &str| findings.iter().any(|finding| finding.what.contains(what));
     assert!(said("1 of the 1 members"), "{findings:#?}");
     assert!(said("the shortest lease is 2s"), "{findings:#?}");
-    assert!(said("could be taken and given back"), "{findings:#?}");
+    assert!(said("could be acquired and released"), "{findings:#?}");
     assert!(findings.iter().all(|finding| finding.severity < Severity::Problem), "{findings:#?}");
     client.close().await;
     assert_eq!((servers.keys().len(), servers.leases()), (0, 0), "it left something behind");

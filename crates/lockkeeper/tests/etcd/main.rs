@@ -1,4 +1,4 @@
-//! Everything that is tested against real etcd servers.
+//! All tests against real etcd servers.
 
 mod access;
 mod conformance;

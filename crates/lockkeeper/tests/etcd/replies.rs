@@ -1,7 +1,7 @@
 //! The reply to every single request is lost in turn, while two other clients queue behind.
 //!
-//! HTTP/2 carries all requests of a client on one connection, so a proxy of bytes can only lose a
-//! reply together with all that follow. This one knows frames: it loses the message of one reply and
+//! HTTP/2 carries all requests of a client on one connection, so a byte proxy can only lose a reply
+//! together with all that follow. This one parses frames: it drops the message of one reply and
 //! nothing else, or resets the connection in its place.
 
 use std::collections::BTreeSet;
@@ -20,21 +20,21 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longer than a turn of the test: an entry that is forgotten is not gone in time by itself.
+/// Longer than a round of the test: a forgotten entry does not expire in time.
 const TTL: Duration = Duration::from_secs(20);
 
-/// How long something may take that takes a moment.
+/// How long something immediate may take.
 const SOON: Duration = Duration::from_secs(10);
 
-/// More requests than any turn needs; a client that asks in a loop makes many more.
+/// More requests than any round needs; a client that loops makes many more.
 const MANY: usize = 400;
 
-/// How many turns of one kind go on at the same time.
+/// How many rounds of one kind run at the same time.
 const LANES: usize = 4;
 
 #[derive(Debug, Clone, Copy)]
 enum How {
-    /// The reply ends without its message; the connection goes on.
+    /// The reply ends without its message; the connection continues.
     Dropped,
     /// The connection is reset instead.
     Reset,
@@ -43,7 +43,7 @@ enum How {
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Mutex,
-    /// A mutex beside one that is nested in its name.
+    /// A mutex next to one that is nested in its name.
     Nested,
     Write,
     Read,
@@ -61,7 +61,7 @@ impl Kind {
         .ttl(TTL)
     }
 
-    /// One that is not let in beside it.
+    /// A claim that conflicts with it.
     fn rival(self, client: &Client, key: &str) -> Lock {
         match self {
             Kind::Read => client.write(key).ttl(TTL),
@@ -83,7 +83,7 @@ async fn any_reply_may_be_lost_while_two_others_queue() {
                     while turn(&servers, kind, how, nth).await {
                         nth += LANES;
                     }
-                    // Lease, place, release, keep-alive, try, wait: less than that is no test.
+                    // Lease, entry, release, keep-alive, try, wait: fewer would be no test.
                     assert!(nth >= 8, "{kind:?}: only {nth} requests");
                 });
             }
@@ -99,7 +99,7 @@ async fn any_reply_may_be_lost_while_two_others_queue() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// Loses the reply to the n-th request of all that one client makes. False when there were fewer.
+/// Drops the reply to the n-th of all requests of one client. False if there were fewer.
 async fn turn(servers: &Servers, kind: Kind, how: How, nth: usize) -> bool {
     let name = format!("{kind:?} {how:?} {nth}");
     let wire = Wire::start(servers[0].address(), how).await;
@@ -142,11 +142,12 @@ async fn turn(servers: &Servers, kind: Kind, how: How, nth: usize) -> bool {
     lost
 }
 
-/// All ways in and out, with a new lease and with a spare one, alone and behind somebody.
+/// All ways to acquire and release, with a new lease and with a spare one, alone and behind another
+/// client.
 async fn work(kind: Kind, client: Client, other: Client, key: String) {
     let lock = || kind.lock(&client, &key).note("a");
     release(lock().acquire_within(TTL).await).await;
-    // Old enough to be kept alive beside the transaction.
+    // Old enough to be kept alive together with the transaction.
     sleep(TTL / 10).await;
     release(lock().acquire_within(TTL).await).await;
     let busy = kind.rival(&other, &key).acquire_within(TTL).await.unwrap();
@@ -165,13 +166,13 @@ async fn release(guard: Result<lockkeeper::Guard>) {
     assert_ne!(guard.release().await.unwrap(), Release::AlreadyLost);
 }
 
-/// Queues somebody else, who leaves as soon as it is in.
+/// Queues another client, which releases as soon as it is granted.
 fn queue(kind: Kind, client: &Client, key: &str, note: &str) -> JoinHandle<()> {
     let lock = kind.rival(client, key).note(note);
     tokio::spawn(async move { release(lock.acquire_within(TTL).await).await })
 }
 
-/// Who is at a key, by their notes.
+/// The holders and waiters of a key, by their notes.
 async fn places(client: &Client, key: &str) -> BTreeSet<String> {
     let Some(seen) = client.inspect(key).await.unwrap() else { return BTreeSet::new() };
     let all = seen.holders.into_iter().chain(seen.waiters.unwrap_or_default());
@@ -187,7 +188,7 @@ async fn within(what: &str, task: impl Future<Output = Result<(), tokio::task::J
     ended.unwrap_or_else(|_| panic!("{what}: not within {SOON:?}")).unwrap();
 }
 
-/// Waits until somebody with this note is at a key, or is done with it.
+/// Waits until a client with this note is at a key, or has left it.
 async fn until_in_line(client: &Client, key: &str, note: &str, done: impl Fn() -> bool) {
     let started = Instant::now();
     while !done() && !places(client, key).await.contains(note) {
@@ -196,7 +197,7 @@ async fn until_in_line(client: &Client, key: &str, note: &str, done: impl Fn() -
     }
 }
 
-/// The way from one client to a server.
+/// The connection from one client to a server.
 struct Wire {
     address: SocketAddr,
     phase: Arc<watch::Sender<Phase>>,
@@ -207,7 +208,7 @@ struct Wire {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
     Passing,
-    /// The reply to the request after so many others is to be lost.
+    /// The reply to the request after this many others is to be lost.
     After(usize),
     /// The reply to this one.
     Asked(Stream),
@@ -227,7 +228,7 @@ impl Wire {
         let calls = Arc::new(AtomicUsize::new(0));
         let (shared, counted) = (phase.clone(), calls.clone());
         let task = tokio::spawn(async move {
-            // Dropped with this task, they end.
+            // They end when this task drops them.
             let mut connections = JoinSet::new();
             for id in 0.. {
                 let (client, _) = listener.accept().await.unwrap();
@@ -280,7 +281,7 @@ impl Connection {
     }
 
     async fn requests(&self, mut from: ReadHalf<'_>, mut to: WriteHalf<'_>) -> std::io::Result<()> {
-        // What every client says first.
+        // The connection preface of every client.
         let mut preface = [0; 24];
         from.read_exact(&mut preface).await?;
         to.write_all(&preface).await?;
@@ -315,7 +316,7 @@ impl Connection {
             self.phase.send_replace(Phase::Passing);
             match self.how {
                 How::Reset => return Err(std::io::ErrorKind::ConnectionReset.into()),
-                // Without its headers, both sides would not understand each other any more.
+                // Without its headers, both sides would lose their common state.
                 How::Dropped if frame.is_refusal() => frame.write(&mut to).await?,
                 How::Dropped => {}
             }

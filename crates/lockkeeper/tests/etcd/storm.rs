@@ -24,7 +24,7 @@ async fn a_storm_on_three_members() {
         proxies.push(Proxy::start(servers[n].address()).await);
     }
     let address = |n: usize| proxies[n % 3].address().to_string();
-    // Each talks to another member at first.
+    // Each uses another member at first.
     let url = |n: usize| format!("etcd://{},{},{}", address(n), address(n + 1), address(n + 2));
     let urls: Vec<_> = (0..3).map(url).collect();
     let plan = Plan { ttl: TTL, ..Plan::default() };

@@ -26,7 +26,7 @@ async fn a_file_kept_open_is_not_used_after_it_was_removed() {
 }
 
 #[tokio::test]
-async fn who_holds_a_file_that_was_removed_is_told() {
+async fn the_holder_of_a_removed_file_detects_the_loss() {
     let place = Place::new();
     let client = place.client();
     let guard = client.mutex("key").ttl(Duration::from_millis(300)).acquire().await.unwrap();
@@ -121,7 +121,7 @@ async fn an_owner_that_enters_through_another_client_keeps_its_fence() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_made_says_which() {
+async fn a_directory_that_cannot_be_created_is_named() {
     let place = Place::new();
     let file = place.directory.path().join("file");
     fs::write(&file, "").unwrap();
@@ -142,18 +142,20 @@ async fn a_healthy_directory_gets_a_clean_bill() {
     );
 }
 
-/// Takes a byte of a file, as one who decides does, and keeps it: a process that was stopped meanwhile.
+/// Locks a byte of a file, like a process that decides, and keeps it: a process that was stopped
+/// meanwhile.
 fn stopped_with(path: &Path, byte: i64) -> File {
     let file = File::options().read(true).write(true).open(path).unwrap();
     assert!(try_byte(&file, byte), "nobody decides right now");
     file
 }
 
-/// Long enough for a busy machine, and shorter than the ten seconds after which a call is given up.
+/// Long enough for a busy machine, and shorter than the ten seconds after which a call is
+/// abandoned.
 const SOON: Duration = Duration::from_secs(9);
 
 #[tokio::test]
-async fn a_process_that_is_stopped_while_it_decides_stops_nobody() {
+async fn a_process_that_is_stopped_while_it_decides_blocks_no_other() {
     let place = Place::new();
     let (a, b) = (place.client(), place.client());
     let held = a.mutex("key").acquire().await.unwrap();
@@ -165,11 +167,11 @@ async fn a_process_that_is_stopped_while_it_decides_stops_nobody() {
     while a.inspect("key").await.unwrap().unwrap().waiters.unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
-    // What it read before it was stopped, and will write when it goes on.
+    // What it read before it was stopped, and will write when it resumes.
     let stopped = stopped_with(&place.file(), 0);
     let before = fs::read(place.file()).unwrap();
 
-    // One comes, one leaves, one is let in: nothing is forgotten, and nobody is let in twice.
+    // One arrives, one leaves, one is granted: nothing is forgotten, and nothing is granted twice.
     let c = place.client();
     assert!(c.mutex("key").try_acquire().await.unwrap().is_none(), "it is held");
     assert_eq!(a.inspect("key").await.unwrap().unwrap().waiters.unwrap().len(), 1);
@@ -187,13 +189,13 @@ async fn a_process_that_is_stopped_while_it_decides_stops_nobody() {
 }
 
 #[tokio::test]
-async fn those_who_go_on_without_a_stopped_process_may_be_stopped_too() {
+async fn processes_that_continue_without_a_stopped_one_may_be_stopped_too() {
     let place = Place::new();
     let client = place.client();
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
     let _one = stopped_with(&place.file(), 0);
     let _two = stopped_with(&place.file(), 1);
-    // The second one was stopped after it announced, and before it wrote down who is there.
+    // The second one was stopped after it announced the epoch, and before it wrote the records.
     _two.write_all_at(b"\n", AREA).unwrap();
     let guard = client.mutex("key").acquire_within(SOON).await.unwrap();
     assert!(place.client().mutex("key").try_acquire().await.unwrap().is_none());
@@ -201,7 +203,7 @@ async fn those_who_go_on_without_a_stopped_process_may_be_stopped_too() {
 }
 
 #[tokio::test]
-async fn a_lock_is_broken_although_somebody_is_stopped() {
+async fn a_lock_can_be_broken_while_a_process_is_stopped() {
     let place = Place::new();
     let (a, b) = (place.client(), place.client());
     let held = a.mutex("key").ttl(Duration::from_millis(300)).acquire().await.unwrap();
@@ -241,7 +243,7 @@ async fn links_that_were_planted_are_not_followed() {
     }
 }
 
-/// Another user, for tests that root runs; nobody else can become somebody else.
+/// Another user, for tests that run as root; other users cannot switch to one.
 const STRANGER: u32 = 12_345;
 
 #[tokio::test]
@@ -256,7 +258,7 @@ async fn a_directory_of_another_user_is_refused_and_the_message_says_how_to_shar
     let message = refused.to_string();
     assert!(message.contains("belongs to another user (uid 12345)"), "{message}");
     assert!(message.contains("install -d -g GROUP -m 2770"), "{message}");
-    // A link of somebody else that leads to a directory of ours is no better.
+    // A link of another user that leads to a directory of ours is no better.
     let link = place.directory.path().join("link");
     let own = tempfile::tempdir().unwrap();
     symlink(own.path(), &link).unwrap();
@@ -290,7 +292,8 @@ async fn a_directory_for_a_group_is_shared_with_or_without_its_group_bit() {
     }
 }
 
-/// The test above runs this one again as another user, and says where; on its own it does nothing.
+/// The test above runs this one again as another user, and passes the place; on its own it does
+/// nothing.
 #[tokio::test]
 async fn takes_a_lock_where_it_is_told_to() {
     let Ok(url) = std::env::var("LOCKKEEPER_TEST_URL") else { return };
@@ -316,11 +319,11 @@ async fn a_full_disk_is_found_and_nothing_stays_taken_by_it() {
     let worst = findings.iter().find(|finding| finding.severity == Severity::Problem).unwrap();
     assert!(worst.what.contains("No space left"), "{worst:?}");
     assert!(worst.advice.contains("make room"), "{worst:?}");
-    // A key that was used goes on, a new one cannot be locked.
+    // A key that was used before still works, a new one cannot be locked.
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
     let message = client.mutex("new").try_acquire().await.unwrap_err().to_string();
     assert!(message.contains("No space left"), "{message}");
-    // A long line of waiters does not fit either. Whoever failed must not be in anybody's way.
+    // A long queue of waiters does not fit either. A claim that failed must not block others.
     let guard = client.mutex("key").acquire().await.unwrap();
     let others: Vec<_> = (0..12).map(|_| Client::new(Files::open(&mounted.at).unwrap())).collect();
     for other in &others {

@@ -1,4 +1,4 @@
-//! Everything that is tested on lock files.
+//! All tests of lock files.
 
 mod conformance;
 mod faults;
@@ -15,7 +15,7 @@ use lockkeeper_testkit::holder::{Holder, Program};
 use nix::fcntl::{FcntlArg, fcntl};
 use tempfile::TempDir;
 
-/// How long the area of an epoch is.
+/// The length of an epoch's area.
 const AREA: u64 = 16 << 20;
 
 /// A directory of locks, and the lock file of `key`.
@@ -50,7 +50,7 @@ fn helper_process() {
     lockkeeper_testkit::holder::main_of_test();
 }
 
-/// A small file system of its own.
+/// A small separate file system.
 struct Mounted {
     at: PathBuf,
 }
@@ -71,7 +71,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Takes a byte of a file for as long as it is open.
+/// Locks a byte of a file as long as it is open.
 fn try_byte(file: &File, byte: i64) -> bool {
     let lock = libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,

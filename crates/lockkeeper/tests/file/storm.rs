@@ -31,7 +31,7 @@ async fn a_storm_of_stops_kills_full_disks_and_sweeps() {
     let mut storm =
         Storm::start(&Program::test(module_path!()), std::slice::from_ref(&url), Plan::default());
     let mut faults = [
-        // As a process that is stopped right now; hardly ever would one be met by chance.
+        // Like a process that is stopped right now, which would hardly ever be met by chance.
         Fault::new("stopped while it decides", move || async move {
             for path in lock_files(directory) {
                 let Ok(file) = File::options().read(true).write(true).open(path) else { continue };
@@ -73,8 +73,8 @@ async fn a_storm_of_stops_kills_full_disks_and_sweeps() {
     assert!(judgement.is_clean(), "{judgement}");
 }
 
-/// Somebody who tidies up removes the files of locks in use. Then two may be in, until the first one is
-/// told; but fences rise all the same, and nobody waits for ever.
+/// A cleanup removes the files of locks in use. Then there may be two holders until the first one
+/// is signalled; but fences rise all the same, and no waiter waits forever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_of_removed_lock_files() {
     let place = Place::new();

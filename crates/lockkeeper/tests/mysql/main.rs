@@ -1,7 +1,9 @@
-//! Everything that is tested against real MariaDB servers alone.
+//! Everything that is tested against real MariaDB servers alone, or MySQL servers if one was fetched.
 
 mod access;
 mod conformance;
+mod galera;
+mod settings;
 mod tables;
 mod uncontended;
 
@@ -25,4 +27,10 @@ fn strategy(url: &str, strategy: &str) -> String {
 
 fn database(url: &str) -> &str {
     url.rsplit('/').next().expect("it names one")
+}
+
+/// A table of the numbers from one, as both kinds of server read it.
+fn numbers(last: usize) -> String {
+    let list = format!("CONCAT('[', REPEAT('0,', {}), '0]')", last - 1);
+    format!("JSON_TABLE({list}, '$[*]' COLUMNS (seq FOR ORDINALITY)) AS numbers")
 }

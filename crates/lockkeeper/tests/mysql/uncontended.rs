@@ -1,5 +1,5 @@
-//! Locks that nobody else wants: what their cycle sends, and what becomes of the short way when the server
-//! crashes, has no room, or somebody does come.
+//! Uncontended locks: what their cycle sends, and what happens to the fast path when the server
+//! crashes, has no room, or another client arrives.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use lockkeeper::{Client, Error, Release};
 use lockkeeper_testkit::server::Mariadb;
 use sqlx::{Connection, MySqlConnection, Row};
 
-use super::{LEASE, database, server, strategy};
+use super::{LEASE, database, numbers, server, strategy};
 
-/// Longer than anything is waited for: what frees such a lock is not its end, and it is never renewed.
+/// Longer than any wait: such a lock is not freed by expiring, and it is never renewed.
 const LONG: Duration = Duration::from_secs(900);
 
-/// How long something may take that takes a moment, on a busy machine.
+/// How long something immediate may take on a busy machine.
 const SOON: Duration = Duration::from_secs(30);
 
 async fn status(wire: &mut MySqlConnection, name: &str) -> u64 {
@@ -22,7 +22,7 @@ async fn status(wire: &mut MySqlConnection, name: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn a_cycle_is_one_durable_write_and_one_word_in_memory() {
+async fn a_cycle_is_one_durable_write_and_one_entry_in_memory() {
     const CYCLES: u64 = 40;
     let server = Mariadb::start();
     for (way, statements) in [
@@ -45,7 +45,7 @@ async fn a_cycle_is_one_durable_write_and_one_word_in_memory() {
             assert_eq!(guard.release().await.unwrap(), Release::Released);
             written += status(&mut wire, "Innodb_log_writes").await - so_far;
         }
-        // Now and then a procedure is called for the cleaner.
+        // Now and then a procedure is called for the cleanup.
         let called = status(&mut wire, "Com_call_procedure").await - called;
         assert!(called < CYCLES / 4, "{way}: {called} procedures");
         if called == 0 {
@@ -99,7 +99,7 @@ async fn a_release_that_a_crash_forgot_costs_its_lease_and_nothing_else() {
     }
     let next = other.mutex("short").acquire_within(SOON).await.unwrap();
     assert!(next.fence() > fences[0]);
-    // Whoever gave it back knows that it did.
+    // The client that released it knows that it did.
     let again = client.mutex("long").acquire_within(SOON).await.unwrap();
     assert!(again.fence() > fences[1]);
 }
@@ -109,14 +109,18 @@ async fn a_release_for_which_memory_has_no_room_goes_to_the_disk() {
     let url = server().url();
     let sql = |statement: &str| server().sql(database(&url), statement);
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
-    sql("SET max_heap_table_size = 16384;
+    sql(&format!(
+        "SET max_heap_table_size = 16384;
          ALTER TABLE lockkeeper_freed ENGINE = MEMORY;
          DELIMITER //
-         BEGIN NOT ATOMIC
+         CREATE PROCEDURE fill() BEGIN
            DECLARE CONTINUE HANDLER FOR 1114 BEGIN END;
            INSERT INTO lockkeeper_freed
-             SELECT UNHEX(SHA2(seq, 256)), 'somebody', '2100-01-01' FROM seq_1_to_1000000;
-         END //");
+             SELECT UNHEX(SHA2(seq, 256)), 'somebody', '2100-01-01' FROM {};
+         END //
+         CALL fill() //",
+        numbers(10_000)
+    ));
     for _ in 0..2 {
         for client in [&one, &other] {
             let guard = client.mutex("key").ttl(LONG).acquire_within(SOON).await.unwrap();
@@ -124,14 +128,14 @@ async fn a_release_for_which_memory_has_no_room_goes_to_the_disk() {
         }
     }
     assert_eq!(sql("SELECT COUNT(*) FROM lockkeeper_freed WHERE token <> 'somebody'"), "0");
-    // It is asked again and again whether there is room by now.
+    // It keeps checking whether there is room by now.
     sql("DELETE FROM lockkeeper_freed");
     one.mutex("key").ttl(LONG).acquire_within(SOON).await.unwrap().release().await.unwrap();
     assert_eq!(sql("SELECT COUNT(*) FROM lockkeeper_freed"), "1");
 }
 
 #[tokio::test]
-async fn the_release_of_a_broken_lock_says_that_it_was_gone() {
+async fn the_release_of_a_broken_lock_reports_that_it_was_gone() {
     let url = server().url();
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
     for _ in 0..3 {
@@ -145,7 +149,7 @@ async fn the_release_of_a_broken_lock_says_that_it_was_gone() {
     }
 }
 
-/// The waiter has its hand on the lock's row before the renewal comes, behind the guarded transaction.
+/// The waiter has locked the lock's row before the renewal arrives, behind the guarded transaction.
 #[tokio::test]
 async fn a_lock_is_renewed_while_others_wait_for_a_guarded_transaction() {
     let url = server().url();
@@ -197,7 +201,7 @@ async fn two_clients_by_turns_find_what_the_other_gave_back() {
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
     let mut fence = None;
     for n in 0..12 {
-        // Sometimes one comes twice, and then takes the short way.
+        // Sometimes a client comes twice, and then uses the fast path.
         let (client, stranger) = if n % 3 == 0 { (&one, &other) } else { (&other, &one) };
         let guard = client.mutex(KEY).ttl(LONG).try_acquire().await.unwrap().unwrap();
         assert!(fence < Some(guard.fence()));
@@ -212,7 +216,8 @@ async fn two_clients_by_turns_find_what_the_other_gave_back() {
     }
 }
 
-/// A waiter moves the holder from the lock's row to the line in the very moment in which it renews.
+/// A waiter moves the holder from the lock's row to the queue in the very moment in which it
+/// renews.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_finds_its_holder_wherever_it_is_moved() {
     let url = server().url();
@@ -236,7 +241,7 @@ async fn a_renewal_finds_its_holder_wherever_it_is_moved() {
         assert!(held[0].get::<Option<i64>, _>("fence").is_some());
         let hexadecimal: String = key.bytes().map(|byte| format!("{byte:02x}")).collect();
         let leases = format!(r#"[{{"t":"{token}","u":60000000,"k":"{hexadecimal}"}}]"#);
-        // A deadlock is asked again, as the library does.
+        // A deadlock is retried, as the library does.
         let (renewed, waited) = loop {
             let renewing = sqlx::query_scalar::<_, String>("CALL lockkeeper_renew(?)");
             let both = tokio::join!(

@@ -2,6 +2,8 @@
 
 mod access;
 mod conformance;
+mod pooler;
+mod settings;
 mod tables;
 
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! What the tables say at any time, and the transactions that they guard.
+//! The consistency of the tables at any time, and the transactions that they guard.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -42,7 +42,7 @@ async fn a_stale_holder_cannot_write_in_a_guarded_transaction() {
     }
 }
 
-/// A clock that goes back and a crash, of which both leave nothing but the committed bound.
+/// A clock that goes back and a crash, which together leave nothing but the committed bound.
 #[tokio::test]
 async fn fences_of_bound_locks_rise_without_the_help_of_a_clock() {
     for way in ["advisory", "row"] {
@@ -56,7 +56,7 @@ async fn fences_of_bound_locks_rise_without_the_help_of_a_clock() {
             fence
         };
         fence().await;
-        // As if all that was given came from a clock that was an hour ahead.
+        // As if all fences came from a clock that was an hour ahead.
         sql("UPDATE lockkeeper_bound SET fence = fence + 3600000000;
              UPDATE lockkeeper_last l SET fence = b.fence - 5 FROM lockkeeper_bound b WHERE b.key = l.key");
         let mut last = fence().await;
@@ -77,7 +77,7 @@ async fn the_example_of_a_guarded_transaction_does_what_it_says() {
     assert_eq!(guarded_transaction::run(&server().url()).await.unwrap(), "sent");
 }
 
-/// Renewals and the release go on; only a grant has to wait.
+/// Renewals and the release continue; only a grant has to wait.
 #[tokio::test]
 async fn a_guarded_transaction_keeps_others_out_and_its_own_holder_alive() {
     let url = server().url();
@@ -101,10 +101,10 @@ async fn a_guarded_transaction_keeps_others_out_and_its_own_holder_alive() {
     assert!(another.mutex("key").acquire().await.unwrap().fence() > fence);
 }
 
-/// The statement has the lock and not the row, and leaves the rest to the function, which takes the lock
-/// again.
+/// The statement has the lock but not the row, and leaves the rest to the function, which acquires
+/// the lock again.
 #[tokio::test]
-async fn an_advisory_lock_that_was_taken_twice_is_given_back_whole() {
+async fn an_advisory_lock_that_was_taken_twice_is_released_completely() {
     let url = server().url();
     let client = Client::connect(strategy(&url, "advisory")).await.unwrap();
     client.mutex("key").acquire().await.unwrap().release().await.unwrap();
@@ -128,11 +128,11 @@ async fn an_advisory_lock_that_was_taken_twice_is_given_back_whole() {
     assert_eq!(left(), "0");
 }
 
-/// The server refuses when a transaction commits that would notify somebody. Here a deferred trigger does,
-/// at the same moment and with the same code: before PostgreSQL 17 the queue always has eight gigabytes, and
-/// filling them takes longer than all other tests.
+/// The server refuses the commit of a transaction that would send a notification. Here a deferred
+/// trigger does, at the same moment and with the same code: before PostgreSQL 17 the queue always
+/// has eight gigabytes, and filling them takes longer than all other tests.
 #[tokio::test]
-async fn a_full_queue_of_notifications_keeps_nobody_from_a_lock() {
+async fn a_full_notification_queue_does_not_block_acquires() {
     let url = server().url();
     let sql = |statement: &str| server().sql(database(&url), statement);
     sql("CREATE TABLE full_queue (n int);
@@ -165,7 +165,7 @@ async fn a_full_queue_of_notifications_keeps_nobody_from_a_lock() {
             true => assert_eq!(clients[0].break_lock("key").await.unwrap().len(), 1),
         }
     }
-    // A waiter that nobody tells of a lease that ran out asks itself, and must not fail either.
+    // A waiter is not notified of an expired lease and polls, and must not fail either.
     let dead = clients[0].mutex("other").lease(Duration::from_secs(1)).acquire().await.unwrap();
     for client in &clients[1..] {
         waiting.spawn(client.mutex("other").acquire());
@@ -177,7 +177,8 @@ async fn a_full_queue_of_notifications_keeps_nobody_from_a_lock() {
     assert_eq!(sql("SELECT count(*) FROM full_queue"), "0", "nothing was told");
 }
 
-/// A lease that ended by the clock of one who asks, in the middle of a renewal that found it alive.
+/// A lease that expired by the clock of a new client, in the middle of a renewal that found it
+/// alive.
 #[tokio::test]
 async fn a_renewal_that_is_under_way_is_waited_for() {
     let url = server().url();
@@ -190,7 +191,7 @@ async fn a_renewal_that_is_under_way_is_waited_for() {
         sqlx::query_scalar::<_, bool>(attempt).bind(token).bind(ttl).bind(stay)
     };
     assert!(attempt("holder", 1_000_000, 5_000_000).fetch_one(&mut holder).await.unwrap());
-    // One who comes and goes leaves the holder in the line.
+    // A client that comes and goes leaves the holder in the queue.
     assert!(!attempt("passer-by", 1_000_000, 5_000_000).fetch_one(&mut other).await.unwrap());
     let leaving = sqlx::query("SELECT lockkeeper_release('key', 'passer-by')");
     leaving.execute(&mut other).await.unwrap();
@@ -213,7 +214,7 @@ async fn a_renewal_that_is_under_way_is_waited_for() {
     assert!(!asking.await.unwrap(), "let in beside a holder whose renewal was confirmed");
 }
 
-/// Also if its connection was the last that was given the lock.
+/// Even if its connection was the last to be granted the lock.
 #[tokio::test]
 async fn a_waiter_is_shown_since_it_waits_and_a_holder_since_it_holds() {
     for way in ["lease", "advisory", "row"] {
@@ -238,7 +239,7 @@ async fn a_waiter_is_shown_since_it_waits_and_a_holder_since_it_holds() {
         };
         let slack = Duration::from_millis(20);
         for since in [waiter.0, waiter.1] {
-            // Nothing says since when a reader has an advisory lock.
+            // Nothing records since when a reader has an advisory lock.
             let Some(since) = since else { continue };
             assert!(since + slack > before, "{way}: {:?} too old", before.duration_since(since));
         }
@@ -246,9 +247,9 @@ async fn a_waiter_is_shown_since_it_waits_and_a_holder_since_it_holds() {
     }
 }
 
-/// Counted by the server itself, which says it when a connection ends.
+/// Counted by the server itself, which reports it when a connection ends.
 #[tokio::test]
-async fn a_lock_that_one_alone_wants_is_one_row() {
+async fn an_uncontended_lock_is_one_row() {
     let url = server().url();
     let sql = |statement: &str| server().sql(database(&url), statement);
     let client = Client::connect(&url).await.unwrap();
@@ -266,7 +267,7 @@ async fn a_lock_that_one_alone_wants_is_one_row() {
 }
 
 #[tokio::test]
-async fn what_nobody_needs_is_swept_away() {
+async fn unused_rows_are_removed() {
     let url = server().url();
     let client = Client::connect(&url).await.unwrap();
     let _held = client.mutex("held").acquire().await.unwrap();
@@ -290,7 +291,7 @@ async fn what_nobody_needs_is_swept_away() {
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_claim"), "line");
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_row"), "used");
     assert_eq!(sql("SELECT string_agg(key, ' ') FROM lockkeeper_bound"), "used");
-    // However many keys there are, a few at a time: and each has its turn, but for those that are in use.
+    // A few at a time, however many keys there are: each has its turn, except for those in use.
     sql("INSERT INTO lockkeeper_lock (key, fence, token, since)
            SELECT 'many ' || n, 1, '', now() - interval '31 days' FROM generate_series(1, 2500) n;
          INSERT INTO lockkeeper_bound SELECT 'many ' || n, n + 10, 1, now() - interval '31 days'
@@ -310,9 +311,10 @@ async fn what_nobody_needs_is_swept_away() {
     assert_eq!(part.lines().last(), Some("10"));
 }
 
-/// Whoever believes the row of a lock about who is in line does not look: so it must never be wrong.
+/// Clients rely on the row of a lock for the state of its queue, without reading the queue: so it
+/// must never be wrong.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_lock_says_of_its_line_is_true_at_any_time() {
+async fn what_a_lock_says_about_its_queue_is_always_true() {
     let url = server().url();
     let sql = |statement: &str| server().sql(database(&url), statement);
     let mut tasks = JoinSet::new();
@@ -344,7 +346,8 @@ async fn what_a_lock_says_of_its_line_is_true_at_any_time() {
     assert_eq!(sql("SELECT count(*) FROM lockkeeper_lock WHERE token = ''"), "2");
 }
 
-/// A waiter moves the holder from the lock's row to the line in the very moment in which it renews.
+/// A waiter moves the holder from the lock's row to the queue in the very moment in which it
+/// renews.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_finds_its_holder_wherever_it_is_moved() {
     let url = server().url();
@@ -369,7 +372,7 @@ async fn a_renewal_finds_its_holder_wherever_it_is_moved() {
     }
 }
 
-/// Random lines, each under a key of its own, of which the database and the library must say the same.
+/// Random queues, each under its own key, on which the database and the library must agree.
 #[tokio::test]
 async fn the_rule_in_the_database_is_the_rule_of_the_library() {
     let url = server().url();

@@ -1,4 +1,4 @@
-//! Who may connect, and how: rights, passwords, TLS, sockets, bad URLs; what `doctor` says of a server.
+//! Access: permissions, passwords, TLS, sockets, bad URLs; what `doctor` reports about a server.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +16,7 @@ async fn connect(url: impl AsRef<str>) -> Client {
     Client::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What the documentation says is enough.
+/// The permissions in the documentation.
 const RIGHTS: &str = "~app:* ~lockkeeper* ~redisson_lock* ~{app:*}:*:rwlock_timeout:* \
     &redisson_lock__channel:* &redisson_rwlock:* &lockkeeper_* \
     +ping +hello +eval +evalsha +time +type +exists +del +get +set +incr +pexpire +pttl \
@@ -24,7 +24,7 @@ const RIGHTS: &str = "~app:* ~lockkeeper* ~redisson_lock* ~{app:*}:*:rwlock_time
     +lindex +lpos +lrange +lrem +rpush +zadd +zrem +zscore +zincrby +zrange +zrangebyscore \
     +setbit +bitpos +publish +subscribe +unsubscribe +scan";
 
-/// Lets a user do what the documentation says, and no more.
+/// Gives a user the permissions in the documentation, and no more.
 fn allow(server: &Server, user: &str, rights: &str) {
     let line = format!("ACL SETUSER {user} on >canary resetchannels {rights}");
     assert_eq!(server.ask(&line.split_whitespace().collect::<Vec<_>>()), "OK");
@@ -38,9 +38,9 @@ fn url_of(user: &str, place: &str, directory: &Path) -> String {
     format!("{scheme}://{user}@{hosts}?prefix=app:&password_file={}", file.display())
 }
 
-/// Holds a lock of every kind until it was renewed, and hands it to somebody who waits.
+/// Holds a lock of every kind until it was renewed, and hands it to a waiter.
 async fn every_kind_works(url: &str, replicas: Option<u32>, servers: &[Server]) -> Client {
-    // What was refused says which right is missing.
+    // A refusal names the missing permission.
     let denied = || servers.iter().map(|s| s.ask(&["ACL", "LOG", "3"])).collect::<String>();
     let (client, other) = (connect(url).await, connect(url).await);
     let owner = Owner::new();
@@ -137,7 +137,7 @@ async fn the_least_rights_suffice_and_nothing_more_is_possible() {
 }
 
 #[tokio::test]
-async fn a_password_that_is_missing_is_asked_for() {
+async fn a_missing_password_is_reported() {
     let server = Server::start();
     assert_eq!(server.ask(&["CONFIG", "SET", "requirepass", "canary"]), "OK");
     let error = Client::connect(server.url()).await.unwrap_err();
@@ -173,7 +173,7 @@ async fn doctor_names_what_would_hurt() {
 }
 
 #[tokio::test]
-async fn doctor_tells_one_cause_once() {
+async fn doctor_reports_each_cause_once() {
     let master = Server::start();
     let port = master.port().to_string();
     let following = ["--replicaof", "127.0.0.1", port.as_str()];
@@ -184,7 +184,7 @@ async fn doctor_tells_one_cause_once() {
     };
     let [only] = &problems(replica.url()).await[..] else { panic!("one problem has one cause") };
     assert!(only.advice.contains("name the master"), "{only:?}");
-    // The same for a user who may not ask for the role.
+    // The same for a user who may not read the role.
     let user: Vec<_> = ["ACL", "SETUSER", "locks", "on", ">secret"]
         .into_iter()
         .chain(RIGHTS.split_whitespace())
@@ -203,7 +203,7 @@ async fn doctor_tells_one_cause_once() {
 }
 
 #[tokio::test]
-async fn doctor_says_what_a_crash_can_forget() {
+async fn doctor_reports_what_a_crash_can_lose() {
     for (policy, severity) in
         [("always", Severity::Fine), ("everysec", Severity::Warning), ("no", Severity::Warning)]
     {
@@ -249,7 +249,7 @@ async fn a_socket_in_the_file_system_is_as_good() {
     assert_eq!(server.ask(&["-n", "3", "EXISTS", "N"]), "1");
 }
 
-/// Makes a certificate authority, a server's and a client's certificate, and another authority.
+/// Creates a CA, certificates for a server and a client, and another CA.
 fn certificates(directory: &std::path::Path) {
     let openssl = |line: &str| {
         let made = Command::new("openssl").args(line.split(' ')).current_dir(directory).output();
@@ -331,7 +331,7 @@ async fn tls_is_checked_both_ways() {
             "write redlock: instead of redlocks:",
         ),
     ] {
-        // On a busy machine the second question may be without an answer as well.
+        // On a busy machine, the second request may be unanswered as well.
         let mut error = String::new();
         for _ in 0..10 {
             error = Client::connect(&bad).await.unwrap_err().to_string();

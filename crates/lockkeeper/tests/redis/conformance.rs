@@ -11,7 +11,7 @@ static OLDEST: LazyLock<Server> = LazyLock::new(|| Server::oldest(&VOLATILE));
 static SENTINELS: LazyLock<Sentinels> = LazyLock::new(Sentinels::start);
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(Cluster::start);
 
-/// A store of its own in servers that all cases share.
+/// A separate store on servers that all cases share.
 fn apart(url: String, options: &str) -> Store {
     Store::at(format!("{url}?prefix={:x}:{options}", fastrand::u64(..)))
 }

@@ -33,7 +33,7 @@ async fn fences_rise_across_a_kill_with_and_without_persistence() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_that_forgets_is_told_and_one_that_remembers_is_not_noticed() {
+async fn a_restart_that_loses_data_is_a_loss_and_one_that_keeps_it_is_not_noticed() {
     for (arguments, remembers) in [(&DURABLE[..], true), (&VOLATILE, false)] {
         let server = Server::with(arguments);
         let client = connect(&server.url()).await;
@@ -94,7 +94,7 @@ async fn a_server_that_was_demoted_is_left_whatever_its_version() {
     for server in [Server::start(), Server::oldest(&VOLATILE)] {
         let client = connect(&server.url()).await;
         client.mutex("key").acquire().await.unwrap().release().await.unwrap();
-        // The commands of the server's own operator are not ours.
+        // The commands of the server's operator are not ours.
         let connections = || server.ask(&["CLIENT", "LIST", "TYPE", "normal"]);
         let ours =
             connections().lines().next().map(|line| line.split(' ').next().unwrap().to_owned());
@@ -239,7 +239,7 @@ async fn locks_follow_their_slot_while_it_moves() {
     assert!(next.fence() > fence);
 }
 
-/// A lock of every kind, each at a name of its own.
+/// A lock of every kind, each with its own name.
 fn one_of_each(client: &Client) -> Vec<(&'static str, Lock)> {
     let owner = Owner::named("somebody").unwrap();
     vec![
@@ -270,7 +270,7 @@ async fn a_full_server_keeps_what_is_held_and_takes_it_back() {
     let ttl = Duration::from_secs(3);
     let mut guards = hold_one_of_each(&client, ttl).await;
     guards.push(("string", string.mutex("string").ttl(ttl).acquire().await.unwrap()));
-    // Somebody waits in the line, and goes on waiting.
+    // A client waits in the queue, and keeps waiting.
     let mut waiting = Box::pin(other.mutex("fair").fair().acquire());
     assert!(timeout(Duration::from_secs(1), &mut waiting).await.is_err());
     assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "1"]), "OK");
@@ -294,7 +294,7 @@ async fn releases_that_a_server_refuses_for_a_while_are_repeated() {
     let server = Server::with(&["--save", "3600 1000000", "--appendonly", "no"]);
     let client = connect(&server.url()).await;
     let guards = hold_one_of_each(&client, Duration::from_secs(60)).await;
-    // It cannot save any more, and takes no writes.
+    // It can no longer save, and takes no writes.
     std::fs::remove_dir_all(server.directory()).unwrap();
     server.ask(&["BGSAVE"]);
     eventually("it takes no writes", || {

@@ -35,7 +35,7 @@ async fn a_mutex_is_redissons_hash() {
     assert!((19_000..=20_000).contains(&left), "{left}");
     guard.release().await.unwrap();
     assert_eq!(server.ask(&["EXISTS", "N"]), "0");
-    // Nothing that stays does so for ever.
+    // Nothing stays forever.
     for key in server.ask(&["KEYS", "*"]).lines() {
         assert!(server.ask(&["PTTL", key]).parse::<i64>().unwrap() > 0, "{key} has no end");
     }
@@ -58,7 +58,7 @@ async fn a_foreign_holder_is_respected_and_its_release_wakes() {
     server.ask(&["PUBLISH", "redisson_lock__channel:{N}", "0"]);
     let guard = timeout(Duration::from_secs(2), waiting).await.expect("woken").unwrap().unwrap();
     guard.release().await.unwrap();
-    // And a lease that nobody ends by hand is waited for, no longer.
+    // And a lease that is not ended by hand is waited for, no longer.
     server.ask(&["HSET", "N", "1d1c0000-0000-4000-8000-000000000000:1", "1"]);
     server.ask(&["PEXPIRE", "N", "300"]);
     let ran_out = timeout(Duration::from_secs(2), client.mutex("N").acquire()).await;
@@ -66,7 +66,7 @@ async fn a_foreign_holder_is_respected_and_its_release_wakes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn releases_are_told_as_redisson_tells_them() {
+async fn releases_are_published_as_by_redisson() {
     let server = Server::start();
     let client = connect(server.url()).await;
     let mut listener = Command::new("redis-cli")
@@ -81,7 +81,7 @@ async fn releases_are_told_as_redisson_tells_them() {
     client.mutex("N").acquire().await.unwrap().release().await.unwrap();
     client.read("RW").acquire().await.unwrap().release().await.unwrap();
     client.write("RW").acquire().await.unwrap().release().await.unwrap();
-    // Three lines say that it listens, four are one message.
+    // Three lines confirm the subscription, four are one message.
     let output = BufReader::new(listener.stdout.take().unwrap());
     let heard: Vec<_> = output.lines().map_while(Result::ok).take(3 + 3 * 4).skip(3).collect();
     listener.kill().unwrap();
@@ -107,7 +107,7 @@ async fn a_read_write_lock_is_redissons_hash_with_a_key_per_read() {
     let timeouts = server.ask(&["KEYS", "{N}:*:rwlock_timeout:1"]);
     assert_eq!(timeouts.lines().count(), 1, "{timeouts}");
     assert!(milliseconds(&server.ask(&["PTTL", &timeouts])) > 19_000);
-    // A foreign reader beside ours keeps the lock when ours goes, for as long as its own lease.
+    // A foreign reader next to ours keeps the lock when ours leaves, as long as its own lease.
     server.ask(&["HSET", "N", "foreign:1", "1"]);
     server.ask(&["SET", "{N}:foreign:1:rwlock_timeout:1", "1", "PX", "5000"]);
     read.release().await.unwrap();
@@ -123,7 +123,7 @@ async fn a_read_write_lock_is_redissons_hash_with_a_key_per_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fair_mutex_stands_in_redissons_queue() {
+async fn a_fair_mutex_waits_in_redissons_queue() {
     let server = Server::start();
     let (holder, waiter) = (connect(server.url()).await, connect(server.url()).await);
     let guard = holder.mutex("N").fair().acquire().await.unwrap();
@@ -138,7 +138,7 @@ async fn a_fair_mutex_stands_in_redissons_queue() {
     let now = server.ask(&["TIME"]).lines().next().unwrap().parse::<f64>().unwrap() * 1000.0;
     // The holder's lease and Redisson's patience.
     assert!((320_000.0..332_000.0).contains(&(score - now)), "{}", score - now);
-    // A foreign waiter behind it is next, is told on its own channel, and keeps its place.
+    // A foreign waiter behind it is next, is notified on its own channel, and keeps its place.
     server.ask(&["RPUSH", "redisson_lock_queue:{N}", "foreign:1"]);
     let late = (score + 300_000.0).to_string();
     server.ask(&["ZADD", "redisson_lock_timeout:{N}", &late, "foreign:1"]);
@@ -180,7 +180,7 @@ async fn a_row_of_ours_counts_as_one_in_redissons_queue() {
     for (next, left) in waiting.into_iter().zip([2, 1, 0]) {
         guard.release().await.unwrap();
         guard = timeout(TTL, next).await.expect("woken").unwrap().unwrap();
-        // The last of the row takes along what its first brought.
+        // The last of the run takes away what its first added.
         let after = if left > 0 { before } else { before - 300_000.0 };
         assert_eq!(late("foreign:1"), after, "with {left} of ours before it");
     }
@@ -212,7 +212,7 @@ async fn a_string_is_shared_with_set_nx_and_compare_and_delete() {
     assert_eq!(server.ask(&["DEL", "N"]), "1");
     let guard =
         timeout(Duration::from_secs(2), waiting).await.expect("it asks again").unwrap().unwrap();
-    // Taken over by force: the release does not touch what is somebody else's.
+    // Taken over by force: the release does not touch the lock of another client.
     server.ask(&["SET", "N", "foreign"]);
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     assert_eq!(server.ask(&["GET", "N"]), "foreign");
@@ -225,7 +225,7 @@ async fn a_server_that_is_slow_to_reach_is_dialed_once_for_many_waits() {
     let guard = holder.mutex("N").acquire().await.unwrap();
     let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await;
     let waiter = connect(format!("redis://{}?layout=string", proxy.address())).await;
-    // Longer than one wait of somebody who asks again and again.
+    // Longer than one wait of a client that polls.
     proxy.latency(Duration::from_millis(150));
     let connections = || -> u64 {
         let stats = server.ask(&["INFO", "stats"]);
@@ -235,7 +235,7 @@ async fn a_server_that_is_slow_to_reach_is_dialed_once_for_many_waits() {
     let before = connections();
     let mut waiting = Box::pin(waiter.mutex("N").acquire());
     assert!(timeout(Duration::from_secs(4), &mut waiting).await.is_err());
-    // One is the question's own.
+    // One is that of the query itself.
     let opened = connections() - before - 1;
     assert!(opened <= 1, "{opened} connections for one that listens");
     guard.release().await.unwrap();
@@ -243,7 +243,7 @@ async fn a_server_that_is_slow_to_reach_is_dialed_once_for_many_waits() {
 }
 
 #[tokio::test]
-async fn what_is_something_else_is_a_conflict_that_says_what() {
+async fn something_else_at_the_key_is_a_conflict_that_names_it() {
     let server = Server::start();
     let (hash, string) =
         (connect(server.url()).await, connect(server.url() + "?layout=string").await);
@@ -261,7 +261,7 @@ async fn what_is_something_else_is_a_conflict_that_says_what() {
     assert!(conflict(hash.semaphore("text", 2).try_acquire().await).contains("a string is there"));
     assert!(conflict(hash.mutex("list").try_acquire().await).contains("a list is there"));
     assert!(conflict(string.mutex("list").try_acquire().await).contains("a list is there"));
-    // Held by another client: inside of one, mutexes and read-write locks wait for each other.
+    // Held by another client: within one client, mutexes and read-write locks wait for each other.
     let other = connect(server.url()).await;
     let _mutex = other.mutex("mutex").acquire().await.unwrap();
     assert!(conflict(string.mutex("mutex").try_acquire().await).contains("a hash is there"));
@@ -373,7 +373,7 @@ async fn a_string_is_broken_only_where_locks_are_strings_and_only_if_it_expires(
     assert_eq!(seen.holders[0].identity, "foreign");
     assert_eq!(string.break_lock("N").await.unwrap().len(), 1);
     assert_eq!(server.ask(&["EXISTS", "N"]), "0");
-    // Ours is known for what it is, whoever looks.
+    // Ours is recognised, whoever looks.
     let _guard = string.mutex("N").acquire().await.unwrap();
     assert!(hash.inspect("N").await.unwrap().is_some());
     assert_eq!(hash.break_lock("N").await.unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! Clients at work on locks and on what they protect, judged at their end; and how these tests acquire.
+//! Clients that use locks and what they protect, checked at the end; and how these tests acquire.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,14 +9,14 @@ use lockkeeper_testkit::history::{Recorder, Resource, Violation, check};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long something may take that takes a moment, on a busy machine.
+/// How long something immediate may take on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) async fn connect(url: &str) -> Client {
     Client::connect(url).await.expect("the server is there")
 }
 
-/// Acquires through whatever trouble there still is.
+/// Acquires, retrying through remaining faults.
 pub(crate) async fn acquire(client: &Client, key: &str) -> Guard {
     through_trouble(client.mutex(key).ttl(Duration::from_secs(2))).await
 }
@@ -31,7 +31,7 @@ pub(crate) async fn through_trouble(lock: Lock) -> Guard {
     }
 }
 
-/// Clients at work on a few locks and what they protect, until they are told to stop.
+/// Clients that use a few locks and what they protect, until they are stopped.
 pub(crate) struct Load {
     recorder: Arc<Recorder>,
     resource: Arc<Resource>,
@@ -86,9 +86,9 @@ impl Load {
             let key = format!("load {}", fastrand::usize(..keys));
             let called = recorder.now();
             let lock = client.mutex(&key).ttl(ttl);
-            // Trouble is what these tests are about; only what was granted is judged.
+            // Errors are expected in these tests; only the grants are checked.
             let Ok(guard) = lock.acquire_within(Duration::from_secs(2)).await else { continue };
-            // A fence has one holder: without an owner, every grant is somebody else's.
+            // A fence has one holder: without an owner, every grant has another identity.
             let owner = format!("{name} {}", guard.fence());
             let mark = recorder.granted(&guard, &owner, ttl, called, None);
             let (object, fence) = ((key, 0), guard.fence().get());
@@ -108,7 +108,7 @@ impl Load {
         }
     }
 
-    /// Waits for so many more cycles.
+    /// Waits for this many more cycles.
     pub(crate) async fn cycles(&self, more: usize, within: Duration) {
         let (from, started) = (self.done.load(Ordering::Relaxed), Instant::now());
         while self.done.load(Ordering::Relaxed) < from + more {
@@ -117,7 +117,7 @@ impl Load {
         }
     }
 
-    /// Ends the work and judges it. Gives the number of holds that overlapped.
+    /// Ends the work and checks it. Returns the number of holds that overlapped.
     pub(crate) async fn judge(mut self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         while let Some(worker) = self.workers.join_next().await {

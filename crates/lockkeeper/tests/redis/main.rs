@@ -1,4 +1,4 @@
-//! Everything that is tested against real Redis servers, but for Redlock.
+//! All tests against real Redis servers, except for Redlock.
 
 mod access;
 mod conformance;

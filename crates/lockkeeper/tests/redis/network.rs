@@ -13,7 +13,7 @@ use lockkeeper_testkit::server::redis::{Cluster, Sentinels, Server, VOLATILE};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long something may take that takes a moment, on a busy machine.
+/// How long something immediate may take on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 /// Servers, each behind a proxy.
@@ -60,14 +60,14 @@ async fn one(layout: &str) -> Net {
     }
 }
 
-/// Servers that tell their clients to come through the proxies. Replicas would come that way too.
+/// Servers that redirect their clients through the proxies. Replicas would connect that way too.
 async fn cluster() -> Net {
     let cluster = Cluster::with_replicas(0);
     // All keys of these tests have one slot, so one of the proxies is enough.
     let slot = cluster.master_of("{k}").port();
     let at = cluster.servers.iter().position(|server| server.port() == slot).unwrap();
     let direct = connect(&cluster.url()).await;
-    // It knows the servers by their own names, until a slot moves.
+    // It knows the servers by their own addresses, until a slot moves.
     direct.mutex("{k}").acquire().await.unwrap().release().await.unwrap();
     let mut proxies = Vec::new();
     for server in &cluster.servers {
@@ -121,7 +121,7 @@ async fn answers_are_lost(net: Net) {
         net.proxy().swallow_replies(1);
         assert_eq!(guard.release().await.unwrap(), Release::Unconfirmed, "{key}");
         net.is_free(&key).await;
-        // Whoever comes next is not disturbed by the release that is sent twice.
+        // The next client is not disturbed by the release that is sent twice.
         let next = kind(&net.direct).acquire().await.unwrap();
         let ours = kind(&net.client).owner(&Owner::new()).try_acquire().await.unwrap();
         assert_eq!(net.holders(&key).await, if ours.is_some() { 2 } else { 1 });
@@ -202,7 +202,7 @@ async fn a_black_hole_is_a_loss_in_time_and_heals_in_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_master_in_a_black_hole_is_told_of_and_replaced() {
+async fn a_master_in_a_black_hole_is_reported_and_replaced() {
     let master = Server::start();
     let proxy = Proxy::start(address(&master)).await;
     let port = proxy.address().port();
@@ -213,7 +213,7 @@ async fn a_master_in_a_black_hole_is_told_of_and_replaced() {
     let guard = client.mutex("key").ttl(ttl).acquire().await.unwrap();
     let fence = guard.fence();
     proxy.hold(Way::ToClient);
-    // Carried over by a replica in time, or told.
+    // Taken over by a replica in time, or signalled.
     let _ = timeout(ttl, guard.lost()).await;
     drop(guard);
     let started = Instant::now();
@@ -245,7 +245,7 @@ async fn a_release_that_is_sent_twice_counts_once() {
         assert_eq!(server.ask(&["HGET", "N", field]), "2");
         proxy.swallow_replies(1);
         assert_eq!(ours.release().await.unwrap(), Release::Unconfirmed);
-        // Until it was sent again, and confirmed.
+        // Until it was sent again and confirmed.
         client.close().await;
         assert_eq!(server.ask(&["HGET", "N", field]), "1", "the other hold of the owner stays");
         assert_eq!(theirs.release().await.unwrap(), Release::Released);
@@ -270,7 +270,7 @@ async fn a_subscription_into_a_black_hole_is_made_again() {
         let waiting = tokio::spawn(waiter.mutex("key").acquire());
         listening(&holes.to_string());
         proxy.hold_subscriptions();
-        // The server does not know that the first one is in a hole.
+        // The server does not know that the first one is in a black hole.
         listening(&(holes + 1).to_string());
         let released = Instant::now();
         guard.release().await.unwrap();
@@ -281,7 +281,7 @@ async fn a_subscription_into_a_black_hole_is_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crowd_that_waits_for_a_distant_replica_loses_nobody() {
+async fn many_waiters_for_a_distant_replica_are_all_served() {
     let master = Server::start();
     let proxy = Proxy::start(address(&master)).await;
     proxy.latency(Duration::from_millis(10));
@@ -319,7 +319,7 @@ async fn a_crowd_that_waits_for_a_distant_replica_loses_nobody() {
     }
 }
 
-/// Moves a slot away while locks of every kind are held in it, and takes some more.
+/// Migrates a slot while locks of every kind are held in it, and acquires some more.
 async fn a_slot_moves(cluster: &Cluster, options: &str, half: bool) {
     let url = cluster.url() + options;
     let (holder, other) = (connect(&url).await, connect(&url).await);
@@ -342,7 +342,7 @@ async fn a_slot_moves(cluster: &Cluster, options: &str, half: bool) {
         from.ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
     }
     for (n, kind) in KINDS.into_iter().enumerate() {
-        // Held ones are held: only the same owner, another reader and another permit come in.
+        // Held locks are held: only the same owner, another reader and another permit are granted.
         let shared = kind(&other).try_acquire().await.unwrap();
         assert_eq!(shared.is_some(), [2, 3, 5].contains(&n), "kind {n}");
         if let Some(guard) = shared {
@@ -390,10 +390,10 @@ async fn locks_of_every_kind_survive_a_slot_that_moves() {
     }
 }
 
-/// A plain mutex goes to the first client that asks, which is always the next task of the same client, unless that
-/// client pauses for those who are further away.
+/// A plain mutex goes to the first client that asks, which is always the next task of the same
+/// client, unless that client pauses for more distant ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_is_never_idle_lets_a_distant_one_in() {
+async fn a_client_that_is_never_idle_does_not_starve_a_distant_one() {
     let server = Server::start();
     let proxy = Proxy::start(address(&server)).await;
     let (busy, far) = (connect(&server.url()).await, format!("redis://{}", proxy.address()));

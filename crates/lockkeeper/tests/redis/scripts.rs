@@ -1,4 +1,4 @@
-//! The scripts: the rule by which they admit, and how often a server is called.
+//! The scripts: their admission rule, and how often a server is called.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn request(key: Key, owner: Option<Owner>, mode: Mode) -> Request {
     request
 }
 
-/// Claims in the store beside the line that they should be in.
+/// Claims in the store, next to the queue that they should be in.
 struct Game {
     redis: Redis,
     key: Key,
@@ -32,7 +32,7 @@ struct Game {
 }
 
 impl Game {
-    /// Somebody new asks. Owners below three are named, the others are nobody twice.
+    /// A new claim asks. Owners below three have names, the others are unique.
     async fn join(&mut self, owner: usize, mode: Mode) {
         let named = (owner < 3).then(|| Owner::named(format!("owner:{owner}")).unwrap());
         self.claims.push(self.redis.claim(request(self.key.clone(), named, mode)));
@@ -48,7 +48,7 @@ impl Game {
         self.settle().await;
     }
 
-    /// Everyone who waits asks, in order, until nothing changes; then the store and the rule agree.
+    /// All waiters ask, in order, until nothing changes; then the store and the rule agree.
     async fn settle(&mut self) {
         let mut moved = true;
         while std::mem::take(&mut moved) {
@@ -68,7 +68,7 @@ impl Game {
         }
     }
 
-    /// Fences rise, but for readers and for owners that enter again, who share one.
+    /// Fences rise, except for readers and for owners that re-enter, which share one.
     fn judge(&mut self, at: usize, grant: &Grant) {
         let Queued { owner, mode, .. } = self.line[at];
         let again = self.line.iter().any(|other| other.granted && other.owner == owner);
@@ -87,8 +87,8 @@ impl Game {
         assert!(grant.slots.iter().all(|slot| *slot < LIMIT));
     }
 
-    /// Who may come next: nobody waits twice under one name, and nobody wants to turn a read lock
-    /// into a write lock, which the core refuses.
+    /// What may come next: no name waits twice, and no claim upgrades a read lock to a write lock,
+    /// which the core refuses.
     fn newcomer(&self, random: &mut Rng, family: u8, next: usize) -> (usize, Mode) {
         let mode = match (family, random.bool()) {
             (0, _) => Mode::Mutex,
@@ -137,7 +137,7 @@ async fn the_rule_in_the_scripts_is_the_rule_of_the_library() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn holders_who_die_leave_no_records() {
+async fn holders_that_die_leave_no_records() {
     const DEAD: usize = 100;
     let server = Server::start();
     let redis = Redis::connect(&Endpoint::parse(&server.url()).unwrap()).await.unwrap();
@@ -154,7 +154,7 @@ async fn holders_who_die_leave_no_records() {
         ("read", Mode::Read, Mode::Write),
         ("permits", one, Mode::Permits { take: all, limit: all }),
     ] {
-        // What is noted stays for long once somebody waited.
+        // Records stay for long once there was a waiter.
         assert!(short(key, mode, 500).attempt(Clock::System.now()).await.unwrap().is_some());
         let mut waiter = short(key, other, 500);
         assert!(waiter.attempt(Clock::System.now()).await.unwrap().is_none());
@@ -168,7 +168,7 @@ async fn holders_who_die_leave_no_records() {
         }
         assert!(records(key) < 20, "{DEAD} died, and {} records are left", records(key));
     }
-    // The same beside somebody who stays.
+    // The same next to a holder that stays.
     let mut long = redis.claim(request(Key::new("together").unwrap(), None, Mode::Read));
     long.attempt(Clock::System.now()).await.unwrap().expect("it is free");
     for _ in 0..DEAD {
@@ -235,7 +235,7 @@ fn is_script(command: &str) -> bool {
     matches!(command, "eval" | "evalsha")
 }
 
-/// How often the server ran these commands so far.
+/// How often the server has run these commands so far.
 fn calls(server: &Server, of: impl Fn(&str) -> bool) -> u64 {
     let stats = server.ask(&["INFO", "commandstats"]);
     let count = |line: &str| {
@@ -251,7 +251,7 @@ async fn one_call_renews_five_hundred_locks() {
     let locks: usize = std::env::var("LOCKKEEPER_TEST_LOCKS").map_or(5_000, |n| n.parse().unwrap());
     let ttl = Duration::from_secs(if locks > 5_000 { 30 } else { 12 });
     let server = Server::start();
-    // A machine that is slow is not what this is about.
+    // A slow machine is not the subject of this test.
     let client = Client::connect(server.url() + "?timeout=10s").await.unwrap();
     let mut tasks = JoinSet::new();
     for task in 0..50 {
@@ -265,16 +265,17 @@ async fn one_call_renews_five_hundred_locks() {
         });
     }
     let guards: Vec<Guard> = tasks.join_all().await.into_iter().flatten().collect();
-    // Leases that were taken at different times come together in the first periods.
+    // Leases that were acquired at different times share calls within the first periods.
     tokio::time::sleep(ttl * 2 / 3).await;
     let before = calls(&server, is_script);
-    // Not the whole of three periods, or some that are due at both ends would be counted four times.
+    // Not the whole of three periods, or some that are due at both ends would be counted four
+    // times.
     tokio::time::sleep(ttl * 9 / 10).await;
     let renewals = calls(&server, is_script) - before;
     println!("{renewals} calls renewed {locks} locks over three periods");
     assert!(guards.iter().all(|guard| guard.check().is_ok()), "all of them were renewed");
     assert!(renewals <= 3 * locks.div_ceil(500) as u64, "{renewals} calls in three periods");
-    // Giving them back one by one would take longer than all of this.
+    // Releasing them one by one would take longer than the whole test.
     server.kill();
 }
 
@@ -311,7 +312,7 @@ async fn many_tasks_share_a_write() {
     assert!(reads * 3 < commands, "{commands} commands came in {reads} reads");
 }
 
-/// Commands that the server runs per hand-off in a line of so many clients.
+/// Commands that the server runs per hand-off in a queue of this many clients.
 async fn commands_per_hand_off(server: &Server, waiters: usize, mode: Mode) -> f64 {
     let key = format!("{mode} {waiters}");
     let lock = |client: &Client| match mode {
@@ -327,7 +328,7 @@ async fn commands_per_hand_off(server: &Server, waiters: usize, mode: Mode) -> f
         let client = Client::connect(server.url()).await.unwrap();
         line.spawn(lock(&client).acquire());
     }
-    // Everyone asks for a place, and looks again once it hears of releases.
+    // Each client enters the queue, and checks again once it is subscribed to releases.
     eventually("everyone stands in line and listens", || {
         let asked = calls(server, is_script) - scripts;
         (asked > 2 * waiters as u64).then_some(()).ok_or(asked.to_string())
@@ -348,7 +349,7 @@ async fn a_hand_off_costs_as_many_commands_with_a_hundred_waiters_as_with_four()
     for mode in [Mode::Mutex, Mode::Write, Mode::Permits { take: 1, limit: 1 }] {
         let few = commands_per_hand_off(&server, 4, mode).await;
         let many = commands_per_hand_off(&server, 100, mode).await;
-        // A waiter that is heard of meanwhile asks once more.
+        // A waiter that sends a heartbeat meanwhile asks once more.
         assert!(many < few * 1.5, "{mode}: {few} for four, {many} for a hundred");
     }
 }

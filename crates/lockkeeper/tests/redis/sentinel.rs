@@ -28,7 +28,7 @@ async fn a_sentinel_failover_under_load_does_not_hurt_what_is_fenced() {
             let now = sentinels.master().port();
             (now != before).then_some(()).ok_or(format!("still {now}"))
         });
-        // Either it was carried over, or its holder is told; it is never made again in silence.
+        // Either it was taken over, or its holder is signalled; it is never silently created again.
         if let Err(error) = held.check() {
             assert!(matches!(error, Error::Lost { .. }), "{error}");
         }
@@ -53,8 +53,8 @@ fn both_follow(sentinels: &Sentinels) {
     });
 }
 
-/// Has another server promoted, although nothing is wrong; returns when the sentinel that does it
-/// names the new one.
+/// Promotes another server, although nothing is wrong; returns when the sentinel that does it names
+/// the new one.
 fn fail_over(sentinels: &Sentinels) {
     both_follow(sentinels);
     let before = sentinels.master().port();
@@ -90,7 +90,7 @@ async fn a_planned_failover_leaves_no_client_at_the_old_master() {
     }
     assert!(new.mutex("held").try_acquire().await.unwrap().is_none(), "it was carried over");
     assert!(timeout(ttl, held.lost()).await.is_err(), "it is renewed where it is now");
-    // All this was while the old master still thought that it was one.
+    // All this happened while the old master still considered itself the master.
     eventually("the old master is a replica", || {
         let role = master.ask(&["ROLE"]);
         role.starts_with("slave").then_some(()).ok_or(role)
@@ -110,7 +110,7 @@ async fn planned_failovers_under_load_make_no_two_holders() {
     assert_eq!(load.judge().await, 0);
 }
 
-/// From now on the replicas hear nothing more of their master, and what it accepts is lost with it.
+/// From now on the replicas receive nothing from their master, and what it accepts is lost with it.
 fn cut_off(sentinels: &Sentinels) -> &Server {
     let master = sentinels.master();
     let replicas = sentinels.servers.iter().filter(|server| server.port() != master.port());
@@ -129,7 +129,8 @@ fn crash(sentinels: &Sentinels, master: &Server) {
     });
 }
 
-/// Readers carry the fence of the last writer. Where a failover lost that writer they get a later one.
+/// Readers carry the fence of the last writer. If a failover lost that writer, they get a later
+/// one.
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_are_not_behind_a_writer_that_a_failover_lost() {
     let sentinels = Sentinels::start();
@@ -137,7 +138,7 @@ async fn readers_are_not_behind_a_writer_that_a_failover_lost() {
     for key in ["free", "read"] {
         client.write(key).acquire().await.unwrap().release().await.unwrap();
     }
-    // The replicas do not hear that it leaves.
+    // The replicas do not learn of its release.
     let reader = client.read("read").acquire().await.unwrap();
     eventually("the replicas have it", || {
         let behind = sentinels.master().ask(&["WAIT", "2", "100"]);
@@ -160,7 +161,7 @@ async fn readers_are_not_behind_a_writer_that_a_failover_lost() {
     }
 }
 
-/// A release that dies with the master leaves the lock to its lease, and to nothing longer.
+/// A release that is lost with the master leaves the lock until its lease ends, and no longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_a_crash_swallowed_costs_no_more_than_the_lease() {
     let sentinels = Sentinels::start();
@@ -234,9 +235,9 @@ async fn with_all_replicas_waited_for_a_crash_makes_no_two_holders() {
     assert_eq!(load.judge().await, 0);
 }
 
-/// Sentinels that name a replica, as after failovers in quick succession, correct themselves when the
-/// named server has called itself a replica for `down-after-milliseconds` and two of their `INFO` periods
-/// of 10 s. Nobody may be let in meanwhile: what a replica grants is lost.
+/// Sentinels that name a replica, as after failovers in quick succession, correct themselves when
+/// the named server has called itself a replica for `down-after-milliseconds` and two of their
+/// `INFO` periods of 10 s. Nothing may be granted meanwhile: what a replica grants is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn while_sentinels_name_a_replica_acquires_wait() {
     let sentinels = Sentinels::start();

@@ -55,7 +55,7 @@ async fn a_storm_on_one_server() {
     assert!(judgement.is_clean(), "{judgement}");
 }
 
-/// A test of the test: who forgets locks lets two in, and a storm that does not see it is none.
+/// A test of the test: a store that forgets locks allows two holders, and the storm must see it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_sees_that_a_server_forgets_its_locks() {
     let server = Server::start();
@@ -70,7 +70,7 @@ async fn a_storm_sees_that_a_server_forgets_its_locks() {
     assert!(!judgement.overlaps.is_empty(), "{judgement}");
 }
 
-/// Kinds of which every store of this engine has all.
+/// The kinds that every store of this engine has.
 fn every_kind() -> Plan {
     Plan { kinds: vec![Kind::Mutex, Kind::Fair, Kind::ReadWrite, Kind::Permits], ..Plan::default() }
 }
@@ -102,8 +102,8 @@ async fn replaced(sentinels: &Sentinels, old: &Server) {
     }
 }
 
-/// The master. Failovers in such quick succession can leave servers that replicate from each other, none of
-/// which the sentinels can promote; then an operator promotes the one that they name.
+/// The master. Failovers in such quick succession can leave servers that replicate from each other,
+/// none of which the sentinels can promote; then an operator promotes the one that they name.
 async fn master(sentinels: &Sentinels) -> &Server {
     let started = Instant::now();
     loop {
@@ -118,8 +118,8 @@ async fn master(sentinels: &Sentinels) -> &Server {
     }
 }
 
-/// Replicas copy later than masters answer, and a failover may promote one that still follows an older
-/// master. So a failover may forget locks; fences have to rise all the same, for readers too.
+/// Replicas copy later than masters answer, and a failover may promote one that still follows an
+/// older master. So a failover may lose locks; fences have to rise all the same, for readers too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_with_sentinels() {
     let sentinels = Sentinels::start();

@@ -1,4 +1,4 @@
-//! Those who wait for a mutex without a queue, as people are shown them.
+//! The waiters for a mutex without a queue, as `inspect` shows them.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ async fn connect(server: &Server) -> Client {
     Client::connect(server.url()).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Waits until those who wait have these notes, the one who has waited longest first.
+/// Waits until the waiters have these notes, the longest waiting first.
 async fn notes(client: &Client, expected: &[&str]) {
     let started = Instant::now();
     loop {
@@ -39,7 +39,7 @@ async fn waiters_for_a_plain_mutex_are_shown_while_they_wait() {
     notes(&holder, &["plain"]).await;
     let second = tokio::spawn(owned.mutex("N").owner(&Owner::new()).note("owned").acquire());
     notes(&holder, &["plain", "owned"]).await;
-    // One that gives up is not shown any more, nor one that is let in.
+    // A waiter that gives up is no longer shown, nor is one that is granted.
     let impatient = connect(&server).await;
     let late = impatient.mutex("N").note("late").acquire_within(Duration::from_millis(500)).await;
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");

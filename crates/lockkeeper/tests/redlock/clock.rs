@@ -7,13 +7,13 @@ use std::time::Duration;
 use lockkeeper_testkit::server::redis::{Server, VOLATILE};
 use tempfile::TempDir;
 
-/// A server under a clock of its own.
+/// A server with its own clock.
 pub(crate) struct Clocked {
     directory: TempDir,
 }
 
 impl Clocked {
-    /// Builds the clock. The server that runs under it is [started](Clocked::server) apart.
+    /// Builds the clock. The server that runs under it is [started](Clocked::server) separately.
     pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().expect("there is room for a directory");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/redlock/clock.c");

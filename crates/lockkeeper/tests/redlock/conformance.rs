@@ -27,12 +27,12 @@ static SLOW_AND_FLAPPING: LazyLock<(Servers, String, Flapping)> = LazyLock::new(
     (servers, url, flapping)
 });
 
-/// A store of its own in servers that all cases share.
+/// A separate store on servers that all cases share.
 fn apart(url: &str, options: &str) -> Store {
     Store::at(format!("{url}?prefix={:x}:{options}", fastrand::u64(..)))
 }
 
-/// The same, with data of others at all servers.
+/// The same, with foreign data at all servers.
 fn beside_data(options: &str, strings: bool) -> Store {
     let prefix = format!("{:x}:", fastrand::u64(..));
     let store = Store::at(format!("{}?prefix={prefix}{options}", THREE.url()));

@@ -12,20 +12,20 @@ use crate::clock::Clocked;
 use crate::load::{Load, TTL, Unfenced};
 use crate::servers::{Server, Servers, address, url};
 
-/// How long something may take that takes a moment, on a busy machine.
+/// How long something immediate may take on a busy machine.
 const SOON: Duration = Duration::from_secs(30);
 
 /// A lease that nothing in these tests waits for.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A client that takes a busy machine for what it is: nothing here waits for a server that is silent.
+/// A client for a busy machine: nothing here waits for a silent server.
 async fn connect(url: &str) -> Client {
     let mark = if url.contains('?') { '&' } else { '?' };
     let url = format!("{url}{mark}node_timeout=3s");
     Client::connect(url).await.expect("a majority is there")
 }
 
-/// Takes a lock for a fixed time, through whatever trouble there still is.
+/// Acquires a lock for a fixed time, retrying through remaining faults.
 async fn take(client: &Client, lease: Duration) -> Guard {
     let started = Instant::now();
     loop {
@@ -36,7 +36,7 @@ async fn take(client: &Client, lease: Duration) -> Guard {
     }
 }
 
-/// Two who both believe that they hold the lock: the resource goes with the later one.
+/// Two clients that both consider themselves the holder: the resource accepts the later one.
 fn assert_only_the_later_one_writes(first: &Guard, second: &Guard) {
     first.check().expect("the first one believes that it holds the lock");
     second.check().expect("so does the second");
@@ -49,7 +49,7 @@ fn assert_only_the_later_one_writes(first: &Guard, second: &Guard) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clock_that_jumps_on_one_server_lets_two_in_and_the_fence_tells_them_apart() {
+async fn a_clock_jump_on_one_server_allows_two_holders_and_the_fence_tells_them_apart() {
     let clock = Clocked::new();
     let servers = Servers::of(vec![Server::start(), clock.server(), Server::start()]);
     let (one, other) = (connect(&servers.url()).await, connect(&servers.url()).await);
@@ -60,7 +60,7 @@ async fn a_clock_that_jumps_on_one_server_lets_two_in_and_the_fence_tells_them_a
     clock.ahead(LONG * 10);
     let second = take(&other, LONG).await;
     assert_only_the_later_one_writes(&first, &second);
-    // The fence goes on from where it was when the clock comes back, and behind.
+    // The fence continues from where it was when the clock goes back, and further.
     let (mut last, _) = (second.fence(), second.release().await.unwrap());
     for _ in 0..3 {
         clock.behind(LONG * 10);
@@ -86,7 +86,7 @@ async fn a_server_that_forgets_lets_two_in_and_the_fence_tells_them_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_strict_a_server_that_forgets_lets_nobody_in_before_the_lease_is_over() {
+async fn with_strict_a_server_that_forgets_grants_nothing_before_the_lease_is_over() {
     let servers = Servers::start(3);
     let lease = Duration::from_secs(4);
     let url = servers.url() + "?strict=4s";
@@ -117,7 +117,7 @@ async fn a_server_that_was_missed_is_filled_in_by_a_renewal() {
         let (there, here) = (has_it(2), has_it(0));
         (!there.is_empty() && there == here).then_some(()).ok_or(format!("{there:?} {here:?}"))
     });
-    // With it, another one may be missed.
+    // With it, another one may be missing.
     servers[0].kill();
     assert!(tokio::time::timeout(ttl, guard.lost()).await.is_err(), "two of three have it");
     assert_eq!(guard.release().await.unwrap(), Release::Released);
@@ -128,7 +128,7 @@ async fn a_server_that_was_missed_is_filled_in_by_a_renewal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_missed_a_release_is_told_when_it_is_back() {
+async fn a_server_that_missed_a_release_receives_it_when_it_is_back() {
     let servers = Servers::start(3);
     let proxy = Proxy::start(address(servers[2].port())).await;
     let addresses = [address(servers[0].port()), address(servers[1].port()), proxy.address()];
@@ -182,7 +182,7 @@ async fn the_string_is_that_of_other_redlocks() {
         assert!(server.ask(&["PTTL", "key"]).parse::<u64>().unwrap() <= 60_000);
     }
     assert_eq!(guard.release().await.unwrap(), Release::Released);
-    // Theirs keeps us out when a majority has it, and only then.
+    // A foreign lock excludes us if a majority has it, and only then.
     for (at, is_free) in [(0, true), (1, false)] {
         eventually("it is theirs", || {
             let set = servers[at].ask(&["SET", "key", "theirs", "NX", "PX", "60000"]);
@@ -197,7 +197,7 @@ async fn the_string_is_that_of_other_redlocks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_read_lock_is_nobody_elses_mutex() {
+async fn a_read_lock_is_not_taken_for_a_mutex() {
     let servers = Servers::start(3);
     let (client, other) = (connect(&servers.url()).await, connect(&servers.url()).await);
     for lock in [client.read("key"), client.write("key")] {
@@ -230,7 +230,7 @@ async fn readers_carry_one_fence_although_a_server_has_counted_further() {
     let servers = Servers::start(3);
     let clients = [connect(&servers.url()).await, connect(&servers.url()).await];
     let counter = |at: usize| servers[at].ask(&["HGET", "lockkeeper:{key}", "fence"]);
-    // As a writer leaves them whom one server has given a late grant.
+    // As left by a writer to which one server granted late.
     let (written, further) = (1000, "1005");
     for (at, fence) in ["1000", "1000", further].into_iter().enumerate() {
         servers[at].ask(&["HSET", "lockkeeper:{key}", "fence", fence]);
@@ -241,7 +241,7 @@ async fn readers_carry_one_fence_although_a_server_has_counted_further() {
     }
     let fences: Vec<_> = readers.iter().map(|reader| reader.fence().get()).collect();
     assert_eq!(fences, [written; 2], "two of three agree");
-    // Now those who are left differ, and the lower counter is being read by.
+    // Now the remaining ones differ, and a reader holds with the lower counter.
     servers[0].kill();
     assert!(clients[1].read("key").try_acquire().await.unwrap().is_none());
     for reader in readers {
@@ -256,7 +256,7 @@ async fn readers_carry_one_fence_although_a_server_has_counted_further() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_forgot_is_given_its_readers_and_their_fence_by_a_renewal() {
+async fn a_renewal_restores_readers_and_their_fence_at_a_server_that_forgot() {
     let servers = Servers::start(3);
     let client = connect(&servers.url()).await;
     servers[2].kill();
@@ -293,7 +293,7 @@ async fn every_server_may_have_a_user_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctor_sees_every_server_and_who_is_the_same() {
+async fn the_doctor_checks_every_server_and_finds_duplicates() {
     let servers = Servers::start(3);
     let client = connect(&servers.url()).await;
     let findings = client.doctor().await.unwrap();
@@ -389,9 +389,9 @@ async fn clocks_of_a_minority_that_jump_do_not_hurt_what_is_fenced() {
     load.judge("clocks that jump").await;
 }
 
-/// Servers that forget nothing and have good clocks: not even without fences may anything happen.
+/// Servers that lose nothing and have good clocks: there must be no violation even without fences.
 #[tokio::test(flavor = "multi_thread")]
-async fn minorities_that_stop_and_slow_down_keep_writers_alone_and_readers_under_one_fence() {
+async fn writers_exclude_and_readers_share_a_fence_while_minorities_stop_and_slow_down() {
     let servers = Servers::start(5);
     let proxy = Proxy::start(address(servers[0].port())).await;
     let ports = servers.iter().map(|server| address(server.port()));

@@ -1,4 +1,4 @@
-//! Clients at work on many locks and what they protect, recorded and judged.
+//! Clients that use many locks and what they protect, recorded and checked.
 //!
 //! Every other lock is a mutex, the rest are read-write locks with three readers for a writer.
 
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 /// How long a lease lasts in the load.
 pub(crate) const TTL: Duration = Duration::from_secs(2);
 
-/// How long so much work may take on a busy machine.
+/// How long this much work may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) struct Load {
@@ -23,12 +23,12 @@ pub(crate) struct Load {
     workers: JoinSet<()>,
 }
 
-/// What no fence can prevent, and what it is for.
+/// What no fence can prevent.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Unfenced {
-    /// How often two believed to hold what one must hold alone.
+    /// How often two clients considered themselves the exclusive holder.
     pub(crate) overlaps: usize,
-    /// How often two read together under different fences.
+    /// How often two readers held together under different fences.
     pub(crate) apart: usize,
 }
 
@@ -63,12 +63,12 @@ impl Load {
         Self { shared, workers }
     }
 
-    /// How many times a lock was taken and given back so far.
+    /// How often a lock was acquired and released so far.
     pub(crate) fn done(&self) -> usize {
         self.shared.done.load(Ordering::Relaxed)
     }
 
-    /// Waits for so many more.
+    /// Waits for this many more.
     pub(crate) async fn cycles(&self, more: usize) {
         let (from, started) = (self.done(), Instant::now());
         while self.done() < from + more {
@@ -77,7 +77,7 @@ impl Load {
         }
     }
 
-    /// Ends the work and judges it. What is left is what no fence can prevent; how often is printed
+    /// Ends the work and checks it. What remains is what no fence can prevent; how often is printed
     /// and returned.
     pub(crate) async fn judge(mut self, what: &str) -> Unfenced {
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -103,7 +103,7 @@ impl Load {
     }
 }
 
-/// How many pairs of readers were in together under different fences.
+/// How many pairs of readers held together under different fences.
 fn apart(grants: &[Acquisition]) -> usize {
     let mut readers: Vec<_> = grants.iter().filter(|grant| grant.mode == Mode::Read).collect();
     readers.sort_by_key(|reader| reader.returned);
@@ -125,9 +125,9 @@ impl Shared {
             (_, 0) => client.write(&key),
             _ => client.read(&key),
         };
-        // Trouble is what these tests are about; only what was granted is judged.
+        // Errors are expected in these tests; only the grants are checked.
         let Ok(guard) = lock.ttl(TTL).acquire_within(TTL).await else { return };
-        // Every grant is somebody else's.
+        // Every grant has another identity.
         let owner = format!("{name} {called:?}");
         let mark = self.recorder.granted(&guard, &owner, TTL, called, None);
         mark.vouched();
@@ -146,7 +146,7 @@ impl Shared {
         if lost.is_ok() {
             mark.lost();
         }
-        // On a busy machine a lock may run out before anybody has the time to say so.
+        // On a busy machine a lock may expire before it can be reported.
         if guard.remaining() > TTL / 4 {
             mark.vouched();
         }

@@ -1,4 +1,4 @@
-//! Everything that is tested against several Redis servers that form a Redlock, and models of its fences.
+//! All tests against several Redis servers that form a Redlock, and models of its fences.
 
 mod clock;
 mod conformance;

@@ -1,28 +1,29 @@
 //! The fence of a quorum, checked exhaustively: three servers, two acquisitions, every order of events.
 //!
-//! Messages are lost, or arrive at any later time; a server may drop a lock at any moment, which covers
-//! whatever clocks do. The protocol must never give one fence twice, nor a lower one to whoever asked
-//! later. Each of its parts is needed: without it, the search finds how two holders get one fence.
+//! Messages are lost, or arrive at any later time; a server may drop a lock at any moment, which
+//! covers any behaviour of clocks. The protocol must never grant one fence twice, nor a lower one
+//! to a later request. Each of its parts is needed: without it, the search finds how two holders
+//! get the same fence.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 const SERVERS: usize = 3;
 const MAJORITY: usize = 2;
 
-/// How the protocol is run, or run wrongly.
+/// The protocol, correct or with one part missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     /// As the engine does it.
     Right,
-    /// The highest fence of the majority is used as it is.
+    /// The highest fence of the majority is used directly.
     NoWriteBack,
-    /// A server takes the fence from anybody.
+    /// A server accepts the fence from any client.
     AnyoneWritesBack,
-    /// A server says yes also when it has counted further.
+    /// A server acknowledges even if its counter is higher.
     AlwaysAcknowledged,
     /// A server forgets its lock and its counter.
     Forgetful,
-    /// The same, but its clock carries the counter on.
+    /// The same, but its clock continues the counter.
     ForgetfulWithClock,
 }
 
@@ -44,9 +45,9 @@ struct Client {
     step: Step,
     /// Whether the other one had its lock before this one asked.
     is_later: bool,
-    /// One bit for every server that was asked and did not do it yet.
+    /// One bit for every server that was asked and has not executed the request yet.
     asked: u8,
-    /// The counter that each server told us of; 0 is none.
+    /// The counter that each server returned; 0 is none.
     told: [u8; SERVERS],
     /// One bit for every fence that is on its way to a server.
     raising: [u8; SERVERS],
@@ -64,9 +65,9 @@ enum Step {
 enum Event {
     /// A client asks all servers.
     Ask(usize),
-    /// The question arrives, now or much later; the answer is heard or lost.
+    /// The request arrives, now or much later; the answer arrives or is lost.
     Grant { client: usize, server: usize, heard: bool },
-    /// A client that has a majority chooses the highest fence, or a higher one that it learned of.
+    /// A client that has a majority chooses the highest fence, or a higher one that it learned.
     Choose(usize),
     /// The fence arrives at a server.
     Raise { client: usize, server: usize, fence: u8, heard: bool },
@@ -79,7 +80,7 @@ enum Event {
 struct Protocol(Variant);
 
 impl Protocol {
-    /// Sends the highest fence that is known to those who do not have it; done if a majority has.
+    /// Sends the highest known fence to the servers that do not have it; done if a majority has.
     fn choose(&self, client: &mut Client) {
         let fence = client.told.into_iter().max().expect("there are servers");
         client.step = Step::Agreeing(fence);
@@ -99,7 +100,7 @@ impl Protocol {
         }
     }
 
-    /// What a server does with a fence, and what it answers; `None` is no.
+    /// What a server does with a fence, and what it answers; `None` is a refusal.
     fn raise(&self, server: &mut Server, client: usize, fence: u8) -> Option<u8> {
         let is_ours = server.holder == Some(client) || self.0 == Variant::AnyoneWritesBack;
         if !is_ours {
@@ -126,7 +127,8 @@ impl Model for Protocol {
             raising: [0; SERVERS],
         };
         let mut states = Vec::new();
-        // Counters that are not in step, as lost messages leave them. Servers are alike: in order will do.
+        // Counters that differ, as after lost messages. Servers are interchangeable: sorted order
+        // suffices.
         let skews: &[[u8; SERVERS]] = match self.0 {
             Variant::ForgetfulWithClock => &[[0, 0, 0]],
             _ => &[[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 1, 2]],
@@ -144,7 +146,7 @@ impl Model for Protocol {
             return;
         }
         for (client, now) in state.clients.iter().enumerate() {
-            // The clients are alike: the first one asks first.
+            // The clients are interchangeable: the first one asks first.
             if now.step == Step::Idle && (client == 0 || state.clients[0].step != Step::Idle) {
                 events.push(Event::Ask(client));
             }
@@ -159,7 +161,8 @@ impl Model for Protocol {
                 events.push(Event::Choose(client));
             }
             for server in 0..SERVERS {
-                // One that arrives while somebody else holds does nothing, as if it came later.
+                // A request that arrives while another client holds does nothing, as if it came
+                // later.
                 if now.asked & (1 << server) != 0 && state.servers[server].holder.is_none() {
                     events.push(Event::Grant { client, server, heard: false });
                     if now.step == Step::Voting {
@@ -180,7 +183,7 @@ impl Model for Protocol {
             }
             let may_forget = match self.0 {
                 Variant::Forgetful => true,
-                // They start alike, so that any one of them will do.
+                // They start alike, so any one of them will do.
                 Variant::ForgetfulWithClock => server == 0,
                 _ => false,
             };
@@ -221,7 +224,7 @@ impl Model for Protocol {
             }
             Event::Expire(server) => next.servers[server].holder = None,
             Event::Forget(server) => {
-                // A clock that does not go back is past every fence that was given before.
+                // A clock that does not go back is past every fence that was granted before.
                 let clock = next.servers.iter().map(|server| server.counter).max();
                 let is_carried_on = self.0 == Variant::ForgetfulWithClock;
                 let counter = clock.filter(|_| is_carried_on).unwrap_or(0);
@@ -274,7 +277,7 @@ fn assert_unsound(variant: Variant) {
 }
 
 #[test]
-fn the_protocol_gives_every_fence_once_and_in_order() {
+fn the_protocol_grants_every_fence_once_and_in_order() {
     assert_sound(Variant::Right);
 }
 
@@ -284,21 +287,21 @@ fn a_server_that_forgets_does_no_harm_while_its_clock_goes_on() {
 }
 
 #[test]
-fn without_writing_back_a_fence_is_given_twice() {
+fn without_writing_back_a_fence_is_granted_twice() {
     assert_unsound(Variant::NoWriteBack);
 }
 
 #[test]
-fn when_anyone_may_write_back_a_fence_is_given_twice() {
+fn when_anyone_may_write_back_a_fence_is_granted_twice() {
     assert_unsound(Variant::AnyoneWritesBack);
 }
 
 #[test]
-fn when_every_write_back_is_acknowledged_a_fence_is_given_twice() {
+fn when_every_write_back_is_acknowledged_a_fence_is_granted_twice() {
     assert_unsound(Variant::AlwaysAcknowledged);
 }
 
 #[test]
-fn a_server_that_forgets_a_plain_counter_gives_a_fence_twice() {
+fn a_server_that_forgets_a_plain_counter_grants_a_fence_twice() {
     assert_unsound(Variant::Forgetful);
 }

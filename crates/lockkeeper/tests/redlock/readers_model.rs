@@ -1,32 +1,32 @@
 //! The fence of readers of a quorum, checked exhaustively: three servers, a writer and two readers.
 //!
-//! Messages are lost, or arrive at any later time; the writer's lock may vanish anywhere at any moment.
-//! Only readers that are in stay in, until they leave: readers that do not are the weakness that every
-//! lease has. Readers that are in together must carry one fence, not lower than that of a writer before
-//! them and lower than that of a writer after them. Each part of the rule is needed: without it, the
-//! search finds how two readers get different fences.
+//! Messages are lost, or arrive at any later time; the writer's lock may vanish anywhere at any
+//! moment. Only readers that hold stay until they leave: readers that do not are the weakness of
+//! every lease. Readers that hold together must carry one fence, not lower than that of a writer
+//! before them and lower than that of a writer after them. Each part of the rule is needed: without
+//! it, the search finds how two readers get different fences.
 //!
-//! Two readers that stay are searched apart from one reader that leaves or gives up at any moment, for
-//! whoever is not in any more has its fence to itself.
+//! Two readers that stay are searched separately from one reader that leaves or gives up at any
+//! moment, because a reader that no longer holds does not share its fence.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 const SERVERS: usize = 3;
 const MAJORITY: usize = 2;
 
-/// Nobody told us.
+/// No answer.
 const UNKNOWN: u8 = u8::MAX;
 
-/// How readers find their fence, or fail to.
+/// How readers find their fence, correct or with one part missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     /// As the engine does it.
     Right,
-    /// The highest counter of the majority is used as it is.
+    /// The highest counter of the majority is used directly.
     Highest,
-    /// The same, once a majority was asked to raise its counter to it, whoever else reads there.
+    /// The same, once a majority was asked to raise its counter to it, even under other readers.
     RaisedBesideOthers,
-    /// A reader takes what a majority has, although it asked for more and may still get it.
+    /// A reader takes what a majority has, although it requested more and may still get it.
     ForgetsWhatItAsked,
 }
 
@@ -34,7 +34,7 @@ enum Variant {
 struct State {
     servers: [Server; SERVERS],
     writer: Client,
-    /// The highest fence of the readers that were in when the writer asked.
+    /// The highest fence of the readers that held when the writer asked.
     above: u8,
     readers: [Client; 2],
 }
@@ -51,17 +51,17 @@ struct Server {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Client {
     step: Step,
-    /// The fence of the writer that was in when this one asked.
+    /// The fence of the writer that held when this one asked.
     after: u8,
-    /// One bit for every server that was asked and did not do it yet.
+    /// One bit for every server that was asked and has not executed the request yet.
     asked: u8,
-    /// The counter that each server told us of.
+    /// The counter that each server returned.
     told: [u8; SERVERS],
     /// One bit for every fence that is on its way to a server.
     raising: [u8; SERVERS],
-    /// One bit for every server that was asked to raise its counter and was not heard of.
+    /// One bit for every server that was asked to raise its counter and has not answered.
     open: u8,
-    /// The highest fence that a server was asked for before, and was not heard of.
+    /// The highest fence that was requested from a server before, without an answer.
     floor: u8,
 }
 
@@ -84,13 +84,13 @@ enum Who {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Event {
     Ask(Who),
-    /// The question arrives, now or much later; the answer is heard or lost.
+    /// The request arrives, now or much later; the answer arrives or is lost.
     Grant {
         who: Who,
         server: usize,
         heard: bool,
     },
-    /// Somebody whom a majority let in asks the servers to raise their counters.
+    /// A claim that a majority granted asks the servers to raise their counters.
     Choose(Who),
     /// That arrives.
     Raise {
@@ -106,7 +106,7 @@ enum Event {
     },
     /// A reader leaves, or gives up.
     Leave(usize),
-    /// A lock is given back at a server, or runs out.
+    /// A lock is released at a server, or expires.
     Vanish {
         who: Who,
         server: usize,
@@ -145,7 +145,7 @@ impl Server {
 }
 
 impl Client {
-    /// How many told us so.
+    /// How many returned this counter.
     fn count(&self, fence: u8) -> usize {
         self.told.iter().filter(|told| **told == fence).count()
     }
@@ -154,14 +154,14 @@ impl Client {
         self.told.iter().filter(|told| **told != UNKNOWN).count()
     }
 
-    /// The highest that was told; the clock where there was no counter.
+    /// The highest counter returned; the clock if there was no counter.
     fn highest(&self) -> u8 {
         let told = self.told.iter().enumerate().filter(|(_, told)| **told != UNKNOWN);
         told.map(|(at, told)| if *told == 0 { clock(at) } else { *told }).max().unwrap_or(0)
     }
 }
 
-/// Where a server without a counter begins.
+/// The first counter of a server without one.
 fn clock(server: usize) -> u8 {
     3 + server as u8 % 2
 }
@@ -172,12 +172,12 @@ struct Protocol {
     skews: &'static [[u8; SERVERS]],
 }
 
-/// Counters that are not in step, or not there, as lost messages and first uses leave them.
+/// Counters that differ or are missing, as after lost messages and first uses.
 const SKEWS: [[u8; SERVERS]; 6] =
     [[1, 1, 1], [1, 1, 2], [1, 2, 2], [0, 1, 1], [0, 0, 1], [0, 0, 0]];
 
 impl Protocol {
-    /// With what a reader would be content now.
+    /// The fence that a reader would accept now.
     fn readable(&self, reader: &Client) -> Option<u8> {
         let asked_for = match reader.step {
             Step::Voting => 0,
@@ -242,7 +242,7 @@ impl Model for Protocol {
         for who in &EVERYONE[..=self.readers] {
             let who = *who;
             let now = state.client(who);
-            // The readers are alike: the first one asks first.
+            // The readers are interchangeable: the first one asks first.
             let is_next = who != Who::Reader(1) || state.readers[0].step != Step::Idle;
             if now.step == Step::Idle && is_next {
                 events.push(Event::Ask(who));
@@ -273,7 +273,7 @@ impl Model for Protocol {
                     }
                 }
                 for fence in (0..8).filter(|fence| now.raising[server] & (1 << fence) != 0) {
-                    // One that changes nothing and is not heard might as well be lost.
+                    // A request that changes nothing and is not answered might as well be lost.
                     if there.is_held_by(who) {
                         events.push(Event::Raise { who, server, fence, heard: false });
                     }
@@ -362,7 +362,7 @@ impl Model for Protocol {
         {
             next.writer.step = Step::Holding(fence);
         }
-        // What nobody will look at any more need not tell states apart.
+        // What is never read again need not distinguish states.
         for who in EVERYONE {
             let client = next.client_mut(who);
             if matches!(client.step, Step::Holding(_) | Step::Over) {
@@ -435,7 +435,7 @@ fn assert_sound(readers: usize, skews: &'static [[u8; SERVERS]]) {
 }
 
 #[test]
-fn readers_that_are_in_together_carry_one_fence() {
+fn readers_that_hold_together_carry_one_fence() {
     // The others pass as well, and take as long again.
     assert_sound(2, &[[1, 1, 2], [0, 0, 1]]);
 }
@@ -459,11 +459,11 @@ fn with_the_highest_counter_of_a_majority_readers_carry_different_fences() {
 }
 
 #[test]
-fn when_a_counter_moves_beside_other_readers_they_carry_different_fences() {
+fn when_a_counter_changes_under_other_readers_they_carry_different_fences() {
     assert_unsound(Variant::RaisedBesideOthers);
 }
 
 #[test]
-fn a_reader_that_forgets_what_it_asked_for_may_carry_another_fence_than_the_rest() {
+fn a_reader_that_forgets_what_it_requested_may_carry_another_fence_than_the_rest() {
     assert_unsound(Variant::ForgetsWhatItAsked);
 }

@@ -1,4 +1,4 @@
-//! Several Redis servers that know nothing of each other, and what can happen to one of them.
+//! Several independent Redis servers, and what can happen to one of them.
 #![allow(dead_code, reason = "each test program uses some of it")]
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -22,7 +22,7 @@ impl Servers {
         Self((0..count).map(|_| Server::start()).collect())
     }
 
-    /// Takes servers that were started.
+    /// Uses servers that were started already.
     pub(crate) fn of(servers: Vec<Server>) -> Self {
         Self(servers)
     }

@@ -1,5 +1,5 @@
 //! PostgreSQL and MariaDB with every strategy: killed connections, crashes, freezes, lost replies,
-//! waiters that were stopped, transactions in the way, and crowds.
+//! stopped waiters, blocking transactions, and heavy contention.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -15,16 +15,16 @@ use tokio::time::{sleep, timeout};
 
 use crate::{replies, schema};
 
-/// Long enough that a busy machine does not end a lease by accident.
+/// Long enough that a busy machine does not let a lease expire by accident.
 pub(super) const LEASE: Duration = Duration::from_secs(3);
 
-/// How long something may take that takes a moment, on a busy machine.
+/// How long something immediate may take on a busy machine.
 pub(super) const SOON: Duration = Duration::from_secs(30);
 
 /// Every test once for each database: its kind, its strategies that bind a lock to a connection,
-/// statements that have the row of a key in their way for longer than a lock is waited for, and how a
-/// transaction is guarded, and kept open for longer than any call may take; then tables of an earlier
-/// version, and what makes those that are there into tables of a later one.
+/// statements that block the row of a key for longer than the row lock timeout, and how a
+/// transaction is guarded, and kept open for longer than any call may take; then tables of an
+/// earlier version, and what turns the existing ones into tables of a later one.
 macro_rules! databases {
     ($($module:ident: $server:ident, $bound:expr, $in_the_way:expr, $guard:expr, $linger:expr,
        $first:expr, $later:expr;)*) => {$(
@@ -33,7 +33,7 @@ macro_rules! databases {
 
             const BOUND: [&str; 2] = $bound;
 
-            /// One server for all tests that do not hurt it; each has a database of its own.
+            /// One server for all tests that do not harm it; each has its own database.
             fn server() -> &'static $server {
                 static SERVER: OnceLock<$server> = OnceLock::new();
                 SERVER.get_or_init(<$server>::start)
@@ -193,7 +193,7 @@ async fn stopped_waiter<D: Dialect>(server: &DatabaseServer<D>, way: &str, progr
     until("the waiter is blocked", || server.busy_sessions(database(&url)) == 1).await;
     waiter.stop();
     guard.release().await.unwrap();
-    // The server gave it to the one who is stopped, and then ended that silent session.
+    // The server granted it to the stopped one, and then ended that silent session.
     let next = client.mutex("key").ttl(LEASE).acquire_within(SOON).await.unwrap();
     waiter.resume();
     let fence = next.fence().get();
@@ -206,7 +206,7 @@ async fn crashed_server_remembers<D: Dialect>(server: DatabaseServer<D>, bound: 
     let client = Client::connect(&url).await.unwrap();
     let guard = client.mutex("held").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     let fence = guard.fence();
-    // A crash may forget a release, which then counts when its lease ends.
+    // A crash may lose a release, which then takes effect when its lease expires.
     let free = client.mutex("free").ttl(LEASE).acquire().await.unwrap();
     let before = free.fence();
     free.release().await.unwrap();
@@ -272,7 +272,8 @@ async fn crashes_under_load<D: Dialect>(server: DatabaseServer<D>, bound: [&str;
         let judged = load.judge().await;
         println!("{way}: {} grants, {} overlaps", judged.grants, judged.overlaps);
         assert!(judged.violations.is_empty(), "{way}: {:#?}", judged.violations);
-        // A crash frees what connections hold before their holders are told; leases it remembers.
+        // A crash frees the locks of connections before their holders are signalled; leases survive
+        // it.
         assert!(judged.overlaps == 0 || way != "lease", "{} overlaps", judged.overlaps);
     }
 }
@@ -313,7 +314,7 @@ async fn transaction_in_the_way<D: Dialect>(
     foreign.join().unwrap();
 }
 
-/// A holder gave its locks back while a transaction that they guard was still open.
+/// A holder released its locks while a transaction that they guard was still open.
 async fn guarded_transaction<D: Dialect>(
     server: &'static DatabaseServer<D>,
     bound: [&str; 2],
@@ -398,7 +399,7 @@ async fn crowd<D: Dialect>(server: &DatabaseServer<D>, program: &Program) {
     for mut holder in crowd {
         let (fences, inside) = (fences.clone(), inside.clone());
         tasks.spawn(async move {
-            // A process that meets an error says so, which ends this with a panic that shows it.
+            // A process that gets an error reports it, which ends this with a panic that shows it.
             loop {
                 let fence = holder.granted().await;
                 let alone = inside.try_lock().expect("another process is in as well");

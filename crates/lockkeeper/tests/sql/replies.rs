@@ -1,8 +1,9 @@
-//! The reply to every statement is lost once, one after the other: the effect happened, nobody heard.
+//! The reply to every statement is lost once, one after the other: the statement takes effect, but
+//! its answer is lost.
 //!
-//! The same few things are done again and again through a proxy that swallows the first reply, then the
-//! second, and so on, until there is none left to swallow. Whichever it was, callers are served or told
-//! what happened, there are never two holders, and nothing is left behind.
+//! The same few operations are repeated through a proxy that drops the first reply, then the
+//! second, and so on, until there is none left to drop. Whichever it was, callers succeed or get an
+//! error, there are never two holders, and nothing is left behind.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +15,10 @@ use tokio::time::{sleep, timeout};
 
 use crate::faults::{LEASE, SOON, strategy};
 
-/// Longer than anything is waited for: what frees such a lock is not its end.
+/// Longer than any wait: such a lock is not freed by expiring.
 const LONG: Duration = Duration::from_secs(300);
 
-/// How many replies are lost at a time, each in a run of its own, with keys of its own.
+/// How many replies are lost at a time, each in a separate run, with its own keys.
 const AT_ONCE: usize = 12;
 
 pub(super) async fn every_reply_is_lost_once<D: Dialect>(
@@ -42,7 +43,7 @@ pub(super) async fn every_reply_is_lost_once<D: Dialect>(
     }
 }
 
-/// Says whether there was such a reply.
+/// Returns whether there was such a reply.
 async fn run_without_a_reply(proxy: Proxy, url: String, witness: Client, nth: usize) -> bool {
     proxy.swallow_reply_after(nth);
     let keys = [format!("long {nth}"), format!("short {nth}")];
@@ -71,8 +72,8 @@ async fn run_without_a_reply(proxy: Proxy, url: String, witness: Client, nth: us
     was_lost
 }
 
-/// What two clients do with two locks. The last fence of the first, or nothing if one of them was told
-/// of an error.
+/// The operations of two clients on two locks. The last fence of the first, or `None` if one of
+/// them got an error.
 async fn a_bit_of_everything(url: &str, [long, short]: &[String; 2]) -> Option<Fence> {
     let (one, other) = (told(Client::connect(url).await)?, told(Client::connect(url).await)?);
     let short = told(one.mutex(short).ttl(LEASE).acquire().await)?;
@@ -80,7 +81,7 @@ async fn a_bit_of_everything(url: &str, [long, short]: &[String; 2]) -> Option<F
     if let Some(seen) = told(other.inspect(long).await)? {
         assert!(seen.holders.len() == 1, "{seen:?}");
     }
-    // A lock that a connection holds is lost with it, a while before its holder is told.
+    // A lock that a connection holds is lost with it, a while before its holder is signalled.
     if let Some(second) = told(other.mutex(long).ttl(LONG).try_acquire().await)? {
         let may_be = !url.ends_with("lease") && second.fence() > first.fence();
         assert!(may_be, "{url}: two hold {long}");
@@ -98,7 +99,7 @@ async fn a_bit_of_everything(url: &str, [long, short]: &[String; 2]) -> Option<F
     told(second.release().await)?;
     third.check().unwrap();
     told(third.release().await)?;
-    // Once more by the same client: there may be a shorter way for that.
+    // Once more by the same client: there may be a fast path for that.
     let fourth = told(one.mutex(long).ttl(LONG).acquire().await)?;
     let last = fourth.fence();
     told(fourth.release().await)?;
@@ -117,7 +118,7 @@ async fn renewed_or_lost(guard: &Guard) {
     }
 }
 
-/// What an operation came to. An error must be one that says what to do: try again.
+/// The outcome of an operation. An error must be retryable.
 fn told<T>(answer: Result<T>) -> Option<T> {
     answer
         .inspect_err(|error| {

@@ -1,4 +1,4 @@
-//! Tables that another version of lockkeeper made.
+//! Tables that another version of lockkeeper created.
 
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::Severity;
@@ -7,8 +7,8 @@ use lockkeeper_testkit::server::{DatabaseServer, Dialect};
 
 use crate::faults::database;
 
-/// What the first builds made, before a lock's row could name its holder; and two locks that are held: a
-/// mutex, and two permits of three. The fence of a free lock is far ahead of the clock.
+/// What the first builds created, before a lock's row could name its holder; and two locks that are
+/// held: a mutex, and two permits of three. The fence of a free lock is far ahead of the clock.
 pub(super) const FIRST_OF_POSTGRES: &str = r#"
     CREATE TABLE lockkeeper_lock (
       key text COLLATE "C" PRIMARY KEY, fence bigint NOT NULL,
@@ -56,11 +56,11 @@ pub(super) const FIRST_OF_MARIADB: &str = r"
               UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, 'somebody');
 ";
 
-/// Statements that make the tables those of a later version.
+/// Statements that turn the tables into those of a later version.
 pub(super) const LATER_OF_POSTGRES: &str = "CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 99'";
 pub(super) const LATER_OF_MARIADB: &str = "UPDATE lockkeeper_version SET version = 99";
 
-/// Why the tables at a place are not used.
+/// Why the tables at a URL are refused.
 async fn refusal(url: &str) -> String {
     let refused = Client::connect(url).await.expect_err("they have another version");
     assert!(!refused.is_retryable(), "{refused}");
@@ -101,11 +101,11 @@ pub(super) async fn a_later_version<D: Dialect>(server: &DatabaseServer<D>, late
     server.sql(database(&url), later);
     let told = refusal(&url).await;
     assert!(told.contains("version 99") && told.contains("newer lockkeeper"), "{told}");
-    // One that was connected before is told by its doctor.
+    // A client that was connected before learns it from its doctor.
     let findings = client.doctor().await.unwrap();
     let problem = findings.iter().find(|finding| finding.what.contains("version 99"));
     assert_eq!(problem.map(|finding| finding.severity), Some(Severity::Problem), "{findings:?}");
-    // It is not taken back by accident.
+    // It is not downgraded by accident.
     let schema = engines::schema(&Endpoint::parse(&url).unwrap()).unwrap();
     let run = D::client(server.address().port(), database(&url), schema).output().unwrap();
     let said = String::from_utf8_lossy(&run.stderr);

@@ -33,7 +33,7 @@ storms! {
     a_storm_on_rows_of_mariadb: Mariadb, "row", &[Kind::Mutex, Kind::Fair];
 }
 
-/// Rows in the wrong order: we take the lock's row first.
+/// Rows in the wrong order: we lock the lock's row first.
 const DEADLOCK: &str = "BEGIN; SELECT token FROM lockkeeper_claim FOR UPDATE;
                         SELECT fence FROM lockkeeper_lock FOR UPDATE; COMMIT";
 
@@ -53,7 +53,7 @@ async fn rage<D: Dialect>(server: DatabaseServer<D>, way: &str, kinds: &[Kind]) 
     let plan = Plan { kinds: kinds.to_vec(), ..Plan::default() };
     let mut storm = Storm::start(&Program::test(module_path!()), &urls, plan);
     let (server, name) = (&server, &*name);
-    // What such a statement answers does not matter here, nor whether it is the one that gives way.
+    // The result of such a statement does not matter here, nor whether it is the deadlock victim.
     let say = move |statement: &str| drop(D::client(port, name, statement).output());
     let mut faults = [
         Fault::new("connections ended", move || async move {
@@ -77,6 +77,7 @@ async fn rage<D: Dialect>(server: DatabaseServer<D>, way: &str, kinds: &[Kind]) 
     let judgement = storm.judge(&format!("{url}?strategy={way}")).await;
     println!("{way}: {judgement}");
     assert!(judgement.grants > 0 && judgement.violations.is_empty(), "{way}: {judgement}");
-    // A server frees what a connection holds as soon as that one ends, and its holder is told later.
+    // A server frees the locks of a connection as soon as it ends, and the holder is signalled
+    // later.
     assert!(judgement.overlaps.is_empty() || way != "lease", "{way}: {judgement}");
 }

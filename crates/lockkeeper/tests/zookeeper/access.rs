@@ -26,7 +26,7 @@ async fn tls_is_checked_on_both_sides_and_users_are_proved_by_sasl() {
     let guard = client.mutex("key").acquire().await.unwrap();
     let findings = client.doctor().await.unwrap();
     assert!(findings.iter().all(|finding| finding.severity < Severity::Problem), "{findings:#?}");
-    // The servers know whose it is, and let nobody else touch it.
+    // The servers know its owner, and let no other user touch it.
     let plain = format!("zookeeper://{user}@{}/locks?auth=sasl", servers.hosts());
     let same = Client::connect(plain).await.unwrap();
     assert!(same.mutex("key").try_acquire().await.unwrap().is_none());
@@ -36,7 +36,7 @@ async fn tls_is_checked_on_both_sides_and_users_are_proved_by_sasl() {
     guard.release().await.unwrap();
 
     for refused in [
-        // Without a certificate of our own, with an authority that did not sign, in plain text.
+        // Without a certificate of our own, with a CA that did not sign, in plain text.
         format!("zookeepers://{host}/locks?session=10s&ca={ca}"),
         format!("zookeepers://{host}/locks?session=10s&ca={cert}&cert={cert}&key={key}"),
         format!("zookeeper://{host}/locks?session=1s"),

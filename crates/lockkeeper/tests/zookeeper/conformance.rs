@@ -11,7 +11,7 @@ use zookeeper_client as zk;
 /// Short, but long enough for a busy machine.
 const SESSION: Duration = Duration::from_secs(6);
 
-/// A tree of its own in servers that all cases share: a JVM for each would take minutes.
+/// A separate root on servers that all cases share: a JVM for each would take minutes.
 fn store(servers: &'static OnceLock<Ensemble>, start: fn() -> Ensemble) -> Store {
     let root = format!("conformance/{}", fastrand::u64(..));
     let url = servers.get_or_init(start).url(&root, SESSION);
@@ -29,7 +29,7 @@ fn store(servers: &'static OnceLock<Ensemble>, start: fn() -> Ensemble) -> Store
     store
 }
 
-/// What an application may keep at the path of a lock.
+/// Application data at the path of a lock.
 struct Data {
     what: &'static str,
     value: &'static [u8],

@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 /// Long enough for a busy machine to renew in time, short enough to wait for its end.
 const SESSION: Duration = Duration::from_secs(8);
 
-/// How long something may take that ends.
+/// How long something finite may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn single() -> Ensemble {
@@ -25,7 +25,7 @@ async fn three() -> Ensemble {
     spawn_blocking(Ensemble::three).await.expect("servers can be started")
 }
 
-/// A client whose way to the first server can be broken.
+/// A client whose connection to the first server can be broken.
 async fn through_a_proxy(servers: &Ensemble, root: &str) -> (Client, Proxy) {
     let target = (std::net::Ipv4Addr::LOCALHOST, servers[0].port()).into();
     let proxy = Proxy::start(target).await;
@@ -33,12 +33,13 @@ async fn through_a_proxy(servers: &Ensemble, root: &str) -> (Client, Proxy) {
     (Client::connect(url).await.unwrap(), proxy)
 }
 
-/// Holders at work: they touch a resource that refuses outdated fences, and stop when they are told.
+/// Working holders: they access a resource that rejects stale fences, and stop when they are
+/// signalled.
 async fn work(client: Client, key: String, world: Arc<World>) {
     let owner = format!("{:?}", tokio::task::id());
     while !world.over.load(Ordering::Relaxed) {
         let called = world.recorder.now();
-        // While no majority is there, nobody can be let in.
+        // Without a majority, nothing can be granted.
         let Ok(guard) = client.mutex(&key).acquire_within(PATIENCE).await else { continue };
         let mark = world.recorder.granted(&guard, &owner, SESSION / 2, called, None);
         let (object, fence) = ((key.clone(), 0), guard.fence().get());
@@ -72,7 +73,7 @@ struct World {
 }
 
 impl World {
-    /// Waits until so many more locks were held and given back.
+    /// Waits until this many more locks were acquired and released.
     async fn goes_on(&self, more: usize) {
         let wanted = self.cycles.load(Ordering::Relaxed) + more;
         let going = async {
@@ -139,7 +140,7 @@ async fn a_session_leaves_a_silent_server_in_time_and_keeps_its_locks() {
     let connected = servers.connected().expect("our session is somewhere");
     servers[connected].pause();
     let paused = Instant::now();
-    // Longer than the servers would keep a session that they do not hear of.
+    // Longer than the servers would keep a silent session.
     while paused.elapsed() < Duration::from_secs(18) {
         guard.check().expect("it moved to the other server");
         sleep(Duration::from_millis(100)).await;
@@ -175,7 +176,7 @@ async fn a_silent_server_without_another_loses_the_lock_and_the_next_session_get
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_holder_behind_a_black_hole_is_told_before_the_next_one_is_let_in() {
+async fn a_holder_behind_a_black_hole_is_signalled_before_the_next_grant() {
     let servers = single().await;
     for way in [Way::ToServer, Way::ToClient] {
         let root = format!("hole-{way:?}");
@@ -206,7 +207,7 @@ async fn replies_that_are_lost_cost_time_and_nothing_else() {
     let other = Client::connect(servers.url("lost", SESSION)).await.unwrap();
     let mut last = 0;
     for _ in 0..4 {
-        // To a creation, and to what is asked with it.
+        // To a creation, and to what is requested with it.
         proxy.swallow_replies(1);
         let guard = client.mutex("key").acquire_within(PATIENCE).await.unwrap();
         proxy.heal().await;
@@ -246,7 +247,7 @@ async fn creations_and_deletions_that_fall_into_a_black_hole_leave_nothing_behin
         let guard = client.mutex("key").acquire_within(PATIENCE).await.unwrap();
         let seen = other.inspect("key").await.unwrap().expect("it is held");
         assert_eq!((seen.holders.len(), seen.waiters.map(|line| line.len())), (1, Some(0)));
-        // A deletion: nobody hears of it, and the lock is free in the end.
+        // A deletion: the reply is lost, and the lock is free in the end.
         proxy.hold(way);
         let mut released = tokio::spawn(guard.release());
         let early = timeout(Duration::from_millis(300), &mut released).await;

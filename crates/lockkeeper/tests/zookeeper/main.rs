@@ -1,4 +1,4 @@
-//! Everything that is tested against real ZooKeeper servers.
+//! All tests against real ZooKeeper servers.
 
 #[cfg(feature = "zookeeper-tls")]
 mod access;

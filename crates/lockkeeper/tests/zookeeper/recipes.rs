@@ -1,4 +1,4 @@
-//! Locks shared with others who follow the same recipes, and what a line of many costs.
+//! Locks shared with other clients of the same recipes, and the cost of a long queue.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,7 +24,7 @@ async fn single() -> Ensemble {
     spawn_blocking(Ensemble::single).await.expect("a server can be started")
 }
 
-/// Somebody else's client.
+/// A foreign client.
 async fn stranger(servers: &Ensemble) -> zk::Client {
     zk::Client::connect(&servers.hosts()).await.unwrap()
 }
@@ -45,7 +45,7 @@ async fn a_mutex_is_shared_with_a_curator_client_in_queue_order() {
     let client = Client::connect(servers.url("locks", SESSION)).await.unwrap();
     let curator = stranger(&servers).await;
     let guard = client.mutex("orders").acquire().await.unwrap();
-    // It stands behind us, and finds us first in the order of names that it sorts by.
+    // It is behind us, and finds us first in its own sort order of names.
     let path = "/locks/orders/_c_53345f98-9423-4e0c-a7b5-9f819e3ec2e1-lock-";
     let (_, sequence) = curator.create(path, b"10.0.0.7", &EPHEMERAL).await.unwrap();
     let mut children = curator.list_children("/locks/orders").await.unwrap();
@@ -80,7 +80,7 @@ async fn permits_are_shared_with_a_curator_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn curators_revocation_is_heard_and_a_deleted_node_is_noticed_at_once() {
+async fn curators_revocation_and_a_deleted_node_are_noticed_at_once() {
     let servers = single().await;
     let client = Client::connect(servers.url("locks", SESSION)).await.unwrap();
     let curator = stranger(&servers).await;
@@ -118,7 +118,7 @@ async fn a_directory_that_was_removed_meanwhile_is_made_again_and_fences_still_r
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_of_a_user_are_closed_to_others_and_a_wrong_password_is_no_secret() {
+async fn nodes_of_a_user_are_closed_to_others_and_a_wrong_password_is_reported() {
     let servers = single().await;
     let url = |user: &str| format!("zookeeper://{user}@{}/closed?session=10s", servers.hosts());
     let client = Client::connect(url("me:canary")).await.unwrap();
@@ -132,7 +132,7 @@ async fn nodes_of_a_user_are_closed_to_others_and_a_wrong_password_is_no_secret(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctor_says_what_is_there_and_what_is_not() {
+async fn the_doctor_reports_what_is_right_and_what_is_missing() {
     let servers = single().await;
     let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("zookeeper://{},{dead}/doctor?session=10h", servers.hosts());
@@ -165,7 +165,7 @@ async fn more_than_a_request_may_hold_is_renewed_all_the_same() {
         let lock = client.semaphore(key(n), 1_000).permits(1_000);
         guards.push(lock.acquire_within(PATIENCE).await.unwrap());
     }
-    // Longer than what is not renewed would last.
+    // Longer than an unrenewed lock would last.
     let held = tokio::time::Instant::now();
     while held.elapsed() < session * 3 / 5 {
         for guard in &guards {
@@ -173,7 +173,7 @@ async fn more_than_a_request_may_hold_is_renewed_all_the_same() {
         }
         sleep(Duration::from_millis(50)).await;
     }
-    // One permit less, and the whole hold is gone, and no other.
+    // With one permit less, the whole hold is gone, and no other.
     let observer = stranger(&servers).await;
     let dir = format!("/many/{}/leases", key(3));
     let name = observer.list_children(&dir).await.unwrap().pop().unwrap();
@@ -191,7 +191,7 @@ async fn more_permits_than_a_request_may_hold_are_refused_with_their_number() {
     let before = servers[0].received();
     let refused = client.semaphore("gpu", 20_000).permits(8_000).note("why").acquire().await;
     let Err(Error::Unsupported { what, .. }) = refused else { panic!("{refused:?}") };
-    // Two packets more are those of these questions themselves.
+    // Two more packets are those of these queries themselves.
     assert!(servers[0].received() <= before + 2, "it was asked for");
     let number = what.split_whitespace().filter_map(|word| word.parse::<u32>().ok()).min();
     let most = number.unwrap_or_else(|| panic!("no number in {what:?}"));
@@ -203,13 +203,13 @@ async fn more_permits_than_a_request_may_hold_are_refused_with_their_number() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_who_asks_for_another_kind_disturbs_nobody() {
+async fn a_claim_of_another_kind_disturbs_no_other() {
     let servers = single().await;
     for kind in ["write", "semaphore"] {
         let url = servers.url(kind, SESSION);
         let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let mut rightful = JoinSet::new();
-        // So many that there is always one of them in the queue.
+        // So many that one of them is always in the queue.
         for _ in 0..8 {
             let client = Client::connect(&url).await.unwrap();
             let over = over.clone();
@@ -246,7 +246,7 @@ async fn one_who_asks_for_another_kind_disturbs_nobody() {
         for _ in 0..300 {
             match lock().try_acquire().await {
                 Err(Error::Conflict { .. }) => refused += 1,
-                // It may come when nobody is there, or at the same moment as somebody else.
+                // It may arrive at an empty queue, or at the same moment as another.
                 Ok(Some(guard)) => {
                     entered += 1;
                     drop(guard.release().await);
@@ -275,7 +275,7 @@ async fn one_who_asks_for_another_kind_disturbs_nobody() {
             errors.len()
         );
         assert!(refused > 100, "{refused}");
-        // Nobody is refused but by one who is inside, and that is over in a moment.
+        // A claim is refused only because of a holder, and that is over in a moment.
         let told = errors.first().cloned().unwrap_or_default();
         assert!(entered > 0 || errors.is_empty(), "{} errors: {told}", errors.len());
         assert!(errors.len() * 20 <= grants, "{} errors beside {grants}: {told}", errors.len());
@@ -308,7 +308,7 @@ async fn what_kazoo_holds_as_another_kind_is_refused() {
             assert!(found.contains("kazoo"), "{found}");
         }
         let mut left = kazoo.list_children(&dir).await.unwrap();
-        // An empty container goes by itself.
+        // An empty container is removed by the servers.
         left.retain(|name| name != "locks");
         assert_eq!(left.len(), 1, "{left:?}");
     }
@@ -326,7 +326,7 @@ async fn fill_queue(engine: &Arc<dyn Engine>, key: &str, many: usize) -> Vec<Box
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_waiters_of_whom_some_give_up_are_served_in_order_and_leave_nothing() {
+async fn a_thousand_waiters_some_of_which_give_up_are_served_in_order_and_leave_nothing() {
     let servers = single().await;
     let engine = open(&servers, "line").await;
     let mut holder = claim(&engine, "key");
@@ -380,7 +380,7 @@ async fn a_hand_off_costs_as_many_requests_with_500_waiters_as_with_5() {
         let key = format!("key {many}");
         let mut holder = claim(&engine, &key);
         holder.attempt(Clock::System.now()).await.unwrap().expect("it is free");
-        // Everyone listens; so many tasks wait that the next one hears of it first.
+        // All of them listen; so many tasks wait that the next one is notified first.
         let mut waiters = std::collections::VecDeque::new();
         for mut claim in fill_queue(&engine, &key, many).await {
             waiters.push_back(tokio::spawn(async move {
@@ -428,7 +428,7 @@ async fn a_node_that_does_not_end_with_a_session_is_no_lock() {
         timeout(PATIENCE, client.mutex("orders").acquire()).await.expect("it is not waited for");
     let Err(Error::Conflict { found, .. }) = refused else { panic!("{refused:?}") };
     assert!(found.contains("/locks/orders/lock-0000000007"), "{found}");
-    // Nor is one that was put between a holder and those who come.
+    // Nor is one that was put between a holder and later arrivals.
     let holder = Client::connect(servers.url("locks", SESSION)).await.unwrap();
     let guard = holder.mutex("key").acquire().await.unwrap();
     application.create("/locks/key/lock-0000000050", b"", &persistent).await.unwrap();

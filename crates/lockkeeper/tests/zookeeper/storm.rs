@@ -21,7 +21,7 @@ fn helper_process() {
 async fn a_storm_on_three_servers() {
     let servers = spawn_blocking(Ensemble::three).await.expect("servers can be started");
     let direct = servers.url("storm", SESSION);
-    // Every process has ways of its own to all servers.
+    // Every process has its own connections to all servers.
     let (mut proxies, mut urls) = (Vec::new(), Vec::new());
     for _ in 0..4 {
         let mut hosts = Vec::new();

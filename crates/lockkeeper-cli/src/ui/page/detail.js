@@ -61,10 +61,12 @@ function content(engine, key, answer, actions) {
 
 const fact = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
 
+/** A table; on a phone every row becomes a card, whose cells are named by `data-name`. */
 function table(label, heading, rows) {
-  const cells = (row) => el("tr", {}, row.map((cell) => el("td", {}, cell)));
-  return el("table", { "aria-label": label },
-    el("thead", {}, el("tr", {}, heading.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, rows.map(cells)));
+  const cells = (row) => el("tr", { role: "row" }, row.map((cell, n) => el("td", { role: "cell", "data-name": heading[n] }, cell)));
+  const names = heading.map((name) => el("th", { role: "columnheader", scope: "col" }, name));
+  return el("table", { role: "table", "aria-label": label },
+    el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, names)), el("tbody", { role: "rowgroup" }, rows.map(cells)));
 }
 
 function holders(list) {

@@ -9,7 +9,7 @@ const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// Somebody who asked at `from - 1` and held from `from` to `to`.
+/// A holder that asked at `from - 1` and held from `from` to `to`.
 fn held(owner: &str, mode: Mode, fence: u64, from: u64, to: u64) -> Acquisition {
     Acquisition {
         key: "key".to_owned(),
@@ -46,7 +46,7 @@ macro_rules! assert_found {
     ($found:expr, $pattern:pat) => {
         let found = $found;
         assert!(matches!(&found[..], [$pattern]), "{found:#?}");
-        // Every violation can be read by people.
+        // Every violation has a readable message.
         assert!(found[0].to_string().len() > 20);
     };
 }
@@ -72,7 +72,7 @@ fn two_at_the_same_time_are_found() {
 }
 
 #[test]
-fn one_who_never_leaves_overlaps_everybody() {
+fn a_holder_that_never_releases_overlaps_all_others() {
     let forever = Acquisition { release: None, ..held("a", Mode::Mutex, 1, 10, 20) };
     let later = held("b", Mode::Mutex, 2, 1_000_000, 1_000_001);
     assert_found!(judge([forever, later]), Violation::Overlap(_));
@@ -102,7 +102,7 @@ fn readers_share_and_a_writer_does_not() {
 }
 
 #[test]
-fn an_owner_overlaps_itself_but_nobody_else() {
+fn an_owner_may_overlap_itself_but_no_other() {
     let outer = held("a", Mode::Write, 1, 10, 30);
     let inner = held("a", Mode::Write, 1, 15, 20);
     assert_eq!(judge([outer.clone(), inner.clone()]), []);
@@ -136,7 +136,7 @@ fn a_permit_has_one_holder() {
 }
 
 #[test]
-fn a_signal_after_the_next_was_let_in_is_late() {
+fn a_signal_after_the_next_grant_is_late() {
     let mut a = held("a", Mode::Mutex, 1, 10, 40);
     a.lost = Some(ms(21));
     let b = Acquisition { admitted: Some(ms(20)), ..held("b", Mode::Mutex, 2, 22, 30) };
@@ -151,7 +151,8 @@ fn fences_must_differ_and_rise() {
         judge([held("a", Mode::Mutex, 7, 10, 20), held("b", Mode::Mutex, 6, 30, 40)]),
         Violation::FenceOrder(_)
     );
-    // Asked for before the other was given: the order is open, but not that both have one fence.
+    // Requested before the other was granted: either order is right, but not the same fence for
+    // both.
     let early = |fence| Acquisition { called: ms(1), ..held("b", Mode::Mutex, fence, 30, 40) };
     assert_eq!(judge([held("a", Mode::Mutex, 7, 10, 20), early(6)]), []);
     assert_found!(
@@ -173,7 +174,7 @@ fn a_reader_may_repeat_a_writers_fence_and_a_writer_may_not_repeat_a_readers() {
 }
 
 #[test]
-fn one_who_was_evicted_has_until_the_end_of_its_lease() {
+fn an_evicted_holder_has_until_the_end_of_its_lease() {
     let evictions = vec![Eviction { key: "key".to_owned(), fence: 1, at: ms(50) }];
     let judge = |end| {
         let acquisitions =

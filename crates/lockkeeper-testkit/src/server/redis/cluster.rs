@@ -1,4 +1,4 @@
-//! Servers that share the slots among them.
+//! Servers that share the slots of a Cluster.
 
 use std::process::Command;
 
@@ -22,10 +22,10 @@ impl Cluster {
         Self::with_replicas(1)
     }
 
-    /// Starts three masters, each with so many replicas.
+    /// Starts three masters, each with this many replicas.
     ///
     /// # Panics
-    /// As [`start`](Cluster::start).
+    /// Same as [`start`](Cluster::start).
     pub fn with_replicas(each: usize) -> Self {
         let clustered = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
         let more = ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"];
@@ -40,7 +40,7 @@ impl Cluster {
         cluster
     }
 
-    /// Waits until every server agrees that all is well.
+    /// Waits until every server agrees that the cluster is healthy.
     ///
     /// # Panics
     /// When that takes too long.
@@ -58,12 +58,12 @@ impl Cluster {
         });
     }
 
-    /// Where it is, as clients write it.
+    /// Its URL.
     pub fn url(&self) -> String {
         format!("redis+cluster://{}", hosts(&self.servers))
     }
 
-    /// The server that has the slot of a key, once there is one.
+    /// The server that owns the slot of a key, once there is one.
     ///
     /// # Panics
     /// When there is none for too long.

@@ -1,4 +1,4 @@
-//! What applications keep in Redis, of which some looks like a lock at first sight.
+//! Application data in Redis, some of which looks like a lock at first sight.
 
 use crate::conformance::Store;
 
@@ -57,7 +57,7 @@ pub fn with_data(
     store
 }
 
-/// Whether a key ends, and whether somebody has changed when.
+/// Whether a key expires, and whether its expiry was changed.
 fn lasting(left: &str) -> &'static str {
     match left.trim().parse::<i64>() {
         Ok(-1) => " never ends",

@@ -1,4 +1,4 @@
-//! Redis: one server, servers that fail over by sentinels, servers that share the slots of a Cluster.
+//! Redis: a single server, servers with failover by sentinels, and a Cluster.
 
 mod cluster;
 mod data;

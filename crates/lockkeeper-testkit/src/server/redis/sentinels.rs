@@ -1,4 +1,4 @@
-//! Servers that fail over by sentinels.
+//! Servers with failover by sentinels.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use crate::server::{eventually, eventually_within, hosts};
 /// One master, two replicas and three sentinels.
 #[derive(Debug)]
 pub struct Sentinels {
-    /// The master at first, and the replicas.
+    /// The initial master, and the replicas.
     pub servers: Vec<Server>,
-    /// Those who watch over them.
+    /// The sentinels that monitor them.
     pub sentinels: Vec<Server>,
 }
 
@@ -66,14 +66,15 @@ impl Sentinels {
         ))
     }
 
-    /// Where they are, as clients write it.
+    /// Its URL.
     pub fn url(&self) -> String {
         format!("redis+sentinel://{}/main", hosts(&self.sentinels))
     }
 
     /// The server that is the master now.
     ///
-    /// After failovers in quick succession sentinels may name a replica; they take half a minute to notice.
+    /// After failovers in quick succession, sentinels may name a replica; they take half a minute
+    /// to notice.
     ///
     /// # Panics
     /// When there is none for a minute.

@@ -9,10 +9,10 @@ use crate::ports::free_port;
 use crate::server::supervised::{Home, Supervised};
 use crate::server::{connect, program};
 
-/// What keeps nothing on disk.
+/// Settings that keep nothing on disk.
 pub const VOLATILE: [&str; 4] = ["--save", "", "--appendonly", "no"];
 
-/// What keeps every write on disk.
+/// Settings that keep every write on disk.
 pub const DURABLE: [&str; 6] = ["--save", "", "--appendonly", "yes", "--appendfsync", "always"];
 
 /// A server, or a sentinel.
@@ -31,7 +31,7 @@ impl Server {
     /// Starts a server with these arguments.
     ///
     /// # Panics
-    /// As [`start`](Server::start).
+    /// Same as [`start`](Server::start).
     pub fn with(arguments: &[&str]) -> Self {
         let command = Command::new(program("redis-server", "redis-server"));
         Self::launch(command, &[&["--enable-debug-command", "yes"], arguments].concat())
@@ -40,7 +40,7 @@ impl Server {
     /// Starts a server of the oldest version that is supported, with these arguments.
     ///
     /// # Panics
-    /// When there is none, and as [`start`](Server::start).
+    /// When there is none, and same as [`start`](Server::start).
     pub fn oldest(arguments: &[&str]) -> Self {
         let program = std::env::var("LOCKKEEPER_REDIS_6").unwrap_or_default();
         assert!(
@@ -53,7 +53,7 @@ impl Server {
     /// Starts a server with variables, `NAME=value`, in its environment.
     ///
     /// # Panics
-    /// As [`start`](Server::start).
+    /// Same as [`start`](Server::start).
     pub fn with_environment(variables: &[&str], arguments: &[&str]) -> Self {
         let mut command = Command::new("env");
         command.args(variables).arg(program("redis-server", "redis-server"));
@@ -75,12 +75,12 @@ impl Server {
         Self(Supervised::start(home, port, command, answers))
     }
 
-    /// Where it listens, as clients write it.
+    /// Its URL.
     pub fn url(&self) -> String {
         format!("redis://{}", self.address())
     }
 
-    /// Asks it something, as an operator would; the answer is empty if there is none.
+    /// Sends a command, as an operator would; the answer is empty if there is none.
     ///
     /// # Panics
     /// When redis-cli is not installed.
@@ -106,9 +106,9 @@ impl Deref for Server {
     }
 }
 
-/// A server that still reads its files accepts connections, and answers with an error.
+/// A server that still loads its files accepts connections, and answers with an error.
 fn answers(port: u16) -> bool {
-    // Not read to its end: a sentinel of Redis 7.0 does not know QUIT, and never hangs up.
+    // Not read to the end: a sentinel of Redis 7.0 does not know QUIT, and never disconnects.
     let asked = connect(port).and_then(|mut stream| {
         stream.write_all(b"PING\r\n")?;
         let mut answer = [0; 7];

@@ -1,11 +1,11 @@
-//! A claim: an entry in the queue of a lock, kept by a lease of its own.
+//! A claim: an entry in the queue of a lock, kept by its own lease.
 //!
-//! One transaction makes the entry and looks at the queue. A claim that had to wait confirms by another
-//! one that its entry is still there: that goes through the cluster's log, while a mere read may come
-//! from a member that is out of date.
+//! One transaction creates the entry and reads the queue. A claim that had to wait confirms by
+//! another transaction that its entry still exists: that goes through the cluster's log, while a
+//! plain read may come from an outdated member.
 //!
-//! Easy to get wrong: every request may run twice, or late. Once a request went without an answer, the
-//! lease is revoked in the end instead of being used again.
+//! Easy to get wrong: every request may run twice, or late. Once a request got no answer, the lease
+//! is finally revoked instead of being reused.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -42,19 +42,19 @@ pub(super) struct EtcdQueue {
     pub(super) request: Request,
     pub(super) record: Record,
     lease: Option<BorrowedLease>,
-    /// The create revision of our entry; `None` only when an answer said that there is none.
+    /// The create revision of our entry; `None` only if an answer said that there is none.
     pub(super) entry: Option<i64>,
     /// The permits that are certainly ours.
     pub(super) slots: Vec<u32>,
     held: bool,
-    /// Whether a request that could make an entry may still be on its way.
+    /// Whether a request that could create an entry may still be in flight.
     in_doubt: bool,
-    /// Whether a request to leave may have had its effect without an answer.
+    /// Whether a request to leave may have taken effect without an answer.
     leaving: bool,
     yielding: YieldSignal,
 }
 
-/// What has to happen before our turn can come.
+/// What has to happen before it can be our turn.
 #[derive(Debug, Clone)]
 pub(super) struct Ahead {
     theirs: Target,
@@ -127,7 +127,7 @@ impl Queue for EtcdQueue {
         let modes = view.queue.iter().map(QueueEntry::mode);
         let theirs = match queued::turn(modes, view.own) {
             admission::Turn::In => return Ok(Turn::In),
-            // A claim on permits also waits for the one ahead to be let in.
+            // A claim on permits also waits for the one ahead to be granted.
             admission::Turn::Behind(at) => {
                 one(at, matches!(self.request.mode, Mode::Permits { .. }))
             }
@@ -139,7 +139,7 @@ impl Queue for EtcdQueue {
         Ok(Turn::Behind(Ahead { theirs, ours: one(view.own, false) }))
     }
 
-    /// Writes to our entry, unless making it was the write, and takes the slots of permits.
+    /// Writes to our entry, unless its creation was that write, and takes the slots of permits.
     async fn confirm(&mut self, view: View, _asked: Moment) -> Result<Option<Grant>> {
         let own = view.queue[view.own].created;
         if view.is_new && self.request.mode == Mode::Mutex {
@@ -190,8 +190,8 @@ impl Queue for EtcdQueue {
             && let Some(before) = &put.prev_kv
             && Record::read(&before.value).is_some_and(|before| before.asked)
         {
-            // Somebody saw that we are in before we did, and asked us to give way.
-            self.yielding.ring();
+            // A client saw that we hold the lock before we did, and asked us to release it.
+            self.yielding.request();
         }
         let revision = revision(&answer);
         let fence = match self.request.mode {
@@ -203,7 +203,7 @@ impl Queue for EtcdQueue {
     }
 
     async fn wait(&mut self, ahead: &mut Ahead) -> Result<()> {
-        // Asking again keeps our own lease alive, and tells if it is not.
+        // Asking again keeps our own lease alive, and detects if it is not.
         let ttl = self.lease.as_ref().and_then(|lease| lease.ttl).unwrap_or(PATIENCE);
         tokio::select! {
             () = self.shared.watches.event(ahead.theirs.clone()) => {}
@@ -227,7 +227,7 @@ impl Queue for EtcdQueue {
             false => Released::AlreadyGone,
         };
         let spare = self.lease.take().filter(|_| !self.in_doubt);
-        // If somebody took our entry away, something that belongs to it may be left.
+        // If an operator deleted our entry, something that belongs to it may be left.
         if let Some(spare) = spare
             && (!was_there || !shared.leases.give_back(spare))
         {
@@ -242,7 +242,7 @@ impl EtcdQueue {
         self.request.mode == Mode::Mutex
     }
 
-    /// Our lease, made if there is none.
+    /// Our lease, created if there is none.
     async fn lease(&mut self, asked: Moment) -> Result<(i64, Duration)> {
         let lease = self.lease.get_or_insert_with(|| self.shared.leases.take(self.request.ttl));
         if let Some(ttl) = lease.ttl {
@@ -253,13 +253,13 @@ impl EtcdQueue {
         Ok((lease.id, made?))
     }
 
-    /// Whether the lease need not be kept alive: it was a moment ago. The grant counts from then, and is
-    /// renewed that much earlier; one that is never renewed has to have its full length.
+    /// Whether the lease need not be kept alive now, because it just was. The grant counts from
+    /// then, and is renewed that much earlier; a lease that is never renewed needs its full length.
     fn is_fresh(&self, ttl: Duration, asked: Moment) -> bool {
         let age =
             self.lease.as_ref().and_then(|lease| lease.alive).map(|alive| asked.since(&alive));
         let enough = if self.request.fixed { Duration::ZERO } else { ttl / RECENT };
-        // A claim that asks again for what it holds wants its full length from now on.
+        // A claim that asks again for what it holds wants the full length from now on.
         age.is_some_and(|age| age.is_zero() || !self.held && age < enough)
     }
 
@@ -268,7 +268,7 @@ impl EtcdQueue {
         self.shared.txn(doing, txn, &mut self.in_doubt).await
     }
 
-    /// Leaves the queue; the lease stays. False when our entry was gone already.
+    /// Leaves the queue; the lease stays. False if our entry was gone already.
     async fn delete_entry(&mut self, lease: i64) -> Result<bool> {
         let Some(created) = self.entry else { return Ok(!self.held) };
         let (names, key) = (&self.shared.names, &self.request.key);

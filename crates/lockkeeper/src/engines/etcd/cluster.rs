@@ -1,7 +1,8 @@
-//! The members of a cluster: one is talked to, the others are there for when it does not answer.
+//! The members of a cluster: requests go to one of them, and to the others if it does not answer.
 //!
-//! Every request that we make may run twice without harm, so one that got no answer is sent to the next
-//! member. The caller learns that this happened: a request without an answer may still run, later.
+//! Every request that we make may run twice without harm, so one without an answer is sent to the
+//! next member. The caller learns that this happened: a request without an answer may still run
+//! later.
 
 use std::fmt;
 use std::future::Future;
@@ -15,10 +16,10 @@ use super::client::{Access, Client};
 use super::error::{failed, is_answer, is_refusal};
 use crate::error::Result;
 
-/// How long a member may be silent before the next one is asked.
+/// How long a member may be silent before the next one is tried.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The members, and which of them is talked to.
+/// The members, and which of them is in use.
 pub(super) struct Cluster {
     members: Vec<Member>,
     current: watch::Sender<usize>,
@@ -56,10 +57,10 @@ impl Cluster {
         self.change(doing, patience, &mut false, request).await
     }
 
-    /// As `ask`, for a request that matters even when nobody answers.
+    /// Like `ask`, for a request that matters even without an answer.
     ///
-    /// `doubt` is set when it went without an answer, or with one that does not say that it had no
-    /// effect: it may take effect at any time from now on.
+    /// `doubt` is set if it got no answer, or one that does not rule out an effect: it may take
+    /// effect at any time from now on.
     pub(super) async fn change<T, F>(
         &self,
         doing: &str,
@@ -110,17 +111,17 @@ impl Cluster {
         self.members[at].client.clone()
     }
 
-    /// Which member is talked to.
+    /// The member in use.
     pub(super) fn current(&self) -> usize {
         *self.current.borrow()
     }
 
-    /// For those whose streams have to follow when another member is talked to.
+    /// For streams that have to follow when another member is used.
     pub(super) fn moves(&self) -> watch::Receiver<usize> {
         self.current.subscribe()
     }
 
-    /// This member did not answer: talk to the next one, unless somebody else said so already.
+    /// This member did not answer: use the next one, unless another task has switched already.
     pub(super) fn leave(&self, at: usize) {
         let next = (at + 1) % self.members.len();
         self.current.send_if_modified(|current| {

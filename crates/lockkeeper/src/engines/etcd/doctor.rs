@@ -1,4 +1,4 @@
-//! What would hurt in a real deployment.
+//! Checks a real deployment for problems.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,11 @@ use crate::core::clock::Clock;
 use crate::engine::{Claim, Finding, Mode, Request};
 use crate::error::Result;
 
-/// A version as numbers, to be compared.
+/// A version as numbers, for comparison.
 type Version = (u64, u64, u64);
 
-/// A defect of old servers that matters to locks, and the first version of each line without it.
+/// A defect of old servers that affects locks, and the first version of each release line without
+/// it.
 struct Defect {
     fixed: &'static [Version],
     what: &'static str,
@@ -136,7 +137,7 @@ fn version(address: &str, text: &str) -> Vec<Finding> {
 }
 
 impl Defect {
-    /// Where this version's line got rid of it; `None` if that is not later than this version.
+    /// The version of this release line that fixed it; `None` if this version already has the fix.
     fn fixed_in(&self, version: Version) -> Option<Version> {
         let line = |fixed: &&Version| (fixed.0, fixed.1) == (version.0, version.1);
         let fixed = self.fixed.iter().find(line).copied()?;
@@ -152,7 +153,7 @@ fn numbers(text: &str) -> Option<Version> {
 async fn alarms(shared: &Shared) -> Vec<Finding> {
     let alarms = match shared.cluster.ask("read the alarms", PATIENCE, Client::alarms).await {
         Ok(alarms) => alarms,
-        // Only root may, once there are users.
+        // Only root may, once authentication is enabled.
         Err(error) => {
             let what = format!("the alarms cannot be read: {error}");
             return vec![Finding::fine(what)];
@@ -171,7 +172,7 @@ async fn alarms(shared: &Shared) -> Vec<Finding> {
     raised.collect()
 }
 
-/// Asks for a lease of one second and sees what comes of it.
+/// Requests a lease of one second, and checks what is granted.
 async fn shortest_lease(shared: &Shared) -> Option<Finding> {
     let mut lease = Leases::default().take(Duration::from_secs(1));
     let shortest = lease.make(&shared.cluster, Clock::System.now()).await.ok()?;
@@ -181,15 +182,15 @@ async fn shortest_lease(shared: &Shared) -> Option<Finding> {
     Some(Finding::fine(what))
 }
 
-/// Takes a lock that nobody else has and gives it back.
+/// Acquires and releases a lock of its own.
 async fn permissions(shared: &Arc<Shared>) -> Finding {
     let mut claim = EtcdClaim::new(shared.clone(), Request::probe(Mode::Mutex));
     let taken = claim.attempt(Clock::System.now()).await;
     let given_back = claim.release().await;
     match taken.and(given_back) {
-        Ok(_) => Finding::fine("a lock could be taken and given back"),
+        Ok(_) => Finding::fine("a lock could be acquired and released"),
         Err(error) => Finding::problem(
-            format!("a lock could not be taken and given back: {error}"),
+            format!("a lock could not be acquired and released: {error}"),
             "grant the role readwrite on the keys that start with the prefix in the URL",
         ),
     }

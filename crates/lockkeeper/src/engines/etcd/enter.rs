@@ -1,8 +1,8 @@
-//! How a claim enters the queue: a transaction that makes its entry and looks at those ahead.
+//! How a claim enters the queue: a transaction that creates its entry and reads those ahead.
 //!
-//! Easy to get wrong: the transaction may run twice, so the entry is made only if it does not exist. One
-//! that finds its entry there may have others behind it. The create revision of our entry is noted from
-//! every answer that tells it, before anything else can fail.
+//! Easy to get wrong: the transaction may run twice, so the entry is created only if it does not
+//! exist. If it exists, there may be others behind it. The create revision of our entry is recorded
+//! from every answer that has it, before anything else can fail.
 
 use std::time::SystemTime;
 
@@ -17,15 +17,15 @@ use crate::engine::Mode;
 use crate::engines::queued::{self, Entered};
 use crate::error::{Error, Result};
 
-/// What a transaction showed.
+/// What a transaction returned.
 pub(super) struct View {
     pub(super) lease: i64,
     pub(super) revision: i64,
-    /// Whether the entry was made in this very step.
+    /// Whether the entry was created in this very step.
     pub(super) is_new: bool,
-    /// Our entry and those ahead of it. For a mutex, only the last one of those.
+    /// Our entry and those ahead of it. For a mutex, only the last of those.
     pub(super) queue: Vec<QueueEntry>,
-    /// Where our entry is among them.
+    /// The position of our entry among them.
     pub(super) own: usize,
     /// The last writer's fence.
     pub(super) written: i64,
@@ -34,7 +34,7 @@ pub(super) struct View {
 }
 
 impl EtcdQueue {
-    /// Makes an entry if there is none, and looks at the queue; see `Queue::enter`.
+    /// Creates an entry if there is none, and reads the queue; see `Queue::enter`.
     pub(super) async fn look(&mut self, lease: i64) -> Result<Entered<View>> {
         if self.entry.is_none()
             && self.is_mutex()
@@ -48,17 +48,17 @@ impl EtcdQueue {
         self.enter_and_look(lease).await
     }
 
-    /// Makes an entry if the queue is empty, which it is most of the time: the smallest transaction
-    /// that will do, because all of it goes through the cluster's log.
+    /// Creates an entry if the queue is empty, which it usually is: the smallest possible
+    /// transaction, because all of it goes through the cluster's log.
     ///
-    /// `None` if there are entries, maybe our own: the reply to an earlier request was lost then.
+    /// `None` if there are entries, perhaps our own: then the reply to an earlier request was lost.
     async fn enter_empty(&mut self, lease: i64) -> Result<Option<View>> {
         let name = self.shared.names.entry(&self.request.key, lease);
         let empty = Compare::empty(self.shared.names.queue(&self.request.key));
         let put = self.put_entry(name.clone(), lease);
         let own = RangeRequest { keys_only: true, ..RangeRequest::key(name.clone()) };
         let txn = TxnRequest::when([empty], vec![put]).or_else(vec![RequestOp::get(own)]);
-        let answer = self.change("take a place in the queue", txn).await?;
+        let answer = self.change("enter the queue", txn).await?;
         if !answer.succeeded {
             self.entry = self.find_own(answer.responses.into_iter().next(), lease)?;
             return Ok(None);
@@ -71,7 +71,7 @@ impl EtcdQueue {
         Ok(Some(View { lease, revision, is_new: true, queue, own: 0, written: 0, slots }))
     }
 
-    /// For a single try: whether it would have to wait.
+    /// For a single attempt: whether it would have to wait.
     async fn would_wait(&self) -> Result<bool> {
         let queue = self.read_queue(i64::MAX).await?;
         refuse_mix(&self.request, &queue)?;
@@ -79,7 +79,7 @@ impl EtcdQueue {
         Ok(queued::turn(modes, queue.len()) != admission::Turn::In)
     }
 
-    /// One transaction: makes our entry, unless it is there, and looks at the queue.
+    /// One transaction: creates our entry, unless it exists, and reads the queue.
     async fn enter_and_look(&mut self, lease: i64) -> Result<Entered<View>> {
         let names = self.shared.names.clone();
         let key = &self.request.key;
@@ -104,7 +104,7 @@ impl EtcdQueue {
         }
         let with = |first: RequestOp| [vec![first], look.clone()].concat();
         let own = RequestOp::get(RangeRequest::key(name.clone()));
-        let doing = "take a place in the queue";
+        let doing = "enter the queue";
         let (answer, is_new) = if self.entry.is_none() {
             let absent = Compare::created(name.clone(), 0);
             let put = self.put_entry(name, lease);
@@ -122,7 +122,7 @@ impl EtcdQueue {
             true => Some(revision),
             false => self.find_own(own, lease)?,
         };
-        // Somebody took our entry away.
+        // Our entry was deleted by another client.
         let Some(created) = self.entry else { return Ok(Entered::Gone) };
         let stored = found.next().map_or_else(Vec::new, ResponseOp::found);
         let beside = found.next().map_or_else(Vec::new, ResponseOp::found);
@@ -161,13 +161,13 @@ impl EtcdQueue {
         RequestOp::put(PutRequest { lease, ..PutRequest::new(name, self.record.text()) })
     }
 
-    /// The create revision of our entry, if it is there.
+    /// The create revision of our entry, if it exists.
     fn find_own(&self, found: Option<ResponseOp>, lease: i64) -> Result<Option<i64>> {
         match found.map_or_else(Vec::new, ResponseOp::found).first() {
             Some(entry) if entry.lease != lease => Err(Error::Conflict {
                 key: self.request.key.clone(),
                 found: format!(
-                    "somebody wrote to our entry in the queue, {:?}",
+                    "another client wrote to our entry in the queue, {:?}",
                     String::from_utf8_lossy(&entry.key)
                 ),
             }),

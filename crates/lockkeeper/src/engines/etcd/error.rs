@@ -1,4 +1,4 @@
-//! The client's errors, sorted into the public ones.
+//! Maps the errors of the client to those of this crate.
 
 use tonic::{Code, Status};
 
@@ -6,7 +6,7 @@ use crate::error::Error;
 
 pub(super) const NAME: &str = "etcd";
 
-/// A member's word that it will not do what it was asked.
+/// A member's refusal of a request.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 struct Refusal {
@@ -14,7 +14,7 @@ struct Refusal {
     message: String,
 }
 
-/// Whether this is a member's word about the request, which another member would only repeat.
+/// Whether this is a member's answer about the request, which another member would only repeat.
 pub(super) fn is_answer(status: &Status) -> bool {
     !matches!(
         status.code(),
@@ -28,9 +28,9 @@ pub(super) fn is_answer(status: &Status) -> bool {
     )
 }
 
-/// Whether the member says that it did nothing.
+/// Whether the member reports that the request had no effect.
 ///
-/// A store whose space is just running out does what it is asked to, and complains all the same.
+/// A store that is just running out of space executes a request and still returns an error.
 pub(super) fn is_refusal(status: &Status) -> bool {
     matches!(
         status.code(),
@@ -43,17 +43,17 @@ pub(super) fn is_refusal(status: &Status) -> bool {
     )
 }
 
-/// Whether the member says that a thing we named does not exist.
+/// Whether the member reports that something we named does not exist.
 pub(super) fn is_not_found(error: &Error) -> bool {
     has_code(error, Code::NotFound)
 }
 
-/// Whether the member says that our user may not do this.
+/// Whether the member reports that our user lacks the permission.
 pub(super) fn is_denied(error: &Error) -> bool {
     has_code(error, Code::PermissionDenied)
 }
 
-/// Whether the member says that a thing we named exists already.
+/// Whether the member reports that something we named exists already.
 pub(super) fn exists_already(error: &Error) -> bool {
     has_code(error, Code::FailedPrecondition)
 }
@@ -63,9 +63,10 @@ fn has_code(error: &Error, code: Code) -> bool {
     source.downcast_ref::<Refusal>().is_some_and(|refusal| refusal.code == code)
 }
 
-/// What a failure means: may it pass by itself?
+/// The error of a failed request: transient or permanent.
 pub(super) fn failed(doing: &str, status: Status) -> Error {
-    // The servers say so of a full queue, which passes, as of a full disk, which asking again shows.
+    // Servers return this for a full queue, which passes, and for a full disk, which a retry will
+    // show.
     let may_pass = status.code() == Code::ResourceExhausted || !is_answer(&status);
     match may_pass {
         true => Error::unreachable(NAME, doing, in_words(&status)),
@@ -76,7 +77,7 @@ pub(super) fn failed(doing: &str, status: Status) -> Error {
     }
 }
 
-/// What a member said, or what kept a request from its answer.
+/// The member's message, or why a request got no answer.
 pub(super) fn in_words(status: &Status) -> String {
     let message = match status.message() {
         "" => status.code().description(),

@@ -1,4 +1,4 @@
-//! What is held: the entry of a grant, and the watch over it.
+//! A grant: its entry, and the watch on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::engine::{Held, Signal};
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::Loss;
 
-/// How long nothing is tried after nobody could be asked.
+/// The pause after no member could be asked.
 const PAUSE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone)]
 pub(super) struct EtcdHeld {
     pub(super) shared: Arc<Shared>,
     pub(super) lease: i64,
-    /// The entry, as it is stored.
+    /// The key of the entry, as it is stored.
     pub(super) name: Vec<u8>,
     /// Its create revision.
     pub(super) created: i64,
@@ -30,15 +30,16 @@ pub(super) struct EtcdHeld {
 }
 
 impl EtcdHeld {
-    /// Resolves when the entry is gone, and signals when its holder is asked to give way.
+    /// Resolves when the entry is gone, and signals when the holder is asked to release it.
     ///
-    /// The watch begins some time after the grant, but from its revision, so it sees what happened before.
+    /// The watch starts some time after the grant, but from its revision, so it sees what happened
+    /// before.
     async fn watch(self) -> Loss {
         let mut from = self.seen + 1;
         loop {
             let target = Target { key: self.name.clone(), end: None, from, changes: true };
             self.shared.watches.event(target).await;
-            // The watch may also have ended without an event, so its word alone is not enough.
+            // The watch may also have ended without an event, so that alone is not enough.
             let own = RangeRequest::key(self.name.clone());
             let look = self.shared.get("look at a held lock", own);
             let found = match look.await {
@@ -51,7 +52,7 @@ impl EtcdHeld {
             };
             match found.kvs.first().filter(|entry| entry.create_revision == self.created) {
                 Some(entry) if Record::read(&entry.value).is_some_and(|record| record.asked) => {
-                    self.yielding.ring();
+                    self.yielding.request();
                 }
                 Some(_) => {}
                 None => return Loss::Gone,
@@ -67,6 +68,6 @@ impl Held for EtcdHeld {
     }
 
     fn yield_requested(&self) -> Option<Signal> {
-        Some(self.yielding.rung())
+        Some(self.yielding.requested())
     }
 }

@@ -20,10 +20,10 @@ use crate::key::Key;
 /// How many keys are read at once.
 const PAGE: i64 = 1000;
 
-/// How many leases are asked about at once.
+/// How many leases are queried at once.
 const AT_ONCE: usize = 64;
 
-/// How often holders are asked again to give way when the queue changed meanwhile.
+/// How often a yield request is retried if the queue changed meanwhile.
 const TRIES: usize = 5;
 
 pub(super) async fn inspect(shared: &Arc<Shared>, query: &Query) -> Result<Vec<Snapshot>> {
@@ -82,7 +82,7 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
     for _ in 0..TRIES {
         let queue = read_queue(shared, key).await?;
         let holders = snapshot(shared, key.clone(), &queue).await?.holders;
-        // Other clients do not say who they are.
+        // Other clients do not identify themselves.
         if !holders.is_empty() && holders.iter().all(|holder| holder.who.is_none()) {
             return Err(Error::Unsupported {
                 engine: NAME,
@@ -107,7 +107,7 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
     Ok(asked)
 }
 
-/// Notes that a holder is asked to give way. False when its entry changed meanwhile.
+/// Records that a holder is asked to release the lock. False if its entry changed meanwhile.
 async fn mark(shared: &Shared, entry: QueueEntry) -> Result<bool> {
     let Some(record) = entry.record else { return Ok(false) };
     if record.asked {
@@ -158,7 +158,7 @@ async fn snapshot(shared: &Shared, key: Key, queue: &[QueueEntry]) -> Result<Sna
     let mut holders = Vec::new();
     let mut waiters = Vec::new();
     for (at, queued) in queue.iter().enumerate() {
-        // What is not a lock is in the way of those behind it, and nobody's business otherwise.
+        // Something that is not a lock blocks the entries behind it, and is not shown.
         let Some(mut entry) = entry(queued) else { continue };
         let turn = || queued::turn(queue.iter().map(QueueEntry::mode), at);
         if holders.len() == at && turn() == Turn::In {
@@ -203,7 +203,7 @@ fn add_grant(entry: &mut Entry, queued: &QueueEntry, beside: &[KeyValue]) {
     }
 }
 
-/// What is left of each lease. There is one request for each, so many are asked at once.
+/// What is left of each lease. Each needs one request, so many are sent at once.
 async fn left(shared: &Arc<Shared>, leases: BTreeSet<i64>) -> Result<BTreeMap<i64, Duration>> {
     let mut leases = leases.into_iter();
     let mut asked = JoinSet::new();
@@ -219,7 +219,7 @@ async fn left(shared: &Arc<Shared>, leases: BTreeSet<i64>) -> Result<BTreeMap<i6
             Some(Ok((lease, time))) => {
                 time?.map(|time| left.insert(lease, time));
             }
-            // The runtime is going down, and nobody waits for the answer.
+            // The runtime is shutting down, and nothing waits for the answer.
             Some(Err(_)) => {}
             None => return Ok(left),
         }

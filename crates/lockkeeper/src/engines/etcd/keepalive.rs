@@ -1,7 +1,8 @@
 //! The keep-alive stream: one per client, for all its leases.
 //!
-//! A stream lives on one connection and dies with it. Questions that it leaves without an answer are
-//! asked again on a new one, at the next member; no answer at all is [`KeepAliveOutcome::Unknown`], never "gone".
+//! A stream lives on one connection and dies with it. Requests that it leaves without an answer are
+//! sent again on a new one, at the next member. No answer at all is [`KeepAliveOutcome::Unknown`],
+//! never "gone".
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,18 +16,18 @@ use tonic::Status;
 use super::client::{Exchange, LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use super::cluster::Cluster;
 
-/// What became of a lease that was to be kept alive.
+/// The outcome of keeping a lease alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeepAliveOutcome {
     /// Extended to its full length.
     Alive,
-    /// The store does not know it any more.
+    /// The store no longer knows it.
     Gone,
-    /// Nobody answered.
+    /// No member answered.
     Unknown,
 }
 
-/// The stream, opened when it is first needed.
+/// The stream, opened on demand.
 #[derive(Debug, Default)]
 pub(super) struct KeepAlive {
     stream: AsyncMutex<Option<Stream>>,
@@ -48,7 +49,7 @@ struct Asked {
 }
 
 impl KeepAlive {
-    /// Keeps leases alive, each counted from before this call; every member may take so long to answer.
+    /// Keeps leases alive, each counted from before this call, with this timeout per member.
     pub(super) async fn keep(
         &self,
         cluster: &Cluster,
@@ -56,7 +57,7 @@ impl KeepAlive {
         patience: Duration,
     ) -> Vec<KeepAliveOutcome> {
         let mut outcomes = vec![KeepAliveOutcome::Unknown; leases.len()];
-        // Twice at least: the first stream may turn out to have ended long ago.
+        // At least twice: the first stream may turn out to have ended long ago.
         for _ in 0..cluster.addresses().count().max(2) {
             let member = cluster.current();
             let until = Instant::now() + patience;
@@ -84,7 +85,7 @@ impl KeepAlive {
         outcomes
     }
 
-    /// Puts the questions on the stream of this member. The answers come as the remaining seconds.
+    /// Sends the requests on the stream of this member. The answers are the remaining seconds.
     async fn send(
         &self,
         cluster: &Cluster,
@@ -148,7 +149,7 @@ impl Drop for Stream {
 
 impl Asked {
     fn add(&self, lease: i64, reply: oneshot::Sender<i64>) {
-        // Dropped at once when the stream has ended, which its receiver takes for no answer.
+        // Dropped at once if the stream has ended, which the receiver takes for no answer.
         if let Some(waiting) = &mut *self.lock() {
             waiting.entry(lease).or_default().push_back(reply);
         }

@@ -1,10 +1,10 @@
-//! What is stored: which keys belong to which lock, and what an entry says of its claim.
+//! What is stored: which keys belong to which lock, and what an entry says about its claim.
 //!
-//! An entry in the queue is `NAME/LEASE`, the lease in hexadecimal: the layout of etcd's own clients, so
-//! that they and we exclude each other. They leave the value empty; ours is a [`Record`]. What only we
-//! need is in keys without a slash, outside of every queue.
+//! An entry in the queue is `NAME/LEASE`, with the lease in hexadecimal: the layout of etcd's own
+//! clients, so that they and we exclude each other. They leave the value empty; ours is a
+//! [`Record`]. Everything else is in keys without a slash, outside of every queue.
 //!
-//! Easy to get wrong: `a/b/77` is in the range of `a/`, but not in the queue of `a`. Only what is left
+//! Easy to get wrong: `a/b/77` is in the range of `a/`, but not in the queue of `a`. Only the part
 //! after the *last* slash is the lease.
 
 use std::time::{Duration, SystemTime};
@@ -15,7 +15,7 @@ use crate::engine::{Fence, Mode, Request};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
-/// Everything between two keys, the second one excluded.
+/// All keys from the first to the second, which is excluded.
 pub(super) type Range = (Vec<u8>, Vec<u8>);
 
 /// The names of keys under one prefix.
@@ -36,11 +36,11 @@ impl KeyNames {
 
     /// The queue of a lock, together with the queues of all locks nested in it.
     pub(super) fn queue(&self, key: &Key) -> Range {
-        // The slash is followed by the zero.
+        // The character after the slash is the zero.
         (format!("{}{key}/", self.prefix).into_bytes(), format!("{}{key}0", self.prefix).into())
     }
 
-    /// Every key that a lock whose name starts so can have.
+    /// Every key that a lock with this prefix can have.
     pub(super) fn starting_with(&self, prefix: &str) -> Range {
         let start = format!("{}{prefix}", self.prefix).into_bytes();
         let end = end_of_prefix(&start);
@@ -48,17 +48,17 @@ impl KeyNames {
         (if start.is_empty() { vec![0] } else { start }, end)
     }
 
-    /// Whose last change is the fence of the last writer, which readers carry.
+    /// The key whose last change is the fence of the last writer, which readers carry.
     pub(super) fn written(&self, key: &Key) -> Vec<u8> {
         format!("{}lockkeeper.written:{}", self.prefix, escaped(key)).into_bytes()
     }
 
-    /// A key that is never there, to be asked for.
+    /// A key that never exists, for a request without effect.
     pub(super) fn greeting(&self) -> Vec<u8> {
         format!("{}lockkeeper.greeting", self.prefix).into_bytes()
     }
 
-    /// The permits that are taken of a semaphore, one key each.
+    /// The permits of a semaphore that are taken, one key each.
     pub(super) fn slots(&self, key: &Key) -> Range {
         let start = format!("{}lockkeeper.slot:{}:", self.prefix, escaped(key)).into_bytes();
         let end = end_of_prefix(&start);
@@ -72,7 +72,7 @@ impl KeyNames {
         slot
     }
 
-    /// Which lock a stored key is an entry of, if it is one at all.
+    /// The lock that a stored key is an entry of, if it is one at all.
     pub(super) fn lock_of(&self, stored: &KeyValue) -> Option<Key> {
         let text = std::str::from_utf8(&stored.key).ok()?.strip_prefix(&self.prefix)?;
         let (name, lease) = text.rsplit_once('/')?;
@@ -86,7 +86,7 @@ fn escaped(key: &Key) -> String {
     key.as_str().replace('%', "%25").replace('/', "%2F").replace(':', "%3A")
 }
 
-/// The first key that does not start so; a single zero byte means that there is none.
+/// The first key that does not have this prefix; a single zero byte means that there is none.
 fn end_of_prefix(start: &[u8]) -> Vec<u8> {
     let mut end = start.to_vec();
     while let Some(last) = end.pop() {
@@ -101,14 +101,14 @@ fn end_of_prefix(start: &[u8]) -> Vec<u8> {
 /// An entry in a queue.
 #[derive(Debug, Clone)]
 pub(super) struct QueueEntry {
-    /// As it is stored.
+    /// The key as it is stored.
     pub(super) name: Vec<u8>,
     pub(super) lease: i64,
-    /// The create revision: unlike any other, and higher than those ahead.
+    /// The create revision: unique, and higher than those ahead.
     pub(super) created: i64,
     /// The revision of its last change.
     pub(super) changed: i64,
-    /// `None` for a key that is named like an entry, and holds something that no lock does.
+    /// `None` for a key that is named like an entry, but holds something else.
     pub(super) record: Option<Record>,
 }
 
@@ -123,13 +123,13 @@ impl QueueEntry {
         }
     }
 
-    /// Whatever is not a lock lets nobody in beside it.
+    /// Something that is not a lock excludes everything.
     pub(super) fn mode(&self) -> Mode {
         self.record.as_ref().map_or(Mode::Mutex, |record| record.mode)
     }
 
-    /// Whether it may be in one queue with a claim of this mode. A mutex carries its own fence and readers
-    /// carry the last writer's, so those two do not mix.
+    /// Whether it may be in one queue with a claim of this mode. A mutex has its own fence and
+    /// readers carry that of the last writer, so those two do not mix.
     pub(super) fn mixes(&self, mode: Mode) -> bool {
         let found = self.mode();
         self.record.is_some()
@@ -138,7 +138,7 @@ impl QueueEntry {
     }
 }
 
-/// The queue of a lock, in order, among what is stored in its range.
+/// The queue of a lock, in order, among the keys in its range.
 pub(super) fn queue_of(names: &KeyNames, key: &Key, stored: &[KeyValue]) -> Vec<QueueEntry> {
     let ours = stored.iter().filter(|stored| names.lock_of(stored).as_ref() == Some(key));
     let mut queue: Vec<_> = ours.map(QueueEntry::read).collect();
@@ -146,7 +146,7 @@ pub(super) fn queue_of(names: &KeyNames, key: &Key, stored: &[KeyValue]) -> Vec<
     queue
 }
 
-/// Refuses a mode that does not mix with the head of the queue, and any mode beside other data.
+/// Refuses a mode that does not mix with the head of the queue, and any mode next to other data.
 pub(super) fn refuse_mix(request: &Request, queue: &[QueueEntry]) -> Result<()> {
     refuse_data(&request.key, queue)?;
     match queue.first() {
@@ -155,7 +155,7 @@ pub(super) fn refuse_mix(request: &Request, queue: &[QueueEntry]) -> Result<()> 
     }
 }
 
-/// Refuses a queue in which there is something that is not a lock.
+/// Refuses a queue that contains something that is not a lock.
 pub(super) fn refuse_data(key: &Key, queue: &[QueueEntry]) -> Result<()> {
     let Some(data) = queue.iter().find(|entry| entry.record.is_none()) else { return Ok(()) };
     let name = String::from_utf8_lossy(&data.name);
@@ -184,14 +184,14 @@ pub(super) fn fence(revision: i64) -> Fence {
     Fence::new(u64::try_from(revision).unwrap_or_default())
 }
 
-/// What a value of ours starts with.
+/// The prefix of our values.
 const MAGIC: &str = "lockkeeper ";
 
 /// The line that asks a holder to give way.
 const ASKED: &str = "asked to give way\n";
 
-/// Who made an entry, how and why. Text, so that `etcdctl get` shows it; the note comes last and may hold
-/// anything.
+/// Who created an entry, how and why. Text, so that `etcdctl get` shows it; the note comes last and
+/// may contain anything.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Record {
     pub(super) mode: Mode,
@@ -214,7 +214,7 @@ impl Record {
         }
     }
 
-    /// As it is stored.
+    /// The value as it is stored.
     pub(super) fn text(&self) -> String {
         let mut text = format!("{MAGIC}{}\n", mode_text(self.mode));
         if let Some(who) = &self.who {
@@ -233,7 +233,8 @@ impl Record {
         text
     }
 
-    /// What is stored: ours, or nothing, which is a mutex of etcd's own clients. `None` for other data.
+    /// Parses a value: ours, or an empty one, which is a mutex of etcd's own clients. `None` for
+    /// other data.
     pub(super) fn read(stored: &[u8]) -> Option<Self> {
         let mut record =
             Self { mode: Mode::Mutex, who: None, note: None, since: None, asked: false };
@@ -258,7 +259,7 @@ impl Record {
                     record.since = since.and_then(|s| SystemTime::UNIX_EPOCH.checked_add(s));
                 }
                 "asked" => record.asked = true,
-                // A later version may say more.
+                // A later version may add lines.
                 _ => {}
             }
             rest = after;
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_beside_the_queue_are_in_nobodys_queue() {
+    fn keys_next_to_a_queue_are_in_no_queue() {
         let names = KeyNames::new(String::new());
         for name in ["a", "a/b", "a:b", "a%2Fb", "/"] {
             for beside in [names.written(&key(name)), names.slot(&key(name), 3)] {

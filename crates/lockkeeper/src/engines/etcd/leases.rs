@@ -1,11 +1,11 @@
-//! Leases: every claim has one to itself, and hands it on to a later claim when it is done.
+//! Leases: every claim has its own, and returns it for a later claim when it is done.
 //!
-//! A lease of its own makes an entry in the queue unlike all others, ends with exactly one lock, and is as
-//! long as was asked. Making and revoking one costs two writes to the cluster's log, which is why a lease
-//! that is certainly not used any more is kept for a while.
+//! With its own lease, an entry in the queue is unique, ends with exactly one lock, and is as long
+//! as requested. Creating and revoking a lease costs two writes to the cluster's log, so a lease
+//! that is certainly unused is kept for a while.
 //!
 //! Easy to get wrong: a request without an answer may still run. A lease that was named in one is
-//! revoked, never handed on, or the late request would make an entry for somebody else.
+//! revoked, never reused, or the late request would create an entry for another claim.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -19,25 +19,25 @@ use super::error::{exists_already, is_not_found};
 use crate::core::clock::Moment;
 use crate::error::Result;
 
-/// Longer leases are not kept: one that is forgotten would stay for all its length.
+/// Longer leases are not kept: a forgotten one would stay for its whole length.
 const KEPT_UP_TO: Duration = Duration::from_secs(60);
 
 /// How many leases of one length are kept.
 const KEPT: usize = 256;
 
-/// A lease of the store, wanted or there.
+/// A lease of the store, existing or still to be created.
 #[derive(Debug)]
 pub(super) struct BorrowedLease {
     pub(super) id: i64,
-    /// What was asked for.
+    /// The requested length.
     seconds: i64,
-    /// What the store granted; `None` while it is not certain to exist.
+    /// What the store granted; `None` while it may not exist.
     pub(super) ttl: Option<Duration>,
-    /// Before the last request that gave it its full length.
+    /// The moment before the last request that gave it its full length.
     pub(super) alive: Option<Moment>,
 }
 
-/// Leases that nobody uses.
+/// Unused leases.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     spare: Mutex<HashMap<i64, Vec<Spare>>>,
@@ -50,13 +50,13 @@ struct Spare {
 }
 
 impl Leases {
-    /// A lease of at least this length: a spare one, or one still to be made.
+    /// A lease of at least this length: a spare one, or one still to be created.
     ///
-    /// The id is ours to choose, so that a lost reply can be recognised.
+    /// We choose the id, so that a lost reply can be recognised.
     pub(super) fn take(&self, ttl: Duration) -> BorrowedLease {
         let seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1);
         if let Some(spare) = self.lock().get_mut(&seconds) {
-            // The latest one: if that is about to end, so are all before it.
+            // The latest one: if that is about to expire, so are all earlier ones.
             match spare.pop() {
                 Some(Spare { lease, since }) if since.elapsed() < ttl / 2 => return lease,
                 _ => spare.clear(),
@@ -65,8 +65,8 @@ impl Leases {
         BorrowedLease { id: random_id(), seconds, ttl: None, alive: None }
     }
 
-    /// Takes back a lease to which nothing is attached, and that was named in no unanswered request.
-    /// False if it is too long to be kept, and has to be revoked.
+    /// Takes back a lease to which nothing is attached, and which was named in no unanswered
+    /// request. False if it is too long to be kept, and has to be revoked.
     pub(super) fn give_back(&self, lease: BorrowedLease) -> bool {
         if lease.ttl.is_none_or(|ttl| ttl > KEPT_UP_TO) {
             return false;
@@ -74,7 +74,7 @@ impl Leases {
         let mut spare = self.lock();
         let spare = spare.entry(lease.seconds).or_default();
         if spare.len() == KEPT {
-            // It ends by itself, soon.
+            // It will soon expire.
             spare.remove(0);
         }
         spare.push(Spare { lease, since: Instant::now() });
@@ -93,9 +93,9 @@ impl Leases {
 }
 
 impl BorrowedLease {
-    /// Makes the lease, unless an earlier call did and did not hear of it.
+    /// Creates the lease, unless an earlier call did and its reply was lost.
     pub(super) async fn make(&mut self, cluster: &Cluster, asked: Moment) -> Result<Duration> {
-        const DOING: &str = "make a lease";
+        const DOING: &str = "create a lease";
         let (id, seconds) = (self.id, self.seconds);
         let grant = cluster.ask(DOING, PATIENCE, |client| client.lease_grant(id, seconds));
         let granted = match grant.await {
@@ -115,14 +115,14 @@ impl BorrowedLease {
     }
 }
 
-/// An id that nobody else has: a lease that exists under it is ours.
+/// A unique id: a lease that exists under it is ours.
 fn random_id() -> i64 {
     let mut random = [0; 8];
     getrandom::fill(&mut random).expect("the operating system gives random bits");
     (i64::from_le_bytes(random) & i64::MAX).max(1)
 }
 
-/// Ends a lease and all that is attached to it. False when there was none.
+/// Ends a lease and all that is attached to it. False if there was none.
 pub(super) async fn revoke(cluster: &Cluster, id: i64, doubt: &mut bool) -> Result<bool> {
     let revoke = |client: Client| client.lease_revoke(id);
     let revoked = cluster.change("revoke a lease", PATIENCE, doubt, revoke);

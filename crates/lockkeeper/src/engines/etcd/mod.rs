@@ -1,8 +1,8 @@
 //! `etcd:`: locks kept by a cluster that agrees on every step, in the layout of etcd's own clients.
 //!
-//! An entry in a queue is a key that lives as long as a lease; the lowest create revision holds, and is the
-//! fence. Those behind watch the one ahead of them. `etcdctl lock` and services that use etcd's own
-//! `concurrency` package wait in the same queues.
+//! An entry in a queue is a key that lives as long as a lease; the lowest create revision holds,
+//! and is the fence. Each waiter watches the entry ahead of it. `etcdctl lock` and services that
+//! use etcd's own `concurrency` package wait in the same queues.
 
 mod claim;
 mod client;
@@ -54,7 +54,7 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
-    // With the longest name, about as many as a request may carry.
+    // With the longest name, about as many as fit into a request.
     most_permits: 800,
     order: Order::Fifo,
     fence: FenceSource::Revision,
@@ -85,7 +85,7 @@ struct Shared {
     bare_password: bool,
 }
 
-/// Opens `etcd://h1,h2,h3` or, with TLS, `etcds://`, and makes sure that a member answers.
+/// Opens `etcd://h1,h2,h3` or, with TLS, `etcds://`, and checks that a member answers.
 async fn open(endpoint: Endpoint) -> Result<Etcd> {
     let settings = Settings::read(&endpoint)?;
     let cluster = Arc::new(Cluster::new(settings.addresses, &settings.access)?);
@@ -102,9 +102,10 @@ async fn open(endpoint: Endpoint) -> Result<Etcd> {
     Ok(Etcd { shared: Arc::new(shared) })
 }
 
-/// Reads a key of ours, which the least of our users may do; the status of a member is for root.
+/// Reads a key of ours, which every user of locks may do; the status of a member is for root.
 ///
-/// A member that refuses even this one key is there. What a user may do is said when it does it.
+/// A member that refuses even this key is reachable. Missing permissions are reported when they are
+/// needed.
 async fn greet(cluster: &Cluster, names: &KeyNames) -> Result<()> {
     let hello = cluster.ask("connect", PATIENCE, |client| {
         let key = RangeRequest::key(names.greeting());
@@ -126,7 +127,7 @@ impl Engine for Etcd {
         Box::new(EtcdClaim::new(self.shared.clone(), request))
     }
 
-    /// Servers handle the requests of one connection side by side.
+    /// Servers process the requests of one connection concurrently.
     fn ordered(&self) -> bool {
         false
     }
@@ -153,7 +154,7 @@ impl Engine for Etcd {
 
     async fn close(&self) {
         for id in self.shared.leases.drain() {
-            // One that cannot be revoked ends by itself.
+            // A lease that cannot be revoked expires.
             let _ = leases::revoke(&self.shared.cluster, id, &mut false).await;
         }
     }
@@ -169,9 +170,10 @@ impl Shared {
     }
 }
 
-/// Operations for one transaction, however many: most of them as transactions inside of it.
+/// Any number of operations for one transaction, most of them in nested transactions.
 ///
-/// The first one is its first. What servers count is the operations side by side and those around them.
+/// The first one stays first. Servers limit the number of operations side by side and of those
+/// around them.
 fn nested(mut operations: Vec<RequestOp>) -> Vec<RequestOp> {
     if operations.len() > OPERATIONS {
         let more = operations.split_off(1);
@@ -181,7 +183,8 @@ fn nested(mut operations: Vec<RequestOp>) -> Vec<RequestOp> {
     operations
 }
 
-/// How long a member may take to answer about a lease, so that another can be asked before it ends.
+/// How long a member may take to answer about a lease, so that another can be asked before it
+/// expires.
 fn patience(ttl: Duration) -> Duration {
     (ttl / 6).clamp(Duration::from_millis(500), PATIENCE)
 }

@@ -1,4 +1,4 @@
-//! Renewal: leases are kept alive, and entries looked at, both at the same time.
+//! Renewal: keeps leases alive and checks entries, both at the same time.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{OPERATIONS, Shared, patience};
 use crate::engine::{Lease, Renewal};
 use crate::error::{Error, Result};
 
-/// A lease that lives vouches for its entry, unless somebody deleted the entry itself: both are asked.
+/// A living lease vouches for its entry, unless the entry itself was deleted: both are checked.
 pub(super) async fn renew(shared: &Shared, leases: &[Lease]) -> Result<Vec<Renewal>> {
     let held: Vec<_> = leases.iter().map(Lease::held::<EtcdHeld>).collect();
     let ours: Vec<_> = held.iter().copied().flatten().collect();
@@ -36,7 +36,7 @@ pub(super) async fn renew(shared: &Shared, leases: &[Lease]) -> Result<Vec<Renew
     }
 }
 
-/// Whether entries are still there; `None` where nobody could be asked, and then why.
+/// Whether entries still exist; `None` if no member could be asked, with the reason.
 async fn are_there(
     shared: &Shared,
     entries: &[&EtcdHeld],

@@ -1,4 +1,4 @@
-//! What an `etcd://` URL says.
+//! The settings in an `etcd://` URL.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::client::{Access, User};
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
 
-/// The port that etcd listens on unless told otherwise.
+/// The default port of etcd.
 const PORT: u16 = 2379;
 
 /// A cluster and how to reach it.
@@ -51,7 +51,7 @@ impl Settings {
             access.user = Some(User { name, password });
         }
         if secure {
-            // An authority of one's own is trusted instead of those that the system trusts.
+            // A CA of your own replaces those that the system trusts.
             let mut tls = match ca {
                 Some(ca) => {
                     ClientTlsConfig::new().ca_certificate(Certificate::from_pem(file("ca", &ca)?))

@@ -1,8 +1,8 @@
 //! The watch stream: one per client, for all its waiters.
 //!
 //! A stream lives on one connection and dies with it. Every watch names the revision that it starts
-//! from, so on a new stream it sees what it missed. If that was compacted away meanwhile, or the
-//! server ends a watch for any other reason, the waiter is woken to look for itself.
+//! from, so on a new stream it sees what it missed. If that was compacted meanwhile, or the server
+//! ends a watch for any other reason, the waiter is woken to check for itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use super::client::{
 };
 use super::cluster::{Cluster, PATIENCE};
 
-/// How long nothing is tried after no stream could be opened.
+/// The pause after no stream could be opened.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What is waited for.
+/// What is watched.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
     pub(super) key: Vec<u8>,
-    /// Everything from the key up to here; just the key if there is none.
+    /// The end of the range, exclusive; just the key if there is none.
     pub(super) end: Option<Vec<u8>>,
     /// The first revision that counts.
     pub(super) from: i64,
@@ -35,7 +35,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// The order to begin a watch.
+    /// The request to start a watch.
     fn begin(&self, watch_id: i64) -> WatchRequest {
         let order = WatchCreateRequest {
             key: self.key.clone(),
@@ -70,10 +70,10 @@ impl Watches {
         Self { orders, next: AtomicI64::new(1) }
     }
 
-    /// Until it happened, or nobody can tell whether it did.
+    /// Waits until it happened, or until that can no longer be observed.
     ///
     /// # Cancel safety
-    /// Dropped, the watch is ended.
+    /// Dropping it ends the watch.
     pub(super) async fn event(&self, target: Target) {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (wake, woken) = oneshot::channel();
@@ -103,7 +103,7 @@ struct Task {
 
 struct Watch {
     target: Target,
-    /// `None` once it was woken; its end is on the way then.
+    /// `None` once it was woken; then its end is on the way.
     wake: Option<oneshot::Sender<()>>,
 }
 
@@ -124,7 +124,7 @@ impl Task {
         }
     }
 
-    /// Waits until there is something to watch. False when there will be no more.
+    /// Waits until there is something to watch. False if there will be no more.
     async fn first_wanted(&mut self) -> bool {
         while self.wanted.is_empty() {
             match self.queue.recv().await {
@@ -135,7 +135,7 @@ impl Task {
         true
     }
 
-    /// Notes an order, and says which watch is to be begun or ended on a stream.
+    /// Records an order, and returns which watch has to be started or ended on a stream.
     fn note(&mut self, order: Order) -> Option<(i64, Option<Target>)> {
         match order {
             Order::Begin(id, target, wake) => {
@@ -146,7 +146,7 @@ impl Task {
         }
     }
 
-    /// Opens a stream with everything that is wanted on it.
+    /// Opens a stream with all current watches.
     async fn open(&self, member: usize) -> Result<Stream, Status> {
         let mut orders = self.wanted.iter().map(|(id, watch)| watch.target.begin(*id));
         let first = orders.next().expect("a stream is opened when something is wanted");
@@ -158,7 +158,7 @@ impl Task {
         Ok(stream)
     }
 
-    /// Serves one stream until it ends. False when it failed, true when it is just not wanted any more.
+    /// Serves one stream until it ends. False if it failed, true if it is no longer needed.
     async fn follow(&mut self, mut stream: Stream, member: usize) -> bool {
         let mut moves = self.cluster.moves();
         loop {
@@ -179,7 +179,7 @@ impl Task {
                         None => continue,
                     };
                     let sent = timeout(PATIENCE, stream.orders.send(order)).await;
-                    // A connection on which nothing moves any more fills up.
+                    // A connection that no longer moves data fills up.
                     if !matches!(sent, Ok(Ok(()))) {
                         return false;
                     }
@@ -189,7 +189,7 @@ impl Task {
         }
     }
 
-    /// Wakes the waiter. False when the stream has to be opened again.
+    /// Wakes the waiter. False if the stream has to be opened again.
     fn read(&mut self, reply: &WatchResponse) -> bool {
         if !reply.canceled && reply.events.is_empty() {
             return true;
@@ -202,13 +202,13 @@ impl Task {
         if reply.canceled {
             self.wanted.remove(&reply.watch_id);
         }
-        // A stream goes on with the token that it began with, and a server that refuses a watch may
-        // just not know that token any more.
+        // A stream keeps the token that it was opened with, and a server that refuses a watch may
+        // just no longer accept that token.
         !reply.canceled || reply.compact_revision > 0
     }
 }
 
-/// Until another member is talked to.
+/// Resolves when another member is used.
 async fn moved(moves: &mut watch::Receiver<usize>, from: usize) {
     // The sender lives as long as the task that waits here.
     let _ = moves.wait_for(|current| *current != from).await;

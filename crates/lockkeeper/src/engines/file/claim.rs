@@ -24,11 +24,11 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::Token;
 
-/// How the first waiter for a semaphore looks for a free permit: the kernel cannot wait for *any*
-/// of several bytes. One process per key does this, the others sleep behind it.
+/// How the first waiter for a semaphore polls for a free permit: the kernel cannot wait for *any*
+/// of several bytes. One process per key polls, the others sleep behind it.
 const LOOK: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(25));
 
-/// How often a holder that listens looks whether it was asked to give way.
+/// How often a listening holder checks whether it was asked to give way.
 const ASKED: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
@@ -38,12 +38,12 @@ pub(super) struct FileClaim {
     path: PathBuf,
     /// Open from the first attempt to the release.
     opened: Option<Opened>,
-    /// Our number and where our record is, once we are in the queue.
+    /// Our number and the position of our record, once we are in the queue.
     place: Option<Place>,
     granted: Option<(Fence, Vec<u32>)>,
-    /// What the last attempt found in our way.
+    /// What the last attempt found blocking us.
     obstacle: Obstacle,
-    /// The thread that sleeps on a byte, for us and perhaps for others.
+    /// The thread that sleeps on a byte, for us and perhaps for other claims.
     watcher: Option<(Bytes, Freed)>,
     sleepers: Stalled,
 }
@@ -75,10 +75,10 @@ impl FileClaim {
         }
     }
 
-    /// Opens the file if need be, and takes the deciding byte; gives the epoch.
+    /// Opens the file if necessary, and takes the deciding byte; returns the epoch.
     ///
-    /// The file that is locked must be the one that the path leads to: it may have been removed or
-    /// replaced between opening and locking.
+    /// The locked file must be the one at the path: it may have been removed or replaced between
+    /// opening and locking.
     async fn decide(&mut self) -> Result<u64> {
         loop {
             let opened = match &self.opened {
@@ -89,14 +89,14 @@ impl FileClaim {
             if let Some(epoch) = opened.decide(&self.path, &self.request.key, own).await? {
                 return Ok(epoch);
             }
-            // Our place in the queue went with the file, if we had one.
+            // Our place in the queue, if we had one, went with the file.
             self.opened = None;
             self.place = None;
             self.watcher = None;
         }
     }
 
-    /// Decides under the deciding byte whether it is our turn, and writes down what follows.
+    /// Decides under the deciding byte whether it is our turn, and records the outcome.
     fn judge(&mut self, epoch: u64, asked: Moment) -> Result<Option<Grant>> {
         let opened = self.opened.as_ref().expect("a file is open while it is decided on");
         let begun = opened.read_or_begin(epoch, &self.request.key);
@@ -111,14 +111,15 @@ impl FileClaim {
             let ours = living.iter().find(|(_, record)| record.number == number);
             match ours.map(|(at, record)| (*at, record.state)) {
                 Some((at, State::Waiting)) => self.place = Some(Place { number, epoch, at }),
-                // We were let in, but could not be sure of it: somebody had begun a new epoch.
+                // We were granted, but could not be sure of it: another process had started a new
+                // epoch.
                 Some((at, State::Granted)) => {
                     self.granted = ours.map(|(_, record)| (record.fence, record.slots.clone()));
                     self.place = Some(Place { number, epoch, at });
                     self.unlock(waiting(number))?;
                     return self.grant(asked);
                 }
-                // Our place did not make it into this epoch, or was taken away: we start again.
+                // Our place did not make it into this epoch, or was removed: we start again.
                 Some((_, State::Broken)) | None => {
                     self.unlock(both(number))?;
                     self.place = None;
@@ -159,7 +160,8 @@ impl FileClaim {
                 record.slots =
                     admission::free_slots(line.iter().flat_map(|other| other.slots.clone()), take);
             }
-            // An owner that enters again keeps its fence, or the resource would refuse its first guard.
+            // An owner that re-enters keeps its fence, or the resource would reject its first
+            // guard.
             let again = !matches!(self.request.mode, Mode::Permits { .. })
                 && line.iter().any(|other| {
                     other.state == State::Granted
@@ -176,12 +178,14 @@ impl FileClaim {
         let at = match self.place {
             Some(place) => place.at,
             None => {
-                // Nobody else ever gets this number, so nobody is in the way.
+                // No other claim ever gets this number, so the byte is free.
                 let bytes = if turn == Turn::In { ticket(number) } else { both(number) };
                 let locked = ofd_lock::try_lock(&opened.file, bytes, Hold::Exclusive)
                     .map_err(|error| failed("lock a lock file", error))?;
                 if !locked {
-                    return Err(opened.failed("lock", io::Error::other("its numbers went back")));
+                    return Err(
+                        opened.failed("lock", io::Error::other("its numbers went backwards"))
+                    );
                 }
                 file.next = number + 1;
                 file.make_room(&used)
@@ -228,26 +232,26 @@ impl FileClaim {
         Ok(Some(Grant { fence, slots, ttl, since, held: Arc::new(held) }))
     }
 
-    /// Sees to it that a thread sleeps until the byte is free.
+    /// Makes sure that a thread sleeps until the byte is free.
     fn watch(&mut self, byte: Bytes) -> Result<()> {
         if self.watcher.as_ref().is_some_and(|(watched, _)| *watched == byte) {
             return Ok(());
         }
-        let opened = self.opened.as_ref().expect("who waits has attempted");
+        let opened = self.opened.as_ref().expect("a claim attempts before it waits");
         let freed = watchers::watch(opened.identity, byte, || {
             let file = self.shared.directory.open_existing(&self.path).and_then(Opened::new);
             let file = file.map_err(|error| failed("open a lock file", error))?;
             if file.identity == opened.identity {
                 return Ok(file.file);
             }
-            // The next attempt sees to it.
+            // The next attempt handles that.
             Err(opened.failed("watch", io::Error::other("it was replaced")))
         })?;
         self.watcher = Some((byte, freed));
         Ok(())
     }
 
-    /// Gives our bytes back.
+    /// Unlocks our bytes.
     fn leave(&mut self) -> Result<()> {
         self.granted = None;
         self.place.take().map_or(Ok(()), |place| self.unlock(both(place.number)))
@@ -264,8 +268,8 @@ impl Claim for FileClaim {
             let epoch = self.decide().await?;
             let answer = self.judge(epoch, asked);
             let opened = self.opened.as_ref().expect("it was just decided on");
-            // Somebody may have taken us for stopped. Then what we wrote does not count, unless it
-            // was copied: the next round tells.
+            // Another process may have considered us stopped. Then what we wrote does not count,
+            // unless it was copied: the next round will tell.
             let counts = opened.epoch().map(|current| current == epoch);
             opened.decided(epoch)?;
             if counts? || answer.is_err() {
@@ -347,8 +351,8 @@ impl Held for FileHeld {
 }
 
 impl Drop for FileClaim {
-    /// For the case that nobody released it, such as the end of the runtime: a child may have
-    /// inherited the open file, and closing ours would not end the lock then.
+    /// For a hold that was never released, for instance because the runtime ended: a child may have
+    /// inherited the open file, and then closing ours would not end the lock.
     fn drop(&mut self) {
         let _ = self.leave();
     }

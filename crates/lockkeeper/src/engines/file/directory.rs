@@ -1,10 +1,11 @@
-//! Where the lock files are: a directory of one's own, a file name per key, and a slow broom.
+//! The directory of the lock files: a file name per key, and a slow cleanup.
 //!
-//! Lock files are not removed when they are released: whoever just opened one would lock a file that
-//! nobody else finds. Only files that were idle for a month are, under their own lock.
+//! Lock files are not removed on release: another process that has just opened one would lock a
+//! file that can no longer be found. Only files that were idle for a month are removed, under their
+//! own lock.
 //!
-//! Easy to get wrong: others may write into the directory too. Nothing here follows a link, or uses a
-//! file that has a second name; and a directory that belongs to somebody else is refused.
+//! Easy to get wrong: others may write into the directory too. Nothing here follows a link, or uses
+//! a file that has a second name, and a directory of another user is refused.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -19,7 +20,7 @@ use super::file_name::{SUFFIX, file_name};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
-/// How long a lock file is idle before it is removed, and how often anyone looks.
+/// How long a lock file is idle before it is removed, and how often that is checked.
 const IDLE: Duration = Duration::from_secs(30 * 24 * 3600);
 const SWEEP_EVERY: Duration = Duration::from_secs(24 * 3600);
 
@@ -30,7 +31,7 @@ pub(super) struct Directory {
     mode: u32,
     /// The group of lock files, if they are for a group.
     group: Option<u32>,
-    /// Whether a network file system will do.
+    /// Whether a network file system is accepted.
     network_allowed: bool,
 }
 
@@ -48,8 +49,8 @@ impl Directory {
         })
     }
 
-    /// The directory as it is. One that is not there is made by the first who takes a lock in it, not by
-    /// those who only look.
+    /// The directory as it is. If it does not exist, the first acquire creates it; inspecting does
+    /// not.
     pub(super) fn find(path: PathBuf, network_allowed: bool) -> Result<Self> {
         match fs::symlink_metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -59,12 +60,12 @@ impl Directory {
         }
     }
 
-    /// The same directory, now that it is needed.
+    /// Creates the directory, now that it is needed.
     pub(super) fn make(&self) -> Result<Self> {
         Self::open(self.path.clone(), self.network_allowed)
     }
 
-    /// Opens the directory, and makes it if it is not there.
+    /// Opens the directory, and creates it if it does not exist.
     pub(super) fn open(path: PathBuf, network_allowed: bool) -> Result<Self> {
         let shown = path.display().to_string();
         let cannot = |doing: &str, error: io::Error| {
@@ -116,7 +117,7 @@ impl Directory {
         self.path.join(file_name(key.as_str()))
     }
 
-    /// Opens a lock file, and makes it if it is not there.
+    /// Opens a lock file, and creates it if it does not exist.
     pub(super) fn open_file(&self, path: &Path) -> io::Result<File> {
         loop {
             match self.open_existing(path) {
@@ -124,17 +125,17 @@ impl Directory {
                 opened => return opened,
             }
             match self.create(path) {
-                // Somebody else was faster.
+                // Another process was faster.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 created => return created,
             }
         }
     }
 
-    /// Opens a lock file that is there.
+    /// Opens an existing lock file.
     pub(super) fn open_existing(&self, path: &Path) -> io::Result<File> {
-        // Without a time of access, which would make every look at the file a change to its inode.
-        // Only the file's owner may ask for that.
+        // Without updating the access time, or every read of the file would change its inode. Only
+        // the file's owner may request that.
         let open = |flags| {
             let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | flags;
             File::options().read(true).write(true).custom_flags(flags).open(path)
@@ -155,24 +156,24 @@ impl Directory {
         Err(io::Error::other("it is not a plain file with one name; remove it"))
     }
 
-    /// Makes a file that was not there.
+    /// Creates a new file.
     fn create(&self, path: &Path) -> io::Result<File> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).custom_flags(libc::O_NOFOLLOW);
         let file = options.mode(self.mode).open(path)?;
         if let Some(group) = self.group {
             if file.metadata()?.gid() != group {
-                // A directory without the bit that would do this (2770). It fails for one who is not
-                // in the group but may write here all the same, by an access control list.
+                // For a directory without the setgid bit, which would do this (2770). It fails for
+                // a user who is not in the group but may write here by an access control list.
                 let _ = std::os::unix::fs::fchown(&file, None, Some(group));
             }
-            // The umask may have taken the group's right away.
+            // The umask may have removed the group's permissions.
             file.set_permissions(fs::Permissions::from_mode(self.mode))?;
         }
         Ok(file)
     }
 
-    /// Says whose file it is that we may not open, and what to do.
+    /// Adds to an error whose file it is that we may not open, and what to do.
     fn explain_refusal(&self, path: &Path, error: io::Error) -> io::Error {
         let (Some(group), Ok(about)) = (self.group, fs::symlink_metadata(path)) else {
             return error;
@@ -190,13 +191,13 @@ impl Directory {
         )
     }
 
-    /// Makes a file with a name that nobody can foresee, for a moment.
+    /// Creates a temporary file with an unpredictable name.
     pub(super) fn scratch(&self) -> io::Result<Scratch> {
         let path = self.path.join(format!(".scratch-{:016x}", fastrand::u64(..)));
         Ok(Scratch { file: self.create(&path)?, path })
     }
 
-    /// Whether all whom the directory is for can use the files that we make.
+    /// Whether all users of the directory can use the files that we create.
     pub(super) fn is_shared_well(&self, file: &File) -> io::Result<bool> {
         let about = file.metadata()?;
         Ok(self.group.is_none_or(|group| about.gid() == group && about.mode() & 0o060 == 0o060))
@@ -238,14 +239,14 @@ impl Directory {
         Ok(NETWORK.iter().find(|(magic, _)| *magic == kind).map(|(_, name)| *name))
     }
 
-    /// Lock files that are old enough to be removed, if nobody looked for a day.
+    /// Lock files that are old enough to be removed, if the last sweep was more than a day ago.
     pub(super) fn to_sweep(&self) -> Vec<PathBuf> {
         let stamp = self.path.join(".swept");
         if age(&stamp).is_some_and(|age| age < SWEEP_EVERY) {
             return Vec::new();
         }
-        // Everything here is for tidiness alone: what fails is left to the next one.
-        // It is written to because only its owner could set its time.
+        // This is only housekeeping: whatever fails is left to the next sweep. The file is written
+        // to because only its owner could set its time.
         let stamped = self.open_file(&stamp).and_then(|file| file.write_all_at(b"swept\n", 0));
         if stamped.is_err() {
             return Vec::new();
@@ -255,7 +256,7 @@ impl Directory {
     }
 }
 
-/// A file that is removed when it was used.
+/// A file that is removed after use.
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) file: File,
@@ -268,7 +269,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Whether what belongs to this owner cannot be turned against us.
+/// Whether this belongs to root or to the current user.
 fn is_trusted(about: &fs::Metadata) -> bool {
     about.uid() == 0 || about.uid() == geteuid().as_raw()
 }
@@ -278,7 +279,7 @@ fn name_of(user: u32) -> String {
     known.map_or_else(|| format!("uid {user}"), |known| known.name)
 }
 
-/// A URL for a user whose home is not there, or not for writing.
+/// A URL for a user whose home directory is missing or not writable.
 fn homeless() -> String {
     let sticky =
         |path: &&str| fs::metadata(path).is_ok_and(|about| about.mode() & 0o1002 == 0o1002);
@@ -291,7 +292,7 @@ fn how_to_share(directory: &Path) -> String {
     format!("To share one, let root make it for a group: install -d -g GROUP -m 2770 {directory}")
 }
 
-/// A path as one word of a shell.
+/// Quotes a path as one word for a shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+:,@%".contains(c);

@@ -1,4 +1,5 @@
-//! Whether lock files of a directory exclude, can be written, and are shared as they should be.
+//! Checks whether the lock files of a directory exclude, are writable, and are shared as they
+//! should be.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -16,7 +17,7 @@ pub(super) fn examine(directory: &Directory) -> Vec<Finding> {
         let second = directory.open_existing(&scratch.path)?;
         ofd_lock::lock(&scratch.file, deciding(0), Hold::Exclusive)?;
         let excludes = !ofd_lock::try_lock(&second, deciding(0), Hold::Exclusive)?;
-        // As much as a new lock file, and not only into a cache.
+        // As much as a new lock file, and synced to disk.
         scratch.file.write_all_at(&[b'\n'; PAGE], 0)?;
         scratch.file.sync_all()?;
         Ok::<_, io::Error>((excludes, directory.is_shared_well(&scratch.file)?))

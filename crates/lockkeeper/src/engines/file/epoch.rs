@@ -1,17 +1,18 @@
-//! Who may decide, also when the one who does is stopped in the middle of it.
+//! Which process may decide, even if the one that does is stopped half way.
 //!
-//! A decision reads the records, and writes one. Whoever makes it holds the deciding byte. A process
-//! that is stopped then keeps the byte, so nobody waits for it longer than [`STALL`]: the next one
-//! begins a new *epoch*, with a deciding byte and an area of the file of its own, and copies the records
-//! of the living there. The claims' own bytes are the same in all epochs.
+//! A decision reads the records and writes one, under the deciding byte. A process that is stopped
+//! meanwhile keeps the byte. So no process waits for it longer than [`STALL`]: the next one starts
+//! a new *epoch*, with its own deciding byte and its own area of the file, and copies the records
+//! of living claims there. The claims' own bytes are the same in all epochs.
 //!
-//! The current epoch is the one in which the file ends: a file never shrinks, so an epoch that is over
-//! never comes back, whoever wakes up and writes. What a stopped process still writes goes to its old
-//! area, which nobody reads any more.
+//! The current epoch is the one in which the file ends. A file never shrinks, so an epoch that is
+//! over never returns, whichever process wakes up and writes. A stopped process still writes to its
+//! old area, which is no longer read.
 //!
-//! Easy to get wrong: the order. One who decides writes, and *then* looks whether its epoch is still
-//! the current one; otherwise what it wrote does not count. One who begins an epoch announces it, and
-//! *then* reads the records of the last one. So of two who do both at once, at least one sees the other.
+//! Easy to get wrong: the order. A process that decides writes, and *then* checks whether its epoch
+//! is still current; otherwise what it wrote does not count. A process that starts an epoch
+//! announces it, and *then* reads the records of the last one. So if both happen at once, at least
+//! one of the two sees the other.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -28,36 +29,36 @@ use crate::core::Backoff;
 use crate::error::Result;
 use crate::key::Key;
 
-/// How long somebody may take to decide before the others go on without it.
+/// How long a decision may take before other processes continue without it.
 const STALL: Duration = Duration::from_secs(2);
 
-/// How long the area of an epoch is: room for 32,766 claims. The part that is not used is a hole.
+/// The length of an epoch's area: room for 32,766 claims. The unused part is a hole.
 pub(super) const AREA: u64 = 16 << 20;
 
-/// The last epoch. After it, those who are stopped are waited for.
+/// The last epoch. After it, processes wait for a stopped one.
 const LAST: u64 = u16::MAX as u64;
 
-/// Whoever has this byte alone removes the file; whoever shares it begins an epoch.
+/// Locked exclusively to remove the file, and shared to start an epoch.
 pub(super) const REMOVING: Bytes = Bytes { start: 1 << 39, len: 1 };
 
-/// How often the byte is tried before anybody sleeps: a decision takes some microseconds.
+/// How often the byte is tried before sleeping: a decision takes a few microseconds.
 const TRIES: usize = 50;
 
-/// How to look for a byte that was not free in all these tries.
+/// How to poll for a byte after that.
 const LOOK: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(10));
 
-/// Whoever has this byte decides in this epoch.
+/// The byte that is locked to decide in this epoch.
 pub(super) fn deciding(epoch: u64) -> Bytes {
     Bytes { start: epoch as i64, len: 1 }
 }
 
-/// Where the area of an epoch begins.
+/// The offset of an epoch's area.
 pub(super) fn base(epoch: u64) -> u64 {
     epoch * AREA
 }
 
-/// The number of an epoch's first claim. Epochs share no numbers: one who is late with its own
-/// number must not meet a later claim with the same.
+/// The number of an epoch's first claim. Epochs share no numbers: a claim that is late with its own
+/// number must not meet a later claim with the same one.
 fn first_number(epoch: u64) -> u64 {
     (epoch << 44).max(1)
 }
@@ -75,14 +76,14 @@ impl Opened {
         Ok(epoch_of(size))
     }
 
-    /// The current epoch, if the path leads to this very file.
+    /// The current epoch, if this file is still the one at the path.
     pub(super) fn epoch_at(&self, path: &Path) -> Option<u64> {
         let (identity, size) = Identity::of_path(path).ok()?;
         (identity == self.identity).then(|| epoch_of(size))
     }
 
-    /// Takes the deciding byte of the current epoch, and says which that is; `None` if the path does
-    /// not lead to this file any more.
+    /// Takes the deciding byte of the current epoch, and returns that epoch; `None` if this file is
+    /// no longer the one at the path.
     ///
     /// `own` is the number of the claim that asks, if it has one.
     pub(super) async fn decide(
@@ -112,12 +113,12 @@ impl Opened {
         }
     }
 
-    /// Gives the deciding byte back.
+    /// Unlocks the deciding byte.
     pub(super) fn decided(&self, epoch: u64) -> Result<()> {
         ofd_lock::unlock(&self.file, deciding(epoch)).map_err(|error| self.failed("unlock", error))
     }
 
-    /// Tries to take the deciding byte of an epoch, until somebody must be stopped with it.
+    /// Tries to lock the deciding byte of an epoch, until its holder must be considered stopped.
     async fn take(&self, epoch: u64, path: &Path) -> Result<Taken> {
         let started = Instant::now();
         for looks in 0.. {
@@ -140,8 +141,8 @@ impl Opened {
         Ok(Taken::Stalled)
     }
 
-    /// Under the deciding byte: makes sure that the epoch is the current one, and that its area is
-    /// filled in.
+    /// Under the deciding byte: makes sure that the epoch is current, and that its area is filled
+    /// in.
     fn settle(&self, epoch: u64, path: &Path, key: &Key, own: Option<u64>) -> Result<Settled> {
         match self.epoch_at(path) {
             None => return Ok(Settled::Other(None)),
@@ -157,20 +158,20 @@ impl Opened {
         Ok(Settled::Current)
     }
 
-    /// Makes an epoch the current one. Not while the file is about to be removed, though.
+    /// Makes an epoch current, unless the file is about to be removed.
     fn announce(&self, epoch: u64) -> Result<bool> {
         let shared = ofd_lock::try_lock(&self.file, REMOVING, Hold::Shared);
         if !shared.map_err(|error| self.failed("lock", error))? {
             return Ok(false);
         }
-        tracing::debug!(epoch, "somebody is stopped while it decides; going on without it");
+        tracing::debug!(epoch, "a process is stopped while it decides; continuing without it");
         let written = self.file.write_all_at(b"\n", base(epoch));
         let unlocked = ofd_lock::unlock(&self.file, REMOVING);
         written.and(unlocked).map_err(|error| self.failed("write", error))?;
         Ok(true)
     }
 
-    /// Copies the records of the living from the last epoch that has any.
+    /// Copies the records of living claims from the last epoch that has any.
     fn fill_in(&self, epoch: u64, key: &Key, own: Option<u64>) -> Result<()> {
         let mut file = match self.read_below(epoch)? {
             Some((_, before)) => {
@@ -183,21 +184,21 @@ impl Opened {
         file.next = first_number(epoch);
         let mut text = file.counters();
         text.extend(file.records.iter().flatten().flat_map(|left| left.text().as_bytes()));
-        // The head comes last: it says that the rest is there.
+        // The head comes last: it marks the rest as complete.
         self.file
             .write_all_at(&text, base(epoch) + COUNTERS_AT as u64)
             .and_then(|()| self.file.write_all_at(&file.head(), base(epoch)))
             .map_err(|error| self.failed("write", error))
     }
 
-    /// What the last epoch says that has been filled in; `None` while the file is empty.
+    /// The contents of the last epoch that was filled in; `None` while the file is empty.
     pub(super) fn read_current(&self) -> Result<Option<(u64, LockFile)>> {
         self.read_below(self.epoch()? + 1)
     }
 
     fn read_below(&self, epoch: u64) -> Result<Option<(u64, LockFile)>> {
         for epoch in (0..epoch).rev() {
-            // The head first, and then the rest again: it may be filled in right now.
+            // The head first, then the rest again: it may be filled in right now.
             if self.is_filled_in(epoch)?
                 && let Some(file) = self.read(epoch, None)?
             {
@@ -218,19 +219,19 @@ impl Opened {
     }
 }
 
-/// What becomes of trying to take a deciding byte.
+/// The outcome of locking a deciding byte.
 enum Taken {
     Yes,
-    /// Somebody has had it for too long.
+    /// Its holder has had it for too long.
     Stalled,
-    /// Another epoch is the current one; `None` if the path leads elsewhere.
+    /// Another epoch is current; `None` if the path leads to another file.
     Over(Option<u64>),
 }
 
 /// What is found under a deciding byte.
 enum Settled {
-    /// The epoch is the current one.
+    /// The epoch is current.
     Current,
-    /// Another one is; `None` if the path leads elsewhere.
+    /// Another one is; `None` if the path leads to another file.
     Other(Option<u64>),
 }

@@ -1,4 +1,4 @@
-//! The name of the file that stands for a key.
+//! The name of a key's lock file.
 
 use sha2::{Digest, Sha256};
 
@@ -7,8 +7,9 @@ const LONGEST_NAME: usize = 200;
 
 pub(super) const SUFFIX: &str = ".lock";
 
-/// A name that no two keys share, also where case does not matter or accents are rewritten:
-/// lower-case letters, digits, `-` and `_` stand for themselves, all else is spelled in hexadecimal.
+/// A name that no two keys share, even on file systems that ignore case or normalize accents:
+/// lower-case letters, digits, `-` and `_` stand for themselves, everything else is written in
+/// hexadecimal.
 pub(super) fn file_name(key: &str) -> String {
     let mut name = String::with_capacity(key.len() + SUFFIX.len());
     for byte in key.bytes() {
@@ -18,7 +19,7 @@ pub(super) fn file_name(key: &str) -> String {
         }
     }
     if name.len() > LONGEST_NAME {
-        // `=` never comes out of the spelling above.
+        // `=` never occurs in the encoding above.
         name = Sha256::digest(key.as_bytes())
             .iter()
             .fold("=".to_owned(), |name, byte| name + &format!("{byte:02x}"));

@@ -1,4 +1,4 @@
-//! Which file a descriptor or a path leads to.
+//! The identity of the file behind a descriptor or a path.
 
 use std::fs::File;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
-/// Which file this is, to see whether a path still leads to it.
+/// Identifies a file, to check whether a path still leads to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     device: (u32, u32),
@@ -15,18 +15,18 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Which file this is, and its size.
+    /// The identity of this file, and its size.
     pub(super) fn of_file(file: &File) -> io::Result<(Self, u64)> {
         Self::ask(file, c"", AtFlags::EMPTY_PATH)
     }
 
-    /// Which file the path leads to, and its size.
+    /// The identity of the file at a path, and its size.
     pub(super) fn of_path(path: &Path) -> io::Result<(Self, u64)> {
         Self::ask(rustix::fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Asks for the inode and the size alone: a look at the times would make the kernel note the next
-    /// write's time exactly, and so double the cost of that write.
+    /// Requests only the inode and the size: reading the times would make the kernel record the
+    /// time of the next write precisely, and so double the cost of that write.
     fn ask(
         directory: impl AsFd,
         path: impl rustix::path::Arg,

@@ -1,4 +1,4 @@
-//! Who holds and who waits, breaking a lock, and asking for it.
+//! Holders and waiters, breaking a lock, and asking for it.
 
 use std::path::Path;
 
@@ -51,12 +51,13 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>>
     mark_grants(shared, key, |record| record.state = State::Broken).await
 }
 
-/// Notes in every grant of the key that its holder is asked to give way, which it looks for.
+/// Records in every grant of the key that its holder is asked to release it, which the holder polls
+/// for.
 pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
     mark_grants(shared, key, |record| record.asked = true).await
 }
 
-/// Changes the records of all who hold a key, and says who they are.
+/// Changes the records of all holders of a key, and returns them.
 async fn mark_grants(
     shared: &Shared,
     key: &Key,
@@ -66,7 +67,7 @@ async fn mark_grants(
     loop {
         let Some((opened, _)) = shared.read_path(&path)? else { return Ok(Vec::new()) };
         let Some(epoch) = opened.decide(&path, key, None).await? else { continue };
-        // Read again, now that nobody else decides. Closing the file gives the byte back.
+        // Read again, now that no other process decides. Closing the file unlocks the byte.
         let Some(file) = opened.read(epoch, Some(key))? else { return Ok(Vec::new()) };
         let mut holders = Vec::new();
         for (at, mut record) in opened.living(&file, None)? {

@@ -1,11 +1,13 @@
-//! `file:`: locks between the processes of one machine, kept by the kernel. Needs nothing installed.
+//! `file:`: locks between the processes of one machine, kept by the kernel. Needs nothing
+//! installed.
 //!
-//! A lock file is a line of claims. Each claim writes a record with its number and keeps a byte of
-//! that number locked for as long as it lives; the kernel frees the byte when the process dies, however
-//! it dies. The [admission rule](crate::core::admission) over the records whose bytes are locked decides who holds,
-//! and a claim that has to wait sleeps in the kernel on the byte of the one before it.
+//! A lock file is a queue of claims. Each claim writes a record with its number and keeps the byte
+//! of that number locked as long as it lives; the kernel unlocks the byte when the process dies,
+//! however it dies. The [admission rule](crate::core::admission), applied to the records whose
+//! bytes are locked, decides who holds, and a waiting claim sleeps in the kernel on the byte of the
+//! one ahead.
 //!
-//! Easy to get wrong: byte numbers are never used twice, so a late watcher of a dead claim's byte
+//! Easy to get wrong: byte numbers are never reused, so a late watcher of a dead claim's byte
 //! disturbs nobody; and every decision is made under the deciding byte of the current epoch.
 
 mod claim;
@@ -45,7 +47,7 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::Token;
 
-/// Open files that are kept for the next claim of the same key.
+/// How many open files are kept for the next claims of their keys.
 const SPARE: usize = 64;
 
 pub(crate) const ENGINE: Registration = Registration {
@@ -82,11 +84,11 @@ struct Shared {
 }
 
 impl Files {
-    /// Locks in this directory, which is made if it is not there.
+    /// Opens a directory for locks, and creates it if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Config`] if everyone may write into it or it is on a network file system;
-    /// [`Error::Engine`] if it cannot be made.
+    /// [`Error::Config`] if it is writable by everyone or on a network file system;
+    /// [`Error::Engine`] if it cannot be created.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self> {
         Self::start(Directory::open(directory.into(), false)?)
     }
@@ -117,7 +119,7 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
     Ok(Arc::new(Files::start(Directory::find(path, network_allowed)?)?))
 }
 
-/// The only option: whether a network file system will do.
+/// The only option: whether a network file system is accepted.
 fn settings(endpoint: &Endpoint) -> Result<bool> {
     let mut options = endpoint.options();
     let network = options.choice("network", &[("refuse", false), ("allow", true)])?;
@@ -135,7 +137,7 @@ impl Engine for Files {
         Box::new(FileClaim::new(self.shared.clone(), request))
     }
 
-    /// There is nothing to extend: it only finds out whether an operator broke the lock.
+    /// There is nothing to extend: this only checks whether an operator broke the lock.
     async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         leases.iter().map(|lease| self.shared.vouch(lease)).collect()
     }
@@ -186,7 +188,7 @@ impl Shared {
         self.spare.lock().expect("nothing panics under this lock")
     }
 
-    /// Whether a grant still stands.
+    /// Whether a grant is still valid.
     fn vouch(&self, lease: &Lease) -> Result<Renewal> {
         let ours = self.granted(&lease.key, lease.token)?;
         Ok(if ours.is_some() { Renewal::Renewed } else { Renewal::Gone })
@@ -202,10 +204,11 @@ impl Shared {
         Ok(records.find(|record| record.token == token && record.state == State::Granted))
     }
 
-    /// Removes a lock file that nobody uses. Whoever opened it meanwhile notices and opens the next one.
+    /// Removes a lock file that is not in use. A process that opened it meanwhile notices that, and
+    /// opens the next one.
     ///
-    /// No epoch begins while [`REMOVING`] is ours: a process that is stopped before it removes the file
-    /// must not find others at work in it when it goes on.
+    /// No epoch starts while [`REMOVING`] is locked: a process that is stopped before it removes
+    /// the file must not find others using it when it resumes.
     fn remove_if_idle(&self, path: &Path) -> Result<()> {
         let Some((opened, _)) = self.read_path(path)? else { return Ok(()) };
         let doing = || format!("remove the lock file {}", path.display());
@@ -226,7 +229,7 @@ impl Shared {
         if idle { std::fs::remove_file(path).map_err(|e| failed(doing(), e)) } else { Ok(()) }
     }
 
-    /// Opens and reads a lock file without making it; `None` if it is not there or empty.
+    /// Opens and reads a lock file without creating it; `None` if it does not exist or is empty.
     fn read_path(&self, path: &Path) -> Result<Option<(Opened, LockFile)>> {
         let opened = match self.directory.open_existing(path).and_then(Opened::new) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -237,12 +240,12 @@ impl Shared {
     }
 }
 
-/// Whether something else is at a lock file's name.
+/// Whether something else exists under a lock file's name.
 fn is_foreign(error: &Error) -> bool {
     matches!(error, Error::Engine { source, .. } if source.is::<NotOurs>())
 }
 
-/// An error at a key: if something else is at the name of its lock file, that is a conflict.
+/// The error for a key; if something else exists under the name of its lock file, a conflict.
 fn or_conflict(key: &Key, error: Error) -> Error {
     match error {
         Error::Engine { doing, source, .. } if source.is::<NotOurs>() => {

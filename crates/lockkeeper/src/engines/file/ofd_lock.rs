@@ -1,8 +1,9 @@
-//! The kernel's byte-range locks, of the kind that belongs to an open file and not to a process.
+//! The kernel's open file description locks: byte-range locks that belong to an open file, not to a
+//! process.
 //!
-//! Classic `fcntl` locks vanish when *any* descriptor of the file is closed in the process; these do
-//! not. They end when the last descriptor of their open file is closed, so also when the process dies.
-//! Locked bytes need not exist.
+//! Classic `fcntl` locks are released when *any* descriptor of the file is closed in the process;
+//! these are not. They end when the last descriptor of their open file is closed, and so also when
+//! the process dies. Locked bytes need not exist.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +11,7 @@ use std::io;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
-/// Some bytes of a file.
+/// A range of bytes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bytes {
     pub(super) start: i64,
@@ -23,7 +24,7 @@ pub(super) enum Hold {
     Exclusive,
 }
 
-/// Locks the bytes if nobody else has a lock that forbids it.
+/// Locks the bytes if no conflicting lock exists.
 pub(super) fn try_lock(file: &File, bytes: Bytes, hold: Hold) -> io::Result<bool> {
     match fcntl(file, FcntlArg::F_OFD_SETLK(&describe(bytes, kind(hold)))) {
         Ok(_) => Ok(true),
@@ -43,15 +44,15 @@ pub(super) fn lock(file: &File, bytes: Bytes, hold: Hold) -> io::Result<()> {
     }
 }
 
-/// Gives the bytes back.
+/// Unlocks the bytes.
 pub(super) fn unlock(file: &File, bytes: Bytes) -> io::Result<()> {
     fcntl(file, FcntlArg::F_OFD_SETLK(&describe(bytes, libc::F_UNLCK)))?;
     Ok(())
 }
 
-/// Whether someone else holds any of the bytes exclusively. Disturbs nobody.
+/// Whether another open file has locked any of the bytes exclusively. Has no side effects.
 ///
-/// Those who merely watch a byte hold it shared, and are not seen.
+/// Watchers lock a byte shared, and are not seen.
 pub(super) fn is_held(file: &File, bytes: Bytes) -> io::Result<bool> {
     let mut question = describe(bytes, kind(Hold::Shared));
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut question))?;
@@ -89,7 +90,7 @@ mod tests {
         assert!(try_lock(&a, BYTE, Hold::Exclusive).unwrap());
         assert!(!try_lock(&b, BYTE, Hold::Exclusive).unwrap());
         assert!(is_held(&watcher, BYTE).unwrap());
-        // Closing a duplicate ends nothing; closing the last one does.
+        // Closing a duplicate unlocks nothing; closing the last descriptor does.
         drop(a.try_clone().unwrap());
         assert!(is_held(&watcher, BYTE).unwrap());
         drop(a);

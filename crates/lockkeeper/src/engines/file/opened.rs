@@ -1,4 +1,4 @@
-//! An open lock file: reading and writing its records, and which claims live.
+//! An open lock file: reading and writing its records, and which claims are alive.
 
 use std::fs::File;
 use std::io;
@@ -18,10 +18,10 @@ use crate::key::Key;
 /// How much of a lock file is read at once; the rest only if there is more.
 pub(super) const PAGE: usize = HEAD + 2 * RECORD;
 
-/// How many claims a lock file has room for.
+/// How many claims fit into a lock file.
 pub(super) const MOST_RECORDS: usize = (AREA as usize - HEAD) / RECORD;
 
-/// A claim's number, and where its record is.
+/// A claim's number, and the position of its record.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) number: u64,
@@ -29,14 +29,14 @@ pub(super) struct Place {
     pub(super) at: usize,
 }
 
-/// An open lock file, and which file that is.
+/// An open lock file, and its identity.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: Arc<File>,
     pub(super) identity: Identity,
-    /// The epoch that was the current one at the last look.
+    /// The epoch that was current at the last read.
     pub(super) seen: AtomicU64,
-    /// The last number that was given back through this file: that one need not be asked for.
+    /// The last number that was released through this file: it need not be checked.
     pub(super) given_back: Option<u64>,
 }
 
@@ -46,7 +46,7 @@ impl Opened {
         Ok(Self { file: Arc::new(file), identity, seen: epoch_of(size).into(), given_back: None })
     }
 
-    /// What the area of an epoch says; `None` if it is not filled in.
+    /// The contents of an epoch's area; `None` if it is not filled in.
     pub(super) fn read(&self, epoch: u64, expected: Option<&Key>) -> Result<Option<LockFile>> {
         let cannot = |error| self.failed("read", error);
         let mut page = [0; PAGE];
@@ -64,11 +64,11 @@ impl Opened {
         LockFile::parse(&text[..length], expected).map(Some).map_err(|error| self.named(error))
     }
 
-    /// What the area of an epoch says; an empty file is begun.
+    /// The contents of an epoch's area; initializes an empty file.
     pub(super) fn read_or_begin(&self, epoch: u64, key: &Key) -> Result<LockFile> {
         match self.read(epoch, Some(key)) {
             Ok(Some(file)) => return Ok(file),
-            // On a full disk not even the head may have got in.
+            // On a full disk, not even the head may have been written.
             Err(error) if !self.is_begun(key)? => tracing::debug!(%error, "begun again"),
             Err(error) => return Err(error),
             Ok(None) => {}
@@ -87,7 +87,7 @@ impl Opened {
         Ok(length >= COUNTERS_AT || !LockFile::new(key).head().starts_with(&page[..length]))
     }
 
-    /// Whether the record of this claim is that of a granted one.
+    /// Whether the record of this claim says that it is granted.
     pub(super) fn is_granted(&self, place: Place) -> Result<bool> {
         if self.epoch()? != place.epoch {
             let current = self.read_current()?;
@@ -102,7 +102,7 @@ impl Opened {
         Ok(text[..length].starts_with(expected.as_bytes()))
     }
 
-    /// Writes the counters and one record; in one go where they are neighbours.
+    /// Writes the counters and one record; in one write if they are adjacent.
     pub(super) fn write(
         &self,
         epoch: u64,
@@ -124,9 +124,9 @@ impl Opened {
         written.map_err(|error| self.failed("write", error))
     }
 
-    /// The records whose claims live, in order of their numbers, each with its position.
+    /// The records of living claims, ordered by number, each with its position.
     ///
-    /// The kernel does not tell a file of its own locks, so our own number is named.
+    /// The kernel does not report a file's own locks, so our own number is passed in.
     pub(super) fn living(&self, file: &LockFile, own: Option<u64>) -> Result<Vec<(usize, Record)>> {
         let mut living = Vec::new();
         for (at, left) in file.records.iter().enumerate() {
@@ -152,7 +152,7 @@ impl Opened {
         self.named(failed(doing, error))
     }
 
-    /// An error with the path of this file. Asked of the kernel, since only failures need it.
+    /// An error with the path of this file. Read from the kernel, since only failures need it.
     pub(super) fn named(&self, mut error: Error) -> Error {
         if let Error::Engine { doing, .. } = &mut error {
             let path = std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
@@ -163,14 +163,14 @@ impl Opened {
     }
 }
 
-/// The byte that a claim keeps locked for as long as it lives.
+/// The byte that a claim keeps locked as long as it lives.
 pub(super) fn ticket(number: u64) -> Bytes {
-    // Far behind everything that is written, and two bytes apart: see `waiting`.
+    // Far behind all data, and two bytes apart: see `waiting`.
     Bytes { start: (1 << 40) + (number as i64) * 2, len: 1 }
 }
 
-/// The byte that a claim keeps locked until it is let in: who waits for a permit sleeps on the one
-/// before it only that long.
+/// The byte that a claim keeps locked until it is granted: a waiter for permits sleeps on the claim
+/// ahead only until then.
 pub(super) fn waiting(number: u64) -> Bytes {
     Bytes { start: ticket(number).start + 1, len: 1 }
 }
@@ -180,7 +180,7 @@ pub(super) fn both(number: u64) -> Bytes {
     Bytes { len: 2, ..ticket(number) }
 }
 
-/// Where a record stands in the file.
+/// The offset of a record in the file.
 pub(super) fn place_of(epoch: u64, at: usize) -> u64 {
     base(epoch) + (HEAD + at * RECORD) as u64
 }

@@ -1,8 +1,8 @@
-//! What a lock file says: a head that never changes, counters, and one record per claim.
+//! The contents of a lock file: a head that never changes, counters, and one record per claim.
 //!
-//! Everything is text, so that `cat` shows it. The counters end where the first record begins, so that
-//! an uncontended grant is one write. No part crosses a page: a process that is killed while it
-//! writes leaves the old or the new text of each part, not a mixture.
+//! Everything is text, so that `cat` shows it. The counters end where the first record starts, so
+//! that an uncontended grant is one write. No part crosses a page boundary: a process that is
+//! killed while it writes leaves the old or the new text of each part, not a mixture.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
@@ -13,36 +13,37 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 
 const COUNTERS: usize = 128;
-/// Where the records begin.
+/// The offset of the records.
 pub(super) const HEAD: usize = 1024;
 /// The length of a record.
 pub(super) const RECORD: usize = 512;
-/// Where the counters begin.
+/// The offset of the counters.
 pub(super) const COUNTERS_AT: usize = HEAD - COUNTERS;
 
-/// How a lock file begins.
+/// The first line of a lock file.
 pub(super) const MAGIC: &str = "lockkeeper lock file 1";
 
 /// A whole lock file.
 #[derive(Debug, PartialEq)]
 pub(super) struct LockFile {
     pub(super) key: Key,
-    /// The number that the next claim gets.
+    /// The number of the next claim.
     pub(super) next: u64,
-    /// The last fence given to anyone but a reader.
+    /// The last fence granted to anything but a reader.
     pub(super) fence: Fence,
-    /// By position in the file; a position may be empty, or hold what a dead claim left.
+    /// By position in the file; a position may be empty, or contain the record of a dead claim.
     pub(super) records: Vec<Option<Left>>,
 }
 
-/// A record as it stands in the file: whose it is, and the text, which is read only if that one lives.
+/// A record as it is in the file: the number of its claim, and the text, which is parsed only if
+/// that claim is alive.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Left {
     pub(super) number: u64,
     text: String,
 }
 
-/// What is at a lock file's name is something else.
+/// Something else exists under a lock file's name.
 #[derive(Debug, thiserror::Error)]
 #[error("it is not a lock file of this version; if nobody uses it, remove it")]
 pub(super) struct NotOurs;
@@ -50,7 +51,7 @@ pub(super) struct NotOurs;
 /// One claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Record {
-    /// Its place in the queue, and which bytes of the file it keeps locked for as long as it lives.
+    /// Its place in the queue, and which bytes of the file it keeps locked as long as it lives.
     pub(super) number: u64,
     pub(super) state: State,
     pub(super) mode: Mode,
@@ -69,13 +70,14 @@ pub(super) struct Record {
 pub(super) enum State {
     Waiting,
     Granted,
-    /// An operator took it away.
+    /// An operator broke it.
     Broken,
 }
 
 impl LockFile {
     pub(super) fn new(key: &Key) -> Self {
-        // Readers carry the last writer's fence, and there may have been writers before this file.
+        // Readers carry the last writer's fence, and there may have been writers before this file
+        // existed.
         let fence = Fence::default().after(SystemTime::now());
         Self { key: key.clone(), next: 1, fence, records: Vec::new() }
     }
@@ -96,7 +98,8 @@ impl LockFile {
         pad(text, COUNTERS)
     }
 
-    /// Finds a position for a new record, given those in use, and forgets those behind the last.
+    /// Finds a position for a new record, given those in use, and drops the records behind the last
+    /// one.
     pub(super) fn make_room(&mut self, used: &[usize]) -> usize {
         let at = (0..).find(|at| !used.contains(at)).expect("some position is free");
         let last = used.iter().copied().fold(at, usize::max);
@@ -110,7 +113,7 @@ impl LockFile {
         field(counters, "records")?.parse().ok()
     }
 
-    /// Reads a whole file. Garbage is an error: it is never taken for a free lock.
+    /// Parses a whole file. Garbage is an error: it is never taken for a free lock.
     pub(super) fn parse(text: &[u8], expected: Option<&Key>) -> Result<Self> {
         Self::read(text, expected).ok_or_else(|| Error::broken("file", "read", NotOurs))
     }
@@ -122,7 +125,7 @@ impl LockFile {
         let count: usize = field(counters, "records")?.parse().ok()?;
         let records = (0..count).map(|at| {
             let start = HEAD + at * RECORD;
-            // A record that was never written whole belongs to nobody who lives.
+            // A record that was never written completely belongs to no living claim.
             text.get(start..start + RECORD)
                 .and_then(|text| std::str::from_utf8(text).ok())
                 .and_then(Left::parse)
@@ -145,7 +148,7 @@ impl Left {
         Some(Self { number: field(text, "number")?.parse().ok()?, text: text.to_owned() })
     }
 
-    /// What it says; `None` if it is no record.
+    /// Parses the record; `None` if it is malformed.
     pub(super) fn read(&self) -> Option<Record> {
         Record::parse(&self.text)
     }
@@ -172,17 +175,17 @@ impl Record {
         }
     }
 
-    /// Whom the rule of admission compares.
+    /// What the admission rule compares.
     pub(super) fn identity(&self) -> &str {
         self.owner.as_deref().unwrap_or(&self.token)
     }
 
-    /// How the text of a granted record begins.
+    /// The start of the text of a granted record.
     pub(super) fn granted_text(number: u64) -> String {
         format!("number {number}\nstate granted\n")
     }
 
-    /// The text of a record. Who and why are cut to what fits.
+    /// The text of a record. `who` and `note` are truncated to what fits.
     pub(super) fn text(&self) -> Result<Vec<u8>> {
         let state = match self.state {
             State::Waiting => "waiting",
@@ -228,7 +231,7 @@ impl Record {
         Ok(pad(text, RECORD))
     }
 
-    /// The record as it stands in a file.
+    /// The record as it is in a file.
     pub(super) fn left(&self) -> Result<Left> {
         let text = String::from_utf8(self.text()?).expect("it is made of text");
         Ok(Left { number: self.number, text })
@@ -272,7 +275,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.split('\n').find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
 }
 
-/// Fills up with one long blank line, which costs a reader little.
+/// Pads with one long blank line, which is cheap to read.
 fn pad(text: String, length: usize) -> Vec<u8> {
     let mut bytes = text.into_bytes();
     bytes.resize(length, b' ');
@@ -282,7 +285,7 @@ fn pad(text: String, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// `0-3,7`: rising numbers, neighbours joined.
+/// `0-3,7`: ascending numbers, adjacent ones joined.
 fn ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for &number in numbers {
@@ -357,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_an_error_and_a_torn_record_is_nobody() {
+    fn garbage_is_an_error_and_a_torn_record_is_ignored() {
         for garbage in [&b""[..], b"hello", &[0xff; 4096], &[b'\n'; 4096]] {
             assert!(LockFile::parse(garbage, None).is_err());
         }

@@ -1,8 +1,8 @@
-//! Those whose turn it is but who do not take it.
+//! Claims whose turn it is but that do not take it.
 //!
-//! A stopped process is not dead, so the kernel keeps its place in the queue; but nobody has to wait for
-//! it for ever. Whoever sees the one ahead sleep through its turn for two seconds passes by.
-//! The sleeper keeps its place, and is in front again when it wakes.
+//! A stopped process is not dead, so the kernel keeps its place in the queue; but nobody has to
+//! wait for it forever. A claim that sees the one ahead miss its turn for two seconds overtakes it.
+//! The stalled claim keeps its place, and is ahead again when it resumes.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use super::record::{Record, State};
 use crate::core::admission::{self, Queued, Turn};
 use crate::engine::Request;
 
-/// How long someone may sleep through its turn.
+/// How long a claim may miss its turn.
 const DOZE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 pub(super) struct Stalled {
-    /// Numbers of those who sleep, and since when we see it.
+    /// The numbers of stalled claims, and since when we have seen that.
     seen: Vec<(u64, Instant)>,
-    /// When the one directly ahead of us is passed by, if it is asleep.
+    /// When the claim directly ahead of us is overtaken, if it is stalled.
     pub(super) pass_at: Option<Instant>,
 }
 
 impl Stalled {
-    /// The turn of a claim with this number among the others, in their order.
+    /// The turn of the claim with this number among the others, in their order.
     pub(super) fn turn(&mut self, request: &Request, number: u64, line: &[Record]) -> Turn {
         if line.is_empty() {
             return Turn::In;
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn sleepers_are_passed_one_after_the_other() {
+    async fn stalled_claims_are_overtaken_one_after_the_other() {
         let records: Vec<Record> = (1..=2).map(|number| Record::new(&request(), number)).collect();
         let line = &records;
         let me = request();
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_passes_a_holder_or_those_who_wait_for_it() {
+    async fn a_holder_and_its_waiters_are_never_overtaken() {
         let mut records: Vec<Record> =
             (1..=2).map(|number| Record::new(&request(), number)).collect();
         records[0].state = State::Granted;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_sleeper_that_wakes_waits_for_the_one_who_passed_it() {
+    async fn a_stalled_claim_that_resumes_waits_for_the_one_that_overtook_it() {
         let mut passer = Record::new(&request(), 2);
         passer.state = State::Granted;
         assert_eq!(Stalled::default().turn(&request(), 1, &[passer]), Turn::Behind(0));

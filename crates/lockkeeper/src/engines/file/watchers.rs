@@ -1,8 +1,8 @@
 //! Threads that sleep in the kernel until a byte is free: one per byte, shared by the whole process.
 //!
-//! A thread that sleeps in the kernel cannot be called back. It is left asleep when its claim gives up,
-//! and the next claim of this process that waits for the same byte uses it again. So there are never
-//! more threads than claims of others that are alive, however often a wait times out.
+//! A thread that sleeps in the kernel cannot be interrupted. It keeps sleeping when its claim gives
+//! up, and the next claim of this process that waits for the same byte reuses it. So there are
+//! never more threads than living claims of other processes, however often a wait times out.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,21 +21,21 @@ type Watched = (u32, Identity, i64);
 static WATCHED: LazyLock<Mutex<HashMap<Watched, watch::Receiver<()>>>> =
     LazyLock::new(Mutex::default);
 
-/// Tells when a byte is free.
+/// Signals that a byte is free.
 #[derive(Debug, Clone)]
 pub(super) struct Freed(watch::Receiver<()>);
 
 impl Freed {
-    /// Until the byte is free.
+    /// Waits until the byte is free.
     pub(super) async fn wait(&mut self) {
         // Nothing is ever sent: the thread drops its end.
         let _ = self.0.changed().await;
     }
 }
 
-/// Watches a byte, by a thread that is there already or by a new one with a file that `open` gives.
+/// Watches a byte, with an existing thread or a new one on a file that `open` returns.
 ///
-/// That file must be one of its own: the locks of a claim's file must not outlive the claim.
+/// That file must be a separate one: the locks of a claim's file must not outlive the claim.
 pub(super) fn watch(
     identity: Identity,
     byte: Bytes,
@@ -53,7 +53,7 @@ pub(super) fn watch(
         .stack_size(64 * 1024)
         .spawn(move || {
             let _ = ofd_lock::lock(&file, byte, Hold::Shared);
-            // Remove it from the table first, so that a later wait starts a thread of its own.
+            // Remove it from the table first, so that a later wait starts a new thread.
             self::watched().remove(&key);
             drop(thread_ends);
         })

@@ -169,7 +169,7 @@ impl Store {
         let Some(queue) = self.queues.get(key) else { return Vec::new() };
         let granted = queue.members.iter().filter(|member| member.granted.is_some());
         for member in granted {
-            member.signals.yield_requested.ring();
+            member.signals.yield_requested.request();
         }
         queue.holders().collect()
     }

@@ -1,10 +1,11 @@
-//! From settings to a database that is fit to keep locks: first words and tables.
+//! From settings to a usable database: session settings and tables.
 
 use async_trait::async_trait;
 use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
 
 use super::doctor;
+use super::error::{is_deadlock, is_somebody_elses_doing, is_unreadable};
 use super::settings::Settings;
 use crate::engine::Finding;
 use crate::engines::sql::{self, Dialect, STATEMENT, Session, Sessions, within};
@@ -12,7 +13,8 @@ use crate::error::{Error, Result};
 
 /// The tables and procedures that this engine needs, as a migration to run by hand.
 ///
-/// It is run by itself where the user of the URL may do that, unless the option `create` is `no`.
+/// It is run automatically if the user of the URL has the permissions, unless the option `create`
+/// is `no`.
 pub const SCHEMA: &str = include_str!("schema.sql");
 
 pub(super) const NAME: &str = "mysql";
@@ -32,17 +34,18 @@ impl Dialect for MySqlConnection {
         sqlx::query_scalar("SELECT MAX(version) FROM lockkeeper_version").fetch_one(self).await
     }
 
-    /// One client at a time, since procedures are dropped and made again. The lock goes with the connection.
+    /// One client at a time, since procedures are dropped and created again. The lock ends with the
+    /// connection.
     async fn make_tables(&mut self) -> sqlx::Result<()> {
         let alone = !is_galera(self).await?;
         if alone {
             let waiting = sqlx::query("DO GET_LOCK('lockkeeper: making tables', 60)");
             waiting.execute(&mut *self).await?;
         }
-        // Whoever made them meanwhile may use them already.
+        // Another client that created them meanwhile may use them already.
         if self.tables().await?.is_none() {
             for statement in statements() {
-                sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut *self).await?;
+                make(self, &statement, alone).await?;
             }
         }
         if alone {
@@ -52,25 +55,39 @@ impl Dialect for MySqlConnection {
         Ok(())
     }
 
-    /// Sets an isolation without gap locks, which would make neighbours in the index wait for each
-    /// other, and a limit to waiting for a row, but none to waiting for a lock; times are in UTC.
+    /// Sets an isolation level without gap locks, which would make neighbours in the index wait for
+    /// each other, and a timeout for row locks, but none for named locks; times are in UTC, and an
+    /// empty string is not null. A member of a cluster has to apply what the others have committed
+    /// before it answers.
     async fn greet(&mut self) -> sqlx::Result<()> {
         sqlx::raw_sql(
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
-             SET SESSION time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 5
+             SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00',
+               autocommit = 1, innodb_lock_wait_timeout = 5
                /*M! , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */",
         )
-        .execute(self)
+        .execute(&mut *self)
         .await?;
+        if is_galera(self).await? {
+            sqlx::raw_sql("SET SESSION wsrep_sync_wait = 7").execute(self).await?;
+        }
         Ok(())
     }
 
-    /// The port that we come from tells apart two connections that had one number, before the server
-    /// started again and after.
+    /// Our client port distinguishes two connections with the same number, before and after a
+    /// restart of the server.
     async fn session(&mut self) -> sqlx::Result<Session> {
         let asking = "SELECT CAST(id AS SIGNED), host FROM information_schema.processlist
                       WHERE id = CONNECTION_ID()";
-        let (number, mark) = sqlx::query_as(asking).fetch_one(self).await?;
+        let told = match sqlx::query_as(asking).fetch_one(&mut *self).await {
+            Err(error) if is_unreadable(&error) => {
+                let asking = "SELECT CAST(id AS SIGNED), host FROM performance_schema.processlist
+                              WHERE id = CONNECTION_ID()";
+                sqlx::query_as(asking).fetch_one(self).await
+            }
+            told => told,
+        };
+        let (number, mark) = told?;
         Ok(Session { number, mark })
     }
 
@@ -88,7 +105,22 @@ impl Dialect for MySqlConnection {
     }
 }
 
-/// Connects, and makes sure that the database may be written and has our tables.
+/// Runs a statement of the schema. In a cluster, other clients may create the tables at the same
+/// time: then what exists already, or is already gone, is as intended, and a statement that
+/// conflicted with another member is repeated.
+async fn make(wire: &mut MySqlConnection, statement: &str, alone: bool) -> sqlx::Result<()> {
+    for _ in 0..10 {
+        let statement = sqlx::AssertSqlSafe(statement.to_owned());
+        match sqlx::raw_sql(statement).execute(&mut *wire).await {
+            Err(error) if !alone && is_somebody_elses_doing(&error) => return Ok(()),
+            Err(error) if !alone && is_deadlock(&error) => {}
+            made => return made.map(drop),
+        }
+    }
+    Err(sqlx::Error::Protocol("other members are always in the way".to_owned()))
+}
+
+/// Connects, and checks that the database is writable and has our tables.
 pub(super) async fn prepare(settings: Settings) -> Result<Sessions<MySqlConnection>> {
     let sessions: Sessions<MySqlConnection> = Sessions::new(settings.options, settings.connections);
     let mut session = sessions.any().await?;
@@ -105,7 +137,7 @@ pub(super) async fn prepare(settings: Settings) -> Result<Sessions<MySqlConnecti
     Ok(sessions)
 }
 
-/// The same for locks that are bound to a connection, which are known to one member of a cluster only.
+/// The same for session locks, which only one member of a cluster knows.
 pub(super) async fn prepare_to_bind(settings: Settings) -> Result<Sessions<MySqlConnection>> {
     let sessions = prepare(settings).await?;
     if is_member(&sessions).await? {
@@ -113,7 +145,7 @@ pub(super) async fn prepare_to_bind(settings: Settings) -> Result<Sessions<MySql
             NAME,
             "hold locks by connections",
             "this server is a member of a Galera cluster, whose other members know nothing of \
-             such locks; use strategy=lease, and one member for everyone",
+             such locks; use strategy=lease",
         ));
     }
     Ok(sessions)
@@ -126,14 +158,14 @@ pub(super) async fn is_member(sessions: &Sessions<MySqlConnection>) -> Result<bo
     session.settle(galera, "look for a cluster")
 }
 
-/// Whether the server shares its data with others of equal right.
+/// Whether the server is one of several multi-primary servers.
 async fn is_galera(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
     let asking = sqlx::query("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'");
     let row = asking.fetch_optional(wire).await?;
     Ok(row.is_some_and(|row| row.get::<&str, _>(1) == "ON"))
 }
 
-/// The statements of the schema, which is written for a client that splits it where it is told to.
+/// The statements of the schema, which is written for a client that splits it at `DELIMITER`.
 fn statements() -> impl Iterator<Item = String> {
     let lines = SCHEMA.lines().filter(|line| !line.starts_with("DELIMITER"));
     let text: String = lines.map(|line| line.to_owned() + "\n").collect();

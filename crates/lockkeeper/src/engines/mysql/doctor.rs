@@ -1,4 +1,4 @@
-//! What would hurt in a real deployment.
+//! Checks a real deployment for problems.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::engines::sql::{
 };
 use crate::error::Result;
 
-/// Looks at the server, its settings, and our rights.
+/// Checks the server, its settings, and our permissions.
 pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Finding>> {
     let mut session = sessions.any().await?;
     let asking = async {
@@ -85,12 +85,19 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         format!("binlog_format is {format}, and the binary log is {binlog}"),
         "set it to MIXED or ROW: the server refuses our writes otherwise",
     );
-    let replicas = count("slaves_connected").unwrap_or(0);
-    let waits = setting("rpl_semi_sync_master_enabled");
+    // MySQL has another name for waiting, and does not report the number of replicas to every user:
+    // there may be some if there is a binary log.
+    let waits = settings.get("rpl_semi_sync_source_enabled");
+    let waits = waits.map_or_else(|| setting("rpl_semi_sync_master_enabled"), String::as_str);
+    let replicas = count("slaves_connected");
+    let has_replicas = replicas.map_or(binlog == "ON", |replicas| replicas > 0);
+    let number = replicas.map_or_else(|| "unknown".to_owned(), |replicas| replicas.to_string());
     judge(
-        replicas == 0 || waits == "ON",
+        !has_replicas || waits == "ON",
         Severity::Warning,
-        format!("{replicas} replicas, and waiting for one of them to have a commit is {waits}"),
+        format!(
+            "number of replicas is {number}, and waiting for one of them to have a commit is {waits}"
+        ),
         "a failover to a replica that lags forgets the last grants; enable semi-synchronous replication",
     );
     let galera = setting("wsrep_on");
@@ -98,7 +105,8 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         galera != "ON",
         Severity::Warning,
         "whether the server is a member of a Galera cluster".into(),
-        "let all clients use one member: two members may let two in, and one is rolled back later",
+        "only strategy=lease works here, and every member counts by its own clock: keep their clocks \
+         within a third of the shortest ttl",
     );
     let idle = count("wait_timeout");
     judge(
@@ -126,13 +134,13 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
     Ok(findings)
 }
 
-/// What the server says of itself, by lower-case names; `isolation` is that of our own session.
+/// The server's variables, by lower-case names; `isolation` is that of our own session.
 async fn settings(wire: &mut MySqlConnection) -> sqlx::Result<HashMap<String, String>> {
     let mut settings = HashMap::new();
     for statement in [
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', 'log_bin',
-           'sync_binlog', 'binlog_format', 'rpl_semi_sync_master_enabled', 'wsrep_on', 'wait_timeout',
-           'max_connections', 'read_only')",
+           'sync_binlog', 'binlog_format', 'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled',
+           'wsrep_on', 'wait_timeout', 'max_connections', 'read_only')",
         "SHOW GLOBAL STATUS WHERE Variable_name IN ('Slaves_connected', 'Threads_connected')",
         "SHOW SESSION VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')",
     ] {
@@ -145,7 +153,7 @@ async fn settings(wire: &mut MySqlConnection) -> sqlx::Result<HashMap<String, St
     Ok(settings)
 }
 
-/// Asks for everything that we do, of no row at all.
+/// Tries every statement that we use, on no row at all.
 async fn may_write(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
     for statement in [
         "DELETE FROM lockkeeper_lock WHERE FALSE",

@@ -1,4 +1,4 @@
-//! What the server's errors mean.
+//! The meaning of the server's errors.
 
 use sqlx::error::DatabaseError;
 use sqlx::mysql::{MySqlConnection, MySqlDatabaseError};
@@ -23,7 +23,7 @@ impl ServerErrors for MySqlConnection {
         }
     }
 
-    /// The one thing that the client crate finds out only when it connects.
+    /// The one misconfiguration that the client crate detects only when it connects.
     fn misconfigured() -> Option<&'static str> {
         Some(
             "the server wants the password of this user over an encrypted connection only \
@@ -36,16 +36,37 @@ impl ServerErrors for MySqlConnection {
         number(error) == Some(1205)
     }
 
-    /// Deadlocks, rows not had in time, connections killed, servers that start, stop or are full.
+    /// Deadlocks, row lock timeouts, killed connections, servers that start, stop or are full,
+    /// members of a cluster without a quorum.
     fn may_pass(error: &dyn DatabaseError) -> bool {
-        let passing =
-            [1040, 1053, 1077, 1079, 1159, 1161, 1203, 1205, 1213, 1317, 1927, 3168, 4031];
+        let passing = [
+            1040, 1047, 1053, 1077, 1079, 1159, 1161, 1180, 1203, 1205, 1213, 1317, 1927, 3168,
+            4031,
+        ];
         number(error).is_some_and(|number| passing.contains(&number))
             || error.code().is_some_and(|code| code == "40001" || code.starts_with("08"))
     }
 }
 
-/// By which number the server knows an error.
+/// Whether a procedure that was to be created exists, or one that was to be called or dropped does
+/// not.
+pub(super) fn is_somebody_elses_doing(error: &sqlx::Error) -> bool {
+    let number = error.as_database_error().and_then(number);
+    matches!(number, Some(1304 | 1305))
+}
+
+/// Whether MySQL cannot list its connections, because one of them runs a statement with four-byte
+/// characters, for instance an emoji, which that list cannot represent.
+pub(super) fn is_unreadable(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(number) == Some(3854)
+}
+
+/// Whether a statement was rolled back in favour of another one.
+pub(super) fn is_deadlock(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(number) == Some(1213)
+}
+
+/// The server's error number.
 pub(super) fn number(error: &dyn DatabaseError) -> Option<u16> {
     error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
 }
@@ -55,9 +76,9 @@ mod tests {
     use super::*;
     use crate::engines::sql::failed;
 
-    /// What the client crate says of a password that it may not send in the clear.
+    /// The client crate's message about a password that it may not send in the clear.
     #[test]
-    fn a_password_that_needs_encryption_is_said_to_need_it() {
+    fn a_password_that_needs_encryption_is_reported() {
         let said = "RSA auth backend disabled; enable feature `mysql-rsa` or use TLS.";
         let error = sqlx::Error::Configuration(said.into());
         let error = failed::<MySqlConnection>(error, "connect");

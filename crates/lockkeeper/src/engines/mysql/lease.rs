@@ -1,11 +1,11 @@
-//! The strategy `lease`: a table of claims, in which everything is one call of one procedure, and a short
-//! way for locks that nobody else wants.
+//! The strategy `lease`: a table of claims, in which everything is one procedure call, and a fast
+//! path for uncontended locks.
 //!
-//! The procedures are in `schema.sql`; each decides under the key's own row, with the server's clock
-//! read after that row was locked, and recognises a token that it has seen before.
+//! The procedures are in `schema.sql`. Each decides under the key's own row, with the server's
+//! clock read after that row was locked, and recognises a known token.
 //!
-//! Easy to get wrong: a lock that was in its own row and was renewed is in two places. Only the procedure
-//! gives it back in both.
+//! Easy to get wrong: a lock that was in its own row and was renewed is in two places. Only the
+//! procedure releases it in both.
 
 use std::collections::HashSet;
 use std::iter::zip;
@@ -31,15 +31,18 @@ use crate::error::Result;
 use crate::key::Key;
 use crate::owner::Token;
 
-/// How often the next in line looks.
+/// What leases promise here.
+pub(super) const PROMISES: Guarantees = sql::leases(NAME, Wakeup::BackOff);
+
+/// How often the first waiter polls.
 const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(100));
 
-/// How long one who is further back lets pass for each that is before it. Every look takes the latch of
-/// the key: two hundred who look as often as the next in line would keep the holder from releasing.
+/// How much longer a waiter pauses for each claim ahead of it. Every poll takes the latch of the
+/// key: two hundred waiters that poll as often as the first would keep the holder from releasing.
 const EACH: Duration = Duration::from_millis(15);
 
-/// Leases, with the short way unless the server is a member of a cluster, which does not share what is in
-/// its memory.
+/// Leases, with the fast path unless the server is a member of a cluster, which does not share what
+/// is in its memory.
 #[derive(Debug)]
 pub(super) struct Leases(pub(super) Option<Uncontended>);
 
@@ -47,20 +50,20 @@ pub(super) struct Leases(pub(super) Option<Uncontended>);
 #[derive(Debug)]
 pub(super) struct Memory {
     place: Place,
-    /// Who of us had the lock last, until the server was asked about that one.
+    /// Which of our claims last had the lock, until the server was asked about it.
     last: Option<Token>,
 }
 
 /// Where the server keeps it, as far as we know.
 #[derive(Debug)]
 enum Place {
-    /// It did not ask yet.
+    /// It has not asked yet.
     Nowhere,
-    /// It asked, and was not let in or not told.
+    /// It asked, and was not granted or got no answer.
     Unknown,
-    /// It holds, and is in the line.
+    /// It holds, and is in the queue.
     Line,
-    /// It holds, and was put into the lock's own row by a request that left after `asked`.
+    /// It holds, and was put into the lock's own row by a request that was sent after `asked`.
     Row { asked: Moment, held: Arc<LeaseHeld> },
 }
 
@@ -69,7 +72,9 @@ impl LeaseTable for Leases {
     type Wire = MySqlConnection;
     type Memory = Memory;
 
-    const GUARANTEES: Guarantees = sql::leases(NAME, Wakeup::BackOff);
+    fn guarantees(&self) -> Guarantees {
+        PROMISES
+    }
 
     fn remember(&self, _: &LeaseAsk) -> Memory {
         Memory { place: Place::Nowhere, last: None }
@@ -84,7 +89,7 @@ impl LeaseTable for Leases {
     ) -> sqlx::Result<Answer> {
         let alone = self.0.as_ref().filter(|_| ask.request.mode.is_exclusive());
         if let (Place::Nowhere, Some(alone)) = (&memory.place, alone) {
-            // Here, after a release of the same key that had the connection before us.
+            // Read here, after a release of the same key that used the connection before us.
             memory.last = alone.last(&ask.request.key);
         }
         memory.place = Place::Unknown;
@@ -128,7 +133,7 @@ impl LeaseTable for Leases {
         Ok(())
     }
 
-    /// Nobody is told of a release, so one who holds needs no procedure.
+    /// Releases notify no waiters, so the release of a holder needs no procedure.
     async fn release(
         &self,
         wire: &mut MySqlConnection,
@@ -169,7 +174,7 @@ impl LeaseTable for Leases {
         leases: &[Lease],
         tokens: &[String],
     ) -> sqlx::Result<HashSet<String>> {
-        // Tokens are hexadecimal digits, dashes and a colon: nothing that JSON would mind.
+        // Tokens are hexadecimal digits, dashes and a colon: nothing that JSON has to escape.
         let all: Vec<_> = zip(tokens, leases)
             .map(|(token, lease)| {
                 let held = lease.held::<LeaseHeld>();
@@ -191,8 +196,9 @@ impl LeaseTable for Leases {
         Ok(renewed)
     }
 
-    async fn rows(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Row>> {
-        // A holder that is alone is in the lock's row; if it was renewed, the line knows better.
+    async fn rows(&self, wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Row>> {
+        // An uncontended holder is in the lock's row; if it was renewed, the copy in the queue is
+        // newer.
         macro_rules! claims {
             ($which:literal) => {
                 concat!(
@@ -228,15 +234,15 @@ impl LeaseTable for Leases {
         looking.fetch_all(wire).await
     }
 
-    async fn break_lock(wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<Vec<Row>> {
-        let mut holders = Self::rows(wire, &Query::Key(key.clone())).await?;
+    async fn break_lock(&self, wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<Vec<Row>> {
+        let mut holders = self.rows(wire, &Query::Key(key.clone())).await?;
         let breaking = sqlx::query("CALL lockkeeper_break(?)").bind(key.as_str().as_bytes());
         breaking.execute(wire).await?;
         holders.retain(|row| row.fence.is_some());
         Ok(holders)
     }
 
-    async fn ask(wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<()> {
+    async fn ask(&self, wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<()> {
         let alone = sqlx::query(
             "UPDATE lockkeeper_lock SET who = CONCAT('asked ', who)
              WHERE name = ? AND token IS NOT NULL AND who NOT LIKE 'asked %'",
@@ -249,7 +255,12 @@ impl LeaseTable for Leases {
         line.bind(key.as_str().as_bytes()).execute(wire).await.map(drop)
     }
 
-    async fn is_asked(wire: &mut MySqlConnection, key: &Key, token: &str) -> sqlx::Result<bool> {
+    async fn is_asked(
+        &self,
+        wire: &mut MySqlConnection,
+        key: &Key,
+        token: &str,
+    ) -> sqlx::Result<bool> {
         let looking = sqlx::query(
             "SELECT 1 FROM lockkeeper_lock WHERE name = ? AND token = ? AND who LIKE 'asked %'
              UNION ALL
@@ -261,9 +272,9 @@ impl LeaseTable for Leases {
     }
 }
 
-/// Takes a lock that we ourselves had last, if nobody else came since, and answers with its fence. It is
-/// the one durable write of a cycle: everything else costs a procedure, which is more than the statement
-/// itself. It waits for nobody's transaction.
+/// Acquires a lock that we ourselves had last, if it was not taken since, and returns its fence. It
+/// is the one durable write of a cycle: anything else costs a procedure call, which takes longer
+/// than the statement itself. It waits for no foreign transaction.
 async fn take_again(
     wire: &mut MySqlConnection,
     ask: &LeaseAsk,
@@ -313,8 +324,8 @@ async fn queue(wire: &mut MySqlConnection, ask: &LeaseAsk, alone: bool) -> sqlx:
     asking.fetch_all(wire).await?.pop().ok_or(sqlx::Error::RowNotFound)
 }
 
-/// Notes in the server's memory that the lock is free. A crash forgets that, and the lock then is
-/// free when its lease ends. False if it is not sure that we held it.
+/// Records in the server's memory that the lock is free. A crash loses that, and then the lock is
+/// free when its lease expires. False if it is not certain that we held it.
 async fn free(wire: &mut MySqlConnection, ask: &LeaseAsk) -> sqlx::Result<bool> {
     let freeing = sqlx::query(
         "REPLACE INTO lockkeeper_freed VALUES (?, ?, SYSDATE(6) + INTERVAL ? MICROSECOND)",
@@ -325,9 +336,9 @@ async fn free(wire: &mut MySqlConnection, ask: &LeaseAsk) -> sqlx::Result<bool> 
         .bind(ask.token.as_bytes())
         .bind(micros(request.ttl));
     match freeing.execute(wire).await {
-        // One row was removed and one was put in. Whoever breaks a lock leaves none to remove.
+        // One row was removed and one was inserted. Breaking a lock leaves none to remove.
         Ok(done) => Ok(done.rows_affected() == 2),
-        // There is no room for it, or it is not for us to write.
+        // There is no room for it, or we may not write it.
         Err(sqlx::Error::Database(error)) if !MySqlConnection::may_pass(&*error) => {
             tracing::debug!(key = %request.key, %error, "a release has to wait for the disk");
             Ok(false)
@@ -359,7 +370,7 @@ impl FromRow<'_, MySqlRow> for Row {
     }
 }
 
-/// The numbers of the permits that a row tells.
+/// The numbers of the permits in a row.
 fn slots(row: &MySqlRow) -> sqlx::Result<Vec<u32>> {
     let slots: Option<String> = row.try_get("slots")?;
     Ok(slots.and_then(|slots| admission::slots_in(&slots)).unwrap_or_default())

@@ -1,9 +1,9 @@
-//! `mysql:`: locks in a MariaDB or MySQL database, for those who have one and want nothing else.
+//! `mysql:`: locks in a MariaDB or MySQL database that you already run.
 //!
-//! Three strategies, chosen by `?strategy=`. `lease` (the default) keeps a table of claims with leases by
-//! the server's clock, and does everything. Nobody can be woken by these servers, so a waiter looks again:
-//! soon when it is next in line, rarely when it is not, and without a write. `named` and `row` let the
-//! server itself hold and queue for as long as a connection lives.
+//! There are three strategies, selected by `?strategy=`. `lease` (the default) keeps a table of
+//! claims with leases by the server's clock, and supports everything. These servers cannot notify
+//! clients, so waiters poll: often if they are first in the queue, rarely if not, and without a
+//! write. With `named` and `row`, the server itself holds and queues as long as a connection lives.
 
 mod connect;
 mod doctor;
@@ -26,15 +26,15 @@ use self::uncontended::Uncontended;
 use crate::engine::Engine;
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
-use crate::engines::sql::{LeaseEngine, LeaseTable, SessionEngine, SessionLock};
+use crate::engines::sql::{LeaseEngine, SessionEngine, SessionLock};
 use crate::error::Result;
 
-/// This engine's line in the table of schemes.
+/// This engine's row in the table of schemes.
 pub(crate) const ENGINE: Registration = Registration {
     open: |endpoint| Box::pin(open(endpoint)),
     guarantees: |endpoint| {
         Ok(match settings(endpoint)?.strategy {
-            Strategy::Lease => Leases::GUARANTEES,
+            Strategy::Lease => lease::PROMISES,
             Strategy::Named => Named::GUARANTEES,
             Strategy::Row => Rows::GUARANTEES,
         })

@@ -1,10 +1,11 @@
-//! The strategy `named`: locks that `GET_LOCK` takes for a connection.
+//! The strategy `named`: locks that `GET_LOCK` acquires for a connection.
 //!
-//! Their names are short, not case-sensitive, and of the whole server, so a key goes by 192 bits of a
-//! hash of the database and the key. The cleaner in `schema.sql` and the statements here agree on it.
+//! Their names are short, case-insensitive, and shared by the whole server, so a key is mapped to
+//! 192 bits of a hash of the database and the key. The cleanup in `schema.sql` and the statements
+//! here use the same hash.
 //!
-//! Who finds the lock free has it and its fence by one statement. Nobody waits for a lock by a statement
-//! that writes: it would keep others from what it has locked already.
+//! A client that finds the lock free gets it and its fence by one statement. A statement that
+//! writes never waits for a lock: it would block others with the rows it has locked already.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::engines::sql::{
 };
 use crate::key::Key;
 
-/// Commits a fence if a condition says that the lock is ours.
+/// Commits a fence if a condition confirms that the lock is ours.
 macro_rules! fence_if {
     ($held:literal) => {
         concat!(
@@ -57,7 +58,8 @@ impl SessionLock for Named {
 
     const SEES_WAITERS: bool = false;
 
-    /// Also has it not wait for rows that others have locked; MySQL waits for a second at least.
+    /// Also sets it not to wait for rows that others have locked; MySQL waits for at least a
+    /// second.
     async fn limit(wire: &mut MySqlConnection, silence: Duration) -> sqlx::Result<()> {
         limit(wire, silence).await?;
         let hurry = "SET SESSION innodb_lock_wait_timeout = IF(VERSION() LIKE '%MariaDB%', 0, 1)";
@@ -151,8 +153,8 @@ impl SessionLock for Named {
     }
 }
 
-/// Commits a fence by one of these statements. Only a guarded transaction can have its row, and it is not
-/// waited for: by then the lock is ours.
+/// Commits a fence by one of these statements. Only a guarded transaction can have locked the row,
+/// and we do not wait for it: by then the lock is ours.
 async fn bind(
     wire: &mut MySqlConnection,
     ask: &Ask,
@@ -170,10 +172,11 @@ async fn bind(
     }
 }
 
-/// A row that says who holds, if anyone does. Somebody else's lock is shown without a name.
+/// A row about the holder, if there is one. A foreign lock is shown without a name.
 ///
-/// Free locks are left out here and not by the statement: `IS_USED_LOCK` tells the moment it is asked, so
-/// a statement that names it twice, in a condition and in a column, can be told two things.
+/// Free locks are left out here and not by the statement: `IS_USED_LOCK` returns the state at the
+/// moment of the call, so a statement that uses it twice, in a condition and in a column, may get
+/// two answers.
 pub(super) fn seen(row: &MySqlRow) -> sqlx::Result<Option<Seen>> {
     let Some(number) = row.try_get::<Option<i64>, _>("holder")? else { return Ok(None) };
     let last: i64 = row.try_get("fence")?;
@@ -194,7 +197,8 @@ pub(super) fn seen(row: &MySqlRow) -> sqlx::Result<Option<Seen>> {
     Ok(Some(Seen { key: row.try_get("name")?, session, holds: true, last, entry }))
 }
 
-/// Has the server end the session after this silence: whole seconds, never less than the lease.
+/// Sets the silence after which the server ends the session: whole seconds, never less than the
+/// lease.
 pub(super) async fn limit(wire: &mut MySqlConnection, silence: Duration) -> sqlx::Result<()> {
     let whole = silence.as_secs() + u64::from(silence.subsec_nanos() > 0);
     let seconds = i64::try_from(whole).unwrap_or(i64::MAX).clamp(1, 31_536_000);

@@ -1,8 +1,8 @@
 //! The strategy `row`: a row of a table, locked in a transaction that stays open.
 //!
-//! The holder's number is written to the row and never committed, so that whoever reads what is not
-//! committed knows who holds it, and a release waits for no disk. The fence is committed on a connection
-//! apart, which makes sure that the row is still ours.
+//! The holder's number is written to the row and never committed, so that a dirty read shows the
+//! holder, and a release does not wait for the disk. The fence is committed on a separate
+//! connection, which checks that the row is still ours.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::engine::{Guarantees, Query, Support};
 use crate::engines::sql::{Ask, Dedicated, Marked, Seen, SessionLock, Taken, promises};
 use crate::key::Key;
 
-/// Locks on rows.
+/// Row locks.
 #[derive(Debug)]
 pub(super) struct Rows;
 

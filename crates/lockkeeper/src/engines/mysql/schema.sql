@@ -1,22 +1,23 @@
--- lockkeeper's tables and procedures, version 2, for MariaDB 10.6 and MySQL 8. Running this again changes
--- nothing. Run over version 1 it brings that up to date, and keeps what is there: stop the clients of
+-- lockkeeper's tables and procedures, version 2, for MariaDB 10.6 and MySQL 8. Running this again
+-- changes nothing. Run over version 1, it upgrades that and keeps the data: stop the clients of
 -- version 1 first.
 --
 -- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
--- it also carries the key's fence. lockkeeper_claim is the line: whoever holds or waits, in order.
--- A holder that is alone is told in the lock's own row, so that one statement can take a lock; it is
--- moved to the line by whoever comes next, and copied there when it is renewed: a renewal must not
--- write the lock's row, which a transaction of the user's may have locked for a while.
--- lockkeeper_freed says who gave its lock back, without a disk. It only ever frees that one token, so
--- whatever happens to this table, it can make somebody wait for a lease to end, and nothing worse.
--- Time is SYSDATE(6) in UTC, read after the latch is held: NOW() would be older than the wait for it.
--- Looks are SELECT … INTO: MariaDB locks what IF EXISTS (SELECT …) reads in a procedure, and would wait.
+-- it also has the key's fence. lockkeeper_claim is the queue: holders and waiters, in order. An
+-- uncontended holder is recorded in the lock's own row, so that one statement can acquire a lock;
+-- the next client moves it to the queue, and a renewal copies it there: a renewal must not write
+-- the lock's row, which a transaction of the user may have locked for a while. lockkeeper_freed
+-- records which token released its lock, without the disk. It only ever frees that one token, so
+-- whatever happens to this table, it can make a client wait for a lease to expire, and nothing
+-- worse. Time is SYSDATE(6) in UTC, read after the latch is held: NOW() would be older than the
+-- wait for it. Reads are SELECT … INTO: MariaDB locks what IF EXISTS (SELECT …) reads in a
+-- procedure, and would wait.
 DELIMITER //
 DROP PROCEDURE IF EXISTS lockkeeper_upgrade //
 CREATE PROCEDURE lockkeeper_upgrade() SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_found, v_version BIGINT;
-  -- The column is there already.
+  -- The column exists already.
   DECLARE CONTINUE HANDLER FOR 1060 BEGIN END;
   SELECT COUNT(*) INTO v_found FROM information_schema.tables
     WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_version';
@@ -37,7 +38,7 @@ BEGIN
     ALTER TABLE lockkeeper_version
       ADD COLUMN swept_lock VARBINARY(512) NOT NULL DEFAULT '',
       ADD COLUMN swept_bound VARBINARY(512) NOT NULL DEFAULT '';
-    -- What is in it only saves the rest of a lease.
+    -- Its contents only save the rest of a lease.
     DROP TABLE IF EXISTS lockkeeper_freed;
     -- Permits were numbers: 0,1,7 is 0-0,1-1,7-7 now.
     UPDATE lockkeeper_claim
@@ -52,16 +53,17 @@ CREATE TABLE IF NOT EXISTS lockkeeper_lock (
   name  VARBINARY(512) NOT NULL PRIMARY KEY,
   fence BIGINT NOT NULL,
   next  BIGINT NOT NULL DEFAULT 0,
-  used  DATETIME(6) NOT NULL,        -- when it was last given
-  token VARBINARY(64) NULL,          -- who holds it alone; null if the line knows, '' if it was broken
+  used  DATETIME(6) NOT NULL,        -- when it was last granted
+  token VARBINARY(64) NULL,          -- the uncontended holder; null if the queue decides, '' if it was broken
   owner VARBINARY(128) NULL,
   kind  VARBINARY(16) NULL,
   until DATETIME(6) NULL,
   who   VARCHAR(512) CHARACTER SET utf8mb4 NULL,
   note  TEXT CHARACTER SET utf8mb4 NULL
 ) ENGINE = InnoDB //
--- There is a row for whoever holds alone, to be replaced when it gives the lock back: if there is none
--- then, the lock was broken, or it has to be asked. After `until` the lease of the token is over anyway.
+-- There is a row for every uncontended holder, to be replaced when it releases the lock: if there
+-- is none then, the lock was broken, or the procedure has to be called. After `until` the lease of
+-- the token has expired anyway.
 CREATE TABLE IF NOT EXISTS lockkeeper_freed (
   id    BINARY(32) NOT NULL PRIMARY KEY,  -- SHA-256 of the key: rows in memory have a fixed length
   token VARBINARY(64) NOT NULL,
@@ -92,16 +94,17 @@ CREATE TABLE IF NOT EXISTS lockkeeper_bound (
   note  TEXT CHARACTER SET utf8mb4 NULL,
   since DATETIME(6) NOT NULL
 ) ENGINE = InnoDB //
--- What strategy row locks. A holder writes its number here and never commits it: who reads what is not
--- committed sees it for exactly as long as it holds.
+-- What strategy row locks. A holder writes its number here and never commits it: a dirty read shows
+-- it exactly as long as it holds.
 CREATE TABLE IF NOT EXISTS lockkeeper_row (
   name VARBINARY(512) NOT NULL PRIMARY KEY,
   pid  BIGINT NULL
 ) ENGINE = InnoDB //
 DROP PROCEDURE IF EXISTS lockkeeper_attempt //
--- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds. With a_alone,
--- one who is the only one may be told in the lock's own row; the answer says whether it was. A pause of 0
--- means that nothing can be decided before a guarded transaction is over: look again soon.
+-- Enters the queue if it has not yet, and asks whether it is its turn. Times are in microseconds.
+-- With a_alone, an uncontended holder may be recorded in the lock's own row; the answer says
+-- whether it was. A pause of 0 means that nothing can be decided before a guarded transaction has
+-- ended: poll again soon.
 CREATE PROCEDURE lockkeeper_attempt(
   a_name VARBINARY(512), a_token VARBINARY(64), a_owner VARBINARY(128), a_kind VARBINARY(16),
   a_take BIGINT, a_permits BIGINT, a_ttl BIGINT, a_stay BIGINT, a_alone BOOLEAN,
@@ -125,7 +128,8 @@ BEGIN
       SELECT COUNT(*) INTO v_found FROM lockkeeper_lock WHERE name = a_name;
     END IF;
     IF v_found > 0 THEN
-      -- Guarded transactions share the row, and may last. Whoever decides has it alone, and is done soon.
+      -- Guarded transactions share the row, and may last. A client that decides has it exclusively,
+      -- and is done soon.
       SELECT COUNT(*) INTO v_shared FROM lockkeeper_lock WHERE name = a_name
         /*M! LOCK IN SHARE MODE SKIP LOCKED */ /*!80001 FOR SHARE SKIP LOCKED */;
       IF v_shared > 0 THEN
@@ -146,7 +150,8 @@ BEGIN
       END IF;
     END IF;
     IF v_last IS NULL THEN
-      -- The row is made in a transaction of its own: those who meet at a new key would deadlock otherwise.
+      -- The row is created in a separate transaction: clients that meet at a new key would deadlock
+      -- otherwise.
       ROLLBACK;
       SET v_now = SYSDATE(6), v_fence = CAST(UNIX_TIMESTAMP(v_now) * 1000000 AS SIGNED);
       INSERT IGNORE INTO lockkeeper_lock (name, fence, used, token, owner, kind, until, who, note)
@@ -162,22 +167,24 @@ BEGIN
         FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
     END IF;
     IF v_last IS NULL THEN
-      -- The cleaner took it away just now; the caller asks again.
+      -- The cleanup has just removed it; the caller asks again.
       SIGNAL SQLSTATE '40001' SET MESSAGE_TEXT = 'the lock row was removed meanwhile';
     END IF;
     SET v_now = SYSDATE(6);
     SELECT token INTO v_freed FROM lockkeeper_freed WHERE id = UNHEX(SHA2(a_name, 256));
     IF v_holder = '' THEN
-      -- Whoever was broken may yet say that it is free. Until its lease is over nobody else says so.
+      -- A broken holder may still record that it is free. Until its lease has expired, no other
+      -- token can.
       SET v_holder = NULL, a_alone = a_alone AND v_lease <= v_now;
     END IF;
     IF v_holder IS NOT NULL THEN
-      -- It may have been renewed, or be about to be: a renewal that is under way is waited for, and one
-      -- that comes after this look finds, by a later clock, that the lease is over if it is over now.
+      -- It may have been renewed, or be about to be: this waits for a renewal in progress, and one
+      -- that comes after this read finds, by a later clock, that the lease has expired if it has
+      -- expired now.
       SET v_found = NULL;
       SELECT 1 INTO v_found FROM lockkeeper_claim WHERE name = a_name AND token = v_holder FOR UPDATE;
       IF v_found IS NULL AND v_lease > v_now AND NOT v_holder <=> v_freed THEN
-        -- A renewal may make its copy just now; then that one stays.
+        -- A renewal may be making its copy just now; then that one stays.
         INSERT IGNORE INTO lockkeeper_claim
             (name, token, place, owner, kind, take, permits, fence, slots, since, until, who, note)
           SELECT name, token, next, owner, kind, 1, 0, fence, '', used, until, who, note
@@ -185,7 +192,7 @@ BEGIN
         SET v_next = v_next + 1;
       END IF;
     END IF;
-    -- Mostly nobody is there, and then there is nothing to ask.
+    -- Usually the queue is empty, and then there is nothing to check.
     SELECT a_kind <> 'semaphore' AND COUNT(*) = 0 INTO v_alone FROM lockkeeper_claim WHERE name = a_name;
     IF v_alone AND a_alone THEN
       SET v_in = TRUE, v_now = SYSDATE(6),
@@ -212,7 +219,7 @@ BEGIN
         LIMIT 1;
     END IF;
 
-    -- The same rule as the library's own queue.
+    -- The same rule as in the library.
     IF v_alone OR v_fence IS NOT NULL THEN
       SET v_in = TRUE;
     ELSEIF a_kind = 'semaphore' THEN
@@ -220,7 +227,7 @@ BEGIN
         FROM lockkeeper_claim
         WHERE name = a_name AND token <> a_token AND (fence IS NOT NULL OR place < COALESCE(v_place, v_next));
     ELSE
-      -- An owner that is in already is not made to queue behind those who wait for it.
+      -- An owner that already holds does not queue behind waiters that wait for it.
       SELECT COUNT(*) > 0 INTO v_inside FROM lockkeeper_claim
         WHERE name = a_name AND token <> a_token AND fence IS NOT NULL AND owner = a_owner;
       SELECT COUNT(*) = 0, COUNT(*) INTO v_in, v_ahead FROM lockkeeper_claim
@@ -260,7 +267,7 @@ BEGIN
             CLOSE taken;
           END;
         ELSEIF a_kind <> 'read' AND NOT v_alone THEN
-          -- An owner that enters again through another client has the fence that it has already.
+          -- An owner that re-enters through another client gets the fence that it has already.
           SELECT fence INTO v_fence FROM lockkeeper_claim
             WHERE name = a_name AND owner = a_owner AND fence IS NOT NULL AND kind <> 'read' LIMIT 1;
         END IF;
@@ -287,7 +294,7 @@ BEGIN
                 v_now, v_now + INTERVAL a_stay MICROSECOND, a_who, a_note);
       UPDATE lockkeeper_lock SET next = v_next + 1 WHERE name = a_name;
     ELSEIF a_stay > 0 AND v_until < v_now + INTERVAL a_stay DIV 2 MICROSECOND THEN
-      -- Only now and then: a look that changes nothing costs no write.
+      -- Only now and then: a poll that changes nothing costs no write.
       UPDATE lockkeeper_claim SET until = v_now + INTERVAL a_stay MICROSECOND
         WHERE name = a_name AND token = a_token;
     END IF;
@@ -298,7 +305,7 @@ BEGIN
     IF v_in OR (a_stay > 0 AND v_clash IS NULL) THEN
       COMMIT;
     ELSE
-      -- One who does not stay leaves everything as it was, and waits for no disk.
+      -- A claim that does not stay leaves everything as it was, and does not wait for the disk.
       ROLLBACK;
     END IF;
   END;
@@ -314,7 +321,7 @@ BEGIN
          v_pause AS pause, COALESCE(v_ahead, 0) AS ahead, CAST(v_alone AND a_alone AS SIGNED) AS alone;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_renew //
--- Extends leases that are still alive, and says which. They come as [{"t": token, "u": microseconds}],
+-- Extends living leases, and returns which. They are passed as [{"t": token, "u": microseconds}],
 -- with "k": the key in hexadecimal digits, if the holder may be in the lock's own row.
 CREATE PROCEDURE lockkeeper_renew(a_leases LONGTEXT CHARACTER SET utf8mb4) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
@@ -330,9 +337,10 @@ BEGIN
       WHERE l.k IS NOT NULL AND c.token IS NULL;
   DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_end = TRUE;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  -- One that is in the lock's own row is copied to the line, where it can be extended without a lock on
-  -- that row. Whoever decides about the key meanwhile waits for our copy, or has looked for it before we
-  -- made it; and then the look after the copy, the mark before the row, finds what it found.
+  -- A holder in the lock's own row is copied to the queue, where it can be extended without a lock
+  -- on that row. A client that decides about the key meanwhile waits for our copy, or has looked
+  -- for it before we made it; and then the read after the copy, of the mark and then of the row,
+  -- finds what that client found.
   OPEN alone;
   FETCH alone INTO v_name, v_token, v_ttl;
   START TRANSACTION;
@@ -366,8 +374,9 @@ BEGIN
     WHERE c.fence IS NOT NULL AND c.until > SYSDATE(6);
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_release //
--- Takes a claim out of the line or the lock's own row, whatever became of it. Answers 1 if it held, and
--- its lease had not run out. Nobody is told of a release, so there is nothing to decide under the latch.
+-- Removes a claim from the queue or the lock's own row, whatever its state. Returns 1 if it held,
+-- and its lease had not expired. A release notifies no waiters, so there is nothing to decide under
+-- the latch.
 CREATE PROCEDURE lockkeeper_release(a_name VARBINARY(512), a_token VARBINARY(64)) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_held BOOLEAN;
@@ -389,9 +398,9 @@ BEGIN
   SELECT CAST(v_held AS SIGNED) AS held;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_sweep //
--- Removes what nobody needs any more, a little at a time: of the keys, the next thousand in their order are
--- looked at, however many there are, and those that somebody has locked are passed over. The clock carries
--- a forgotten fence on.
+-- Removes unused rows, a little at a time: of the keys, the next thousand in their order are
+-- scanned, however many there are, and locked ones are skipped. The clock continues a forgotten
+-- fence.
 CREATE PROCEDURE lockkeeper_sweep() SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_lock, v_bound, v_lock_end, v_bound_end, v_name VARBINARY(512);
@@ -437,7 +446,7 @@ BEGIN
   COMMIT;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_break //
--- Takes a lock away from all who hold it, for operators.
+-- Breaks a lock, for operators.
 CREATE PROCEDURE lockkeeper_break(a_name VARBINARY(512)) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_holder VARBINARY(64);
@@ -447,24 +456,24 @@ BEGIN
   START TRANSACTION;
   SELECT token INTO v_holder FROM lockkeeper_lock WHERE name = a_name FOR UPDATE;
   DELETE FROM lockkeeper_claim WHERE name = a_name AND fence IS NOT NULL;
-  -- Its holder may have been moved to the line, and still think that it is alone.
+  -- Its holder may have been moved to the queue, and still assume that it is uncontended.
   UPDATE lockkeeper_lock SET token = '' WHERE name = a_name AND until > SYSDATE(6);
   SET v_alone = ROW_COUNT();
   COMMIT;
-  -- A renewal that was under way may have copied it to the line after we looked there.
+  -- A renewal in progress may have copied it to the queue after we looked there.
   DELETE FROM lockkeeper_claim WHERE name = a_name AND token = v_holder;
   IF v_alone THEN
     DELETE FROM lockkeeper_freed WHERE id = UNHEX(SHA2(a_name, 256));
   END IF;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_guard //
--- For the user's own transactions: an error (45000, 1644) unless this is still the highest fence of the
--- key. No other grant can come before the transaction ends, so a stale holder cannot write.
+-- For the user's own transactions: an error (45000, 1644) unless this is still the highest fence of
+-- the key. There is no other grant before the transaction ends, so a stale holder cannot write.
 CREATE PROCEDURE lockkeeper_guard(a_name VARBINARY(512), a_fence BIGINT) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_last, v_lease, v_bound BIGINT;
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
-  -- Only rows that are there are locked: the gap where one is missing may be where others put theirs.
+  -- Only existing rows are locked: others may insert theirs into the gap of a missing one.
   SELECT COUNT(*) INTO v_lease FROM lockkeeper_lock WHERE name = a_name;
   SELECT COUNT(*) INTO v_bound FROM lockkeeper_bound WHERE name = a_name;
   IF v_lease > 0 OR v_bound = 0 THEN
@@ -478,7 +487,7 @@ BEGIN
   END IF;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_hold //
--- Locks a key's row in a transaction that stays open, and answers 1, or 0 if it is busy.
+-- Locks a key's row in a transaction that stays open, and returns 1, or 0 if it is busy.
 CREATE PROCEDURE lockkeeper_hold(a_name VARBINARY(512), a_wait BOOLEAN) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_found BIGINT DEFAULT 0;
@@ -486,7 +495,7 @@ BEGIN
   -- Waited for long enough; the caller asks again.
   DECLARE CONTINUE HANDLER FOR 1205 BEGIN END;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  -- The row is made in a transaction of its own, which no other waits for.
+  -- The row is created in a separate transaction, which no other waits for.
   SELECT 1 INTO v_found FROM lockkeeper_row WHERE name = a_name;
   IF v_found = 0 THEN
     INSERT IGNORE INTO lockkeeper_row (name) VALUES (a_name);
@@ -507,9 +516,10 @@ BEGIN
   SELECT v_found AS held;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_bind //
--- The fence of a row that connection a_pid holds, committed before the lock counts as taken; null if
--- that connection does not hold it any more, and 0 if a guarded transaction is not over. The look comes after our own write, at which whoever gets
--- the row after that look has to wait, and so gets a higher fence.
+-- The fence of a row that connection a_pid holds, committed before the lock counts as acquired;
+-- null if that connection no longer holds it, and 0 if a guarded transaction has not ended. The
+-- check comes after our own write, at which a connection that gets the row after that check has to
+-- wait, and so gets a higher fence.
 CREATE PROCEDURE lockkeeper_bind(
   a_name VARBINARY(512), a_pid BIGINT, a_who VARCHAR(512) CHARACTER SET utf8mb4,
   a_note TEXT CHARACTER SET utf8mb4
@@ -552,14 +562,19 @@ BEGIN
   SELECT v_held AS held;
 END //
 DROP PROCEDURE IF EXISTS lockkeeper_end //
--- Ends another connection, and waits until it has let go of what it held, for five seconds at most. A server
--- that started again counts its connections from the beginning: a_host tells them apart, if it is given.
+-- Ends another connection, and waits until its locks are released, for at most five seconds. A
+-- restarted server numbers its connections from the start: a_host distinguishes them, if it is
+-- given.
 CREATE PROCEDURE lockkeeper_end(a_pid BIGINT, a_host VARCHAR(255)) SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
   DECLARE v_tries BIGINT DEFAULT 0;
   DECLARE v_there BIGINT;
   -- There is no such connection: that is what was wanted.
   DECLARE EXIT HANDLER FOR 1094 BEGIN END;
+  -- MySQL cannot read this list while a connection runs a statement with four-byte characters.
+  DECLARE CONTINUE HANDLER FOR 3854
+    SELECT COUNT(*) INTO v_there FROM performance_schema.processlist
+      WHERE id = a_pid AND host = COALESCE(a_host, host);
   SELECT COUNT(*) INTO v_there FROM information_schema.processlist
     WHERE id = a_pid AND host = COALESCE(a_host, host);
   IF v_there > 0 THEN
@@ -571,7 +586,7 @@ BEGIN
     SET v_tries = v_tries + 1;
   END WHILE;
 END //
--- Beside the version, how far the cleaner came.
+-- Besides the version, the progress of the cleanup.
 CREATE TABLE IF NOT EXISTS lockkeeper_version (
   version     INT NOT NULL PRIMARY KEY,
   swept_lock  VARBINARY(512) NOT NULL DEFAULT '',

@@ -1,4 +1,4 @@
-//! What the URL says.
+//! The settings in the URL.
 
 use sqlx::mysql::MySqlConnectOptions;
 
@@ -6,10 +6,10 @@ use crate::engines::endpoint::Endpoint;
 use crate::engines::sql;
 use crate::error::{Error, Result};
 
-/// What a URL says.
+/// The settings in a URL.
 pub(super) type Settings = sql::Settings<Strategy, MySqlConnectOptions>;
 
-/// How locks are kept.
+/// The strategies.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Strategy {
     Lease,
@@ -17,7 +17,7 @@ pub(super) enum Strategy {
     Row,
 }
 
-/// Reads a URL.
+/// Parses a URL.
 pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
     let strategies =
         [("lease", Strategy::Lease), ("named", Strategy::Named), ("row", Strategy::Row)];

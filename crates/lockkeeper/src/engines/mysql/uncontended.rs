@@ -1,9 +1,9 @@
-//! What a client knows of locks that nobody else wants: those are taken by one statement, and given back
-//! by another that waits for no disk.
+//! What a client knows about uncontended locks: those are acquired by one statement, and released
+//! by another that does not wait for the disk.
 //!
-//! A holder that is alone is told in the lock's own row. It stays there until somebody else comes, which
-//! does not matter here, or until it is renewed, which puts a copy of it into the queue. What is then left
-//! of it in two places is for a procedure to remove.
+//! An uncontended holder is recorded in the lock's own row. It stays there until another client
+//! arrives, which does not matter here, or until it is renewed, which copies it into the queue. If
+//! it is in two places, a procedure has to remove both.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -12,15 +12,15 @@ use crate::engine::Held;
 use crate::key::Key;
 use crate::owner::Token;
 
-/// So many keys are remembered, and then forgotten all at once: forgetting only costs time.
+/// This many keys are remembered, and then forgotten all at once: forgetting only costs time.
 const KEYS: usize = 10_000;
 
-/// Which of our claims had a key last, of keys that we gave back.
+/// Which of our claims last had a key, for keys that we released.
 #[derive(Debug, Default)]
 pub(super) struct Uncontended(Mutex<HashMap<Key, Token>>);
 
 impl Uncontended {
-    /// A lock that was in its own row alone was given back.
+    /// A lock that was only in its own row was released.
     pub(super) fn gave_back(&self, key: &Key, token: Token) {
         let mut freed = self.freed();
         if freed.len() >= KEYS {
@@ -29,8 +29,8 @@ impl Uncontended {
         freed.insert(key.clone(), token);
     }
 
-    /// Who gave the key back, if that was one of us: unless somebody else came since, the lock's row
-    /// still names that one. Told once.
+    /// Which of our claims released the key: unless another client came since, the lock's row still
+    /// names it. Returned once.
     pub(super) fn last(&self, key: &Key) -> Option<Token> {
         self.freed().remove(key)
     }
@@ -40,13 +40,13 @@ impl Uncontended {
     }
 }
 
-/// Where a lease is that was granted, as far as the client knows.
+/// Where a granted lease is, as far as the client knows.
 #[derive(Debug)]
 pub(super) struct LeaseHeld(Mutex<Location>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Location {
-    /// In the lock's own row alone.
+    /// Only in the lock's own row.
     Row,
     /// There, and perhaps in the queue too: a renewal was sent.
     RowOrQueue,
@@ -60,7 +60,7 @@ impl LeaseHeld {
         Self(Mutex::new(if in_row { Location::Row } else { Location::Queue }))
     }
 
-    /// A renewal is about to be sent. Says whether the lease may have to be copied to the queue.
+    /// A renewal is about to be sent. Returns whether the lease may have to be copied to the queue.
     pub(super) fn begin_renewal(&self) -> bool {
         let mut location = self.location();
         if *location == Location::Row {
@@ -69,7 +69,7 @@ impl LeaseHeld {
         *location != Location::Queue
     }
 
-    /// The lease is in the queue, or nowhere. Says whether it was in its own row alone until now.
+    /// The lease is in the queue, or nowhere. Returns whether it was only in its own row until now.
     pub(super) fn leave_row(&self) -> bool {
         std::mem::replace(&mut *self.location(), Location::Queue) == Location::Row
     }
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_not_remembered_for_ever() {
+    fn keys_are_not_remembered_forever() {
         let (alone, token) = (Uncontended::default(), Token::fresh());
         for n in 0..=KEYS {
             alone.gave_back(&Key::new(n.to_string()).unwrap(), token);

@@ -1,7 +1,7 @@
 //! The strategy `advisory`: session-level advisory locks, held and queued for by the server.
 //!
-//! A key's number is the first 64 bits of a SHA-256, and the table `lockkeeper_bound` remembers whose
-//! it is: a second key with the same number is refused, so two names never share a lock.
+//! A key's number is the first 64 bits of a SHA-256, and the table `lockkeeper_bound` records its
+//! key: a second key with the same number is refused, so two names never share a lock.
 
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
@@ -32,9 +32,9 @@ impl SessionLock for Advisory {
 
     const SEES_WAITERS: bool = true;
 
-    /// Mostly it is free, and its next fence is from a stretch that is committed already: then one plain
-    /// statement takes it, and looks for the row only once the lock is ours. The function waits, and begins
-    /// the next stretch.
+    /// Usually it is free, and its next fence is from a range that is already committed: then one
+    /// plain statement acquires it, and reads the row only once the lock is ours. The function
+    /// waits, and starts the next range.
     async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
         if !ask.read && !wait {
             let taking = sqlx::query_scalar(
@@ -96,7 +96,8 @@ impl SessionLock for Advisory {
         sqlx::query("SELECT 1").execute(wire).await.map(|_| true)
     }
 
-    /// All of it: the function may have taken again what the statement before it had taken already.
+    /// All of it: the function may have acquired again what the statement before it had acquired
+    /// already.
     async fn give_back(wire: &mut PgConnection, ask: &Ask) -> sqlx::Result<bool> {
         let giving = match ask.read {
             false => {
@@ -160,7 +161,7 @@ impl SessionLock for Advisory {
     }
 }
 
-/// A row that says who holds or waits.
+/// A row about a holder or a waiter.
 pub(super) fn seen(row: &PgRow) -> sqlx::Result<Seen> {
     let (holds, shared): (bool, bool) = (row.try_get("holds")?, row.try_get("shared")?);
     let (number, last): (i64, i64) = (row.try_get("number")?, row.try_get("fence")?);
@@ -180,14 +181,15 @@ pub(super) fn seen(row: &PgRow) -> sqlx::Result<Seen> {
     Ok(Seen { key: row.try_get("key")?, session, holds, last, entry })
 }
 
-/// The number of a key, as `lockkeeper_id` in the database has it.
+/// The number of a key, same as `lockkeeper_id` in the database.
 fn number(key: &Key) -> i64 {
     let hash = Sha256::digest(format!("lockkeeper:{key}"));
     let (first, _) = hash.split_first_chunk().expect("a hash is longer than that");
     i64::from_be_bytes(*first)
 }
 
-/// Who waits or reads, which nothing else tells. The server cuts it off after 63 bytes.
+/// Identifies waiters and readers, which are recorded nowhere else. The server truncates it to 63
+/// bytes.
 pub(super) fn application_name(ask: &Ask) -> String {
     format!("lockkeeper {}", ask.who)
 }

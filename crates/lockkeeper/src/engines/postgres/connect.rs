@@ -1,21 +1,24 @@
-//! From settings to a database that is fit to keep locks: first words, tables, and nobody in between.
+//! From settings to a usable database: session settings, tables, and detection of a pooler.
 
 use async_trait::async_trait;
+use sqlx::Row;
 use sqlx::postgres::PgConnection;
 
 use super::doctor;
 use super::error::is_unknown_function;
-use super::settings::Settings;
+use super::settings::{Settings, Strategy};
+use super::statement::transaction;
 use crate::engine::Finding;
 use crate::engines::sql::{self, Dialect, STATEMENT, Session, Sessions, within};
 use crate::error::{Error, Result};
 
 /// The tables and functions that this engine needs, as a migration to run by hand.
 ///
-/// It is run by itself where the user of the URL may do that, unless the option `create` is `no`.
+/// It is run automatically if the user of the URL has the permissions, unless the option `create`
+/// is `no`.
 pub const SCHEMA: &str = include_str!("schema.sql");
 
-/// Serialises those who make the tables at the same time. Any number that others will not use.
+/// Serialises clients that create the tables at the same time. An arbitrary number.
 const MAKING: i64 = 0x6c6f_636b_6b65_6570;
 
 pub(super) const NAME: &str = "postgres";
@@ -25,28 +28,31 @@ impl Dialect for PgConnection {
     const VERSION: i32 = 2;
 
     async fn tables(&mut self) -> sqlx::Result<Option<i32>> {
-        let asking = sqlx::query_scalar("SELECT lockkeeper_version()");
-        match asking.fetch_one(self).await {
-            Ok(version) => Ok(Some(version)),
+        // A simple query, like `sweep`: it also works behind a pooler without prepared statements.
+        match sqlx::raw_sql("SELECT lockkeeper_version()").fetch_one(self).await {
+            Ok(row) => row.try_get(0).map(Some),
             Err(error) if is_unknown_function(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     async fn make_tables(&mut self) -> sqlx::Result<()> {
-        // One batch is one transaction, which the lock lasts for.
-        let batch = format!("SELECT pg_advisory_xact_lock({MAKING}); {SCHEMA}");
+        // One batch is one transaction, for which the lock lasts.
+        let begin = transaction!("SELECT pg_advisory_xact_lock");
+        let batch = format!("{begin}({MAKING}); {SCHEMA}");
         sqlx::raw_sql(sqlx::AssertSqlSafe(batch)).execute(self).await.map(drop)
     }
 
-    /// Sets what this server has of: an isolation in which a statement sees what it waited for; grants
-    /// that are on disk before they count; dead hosts noticed in half a minute, not in two hours; and
-    /// plans that are made once and use the index, also of a table that was empty then.
+    /// Sets those of these that the server has: an isolation level in which a statement sees what
+    /// it waited for; durable commits of grants; detection of dead hosts in half a minute instead
+    /// of two hours; and cached plans that use the index, even for a table that was empty when they
+    /// were made.
     async fn greet(&mut self) -> sqlx::Result<()> {
         sqlx::query(
             "SELECT set_config(s.name, coalesce(v.value, CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END), false)
              FROM pg_settings s JOIN (VALUES
-               ('default_transaction_isolation', 'read committed'), ('synchronous_commit', NULL),
+               ('default_transaction_isolation', 'read committed'),
+               ('default_transaction_read_only', 'off'), ('synchronous_commit', NULL),
                ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'),
                ('tcp_keepalives_count', '3'), ('tcp_user_timeout', '25000'),
                ('client_connection_check_interval', '1000'), ('idle_session_timeout', '0'),
@@ -66,7 +72,7 @@ impl Dialect for PgConnection {
         Ok(Session { number, mark })
     }
 
-    /// One process can have the number of another that ended, but did not begin when that one did.
+    /// A process may have the pid of one that ended, but not its start time.
     async fn end(&mut self, session: &Session) -> sqlx::Result<()> {
         let ending = sqlx::query(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
@@ -76,7 +82,7 @@ impl Dialect for PgConnection {
     }
 
     async fn sweep(&mut self) -> sqlx::Result<()> {
-        sqlx::query("SELECT lockkeeper_sweep()").execute(self).await.map(drop)
+        sqlx::raw_sql(transaction!("SELECT lockkeeper_sweep()")).execute(self).await.map(drop)
     }
 
     async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>> {
@@ -84,39 +90,59 @@ impl Dialect for PgConnection {
     }
 }
 
-/// Connects, and makes sure that the server is not a standby, that the database has our tables, and that
-/// no pooler in transaction mode is in between: it would lose our settings, messages and statements, and
-/// what a connection holds.
+/// Connects, and checks that the server is not a standby and that the database has our tables.
+/// Detects a transaction-mode pooler, behind which there are no sessions, so that only leases work.
 pub(super) async fn prepare(settings: Settings) -> Result<Sessions<PgConnection>> {
-    let sessions: Sessions<PgConnection> = Sessions::new(settings.options, settings.connections);
+    let Settings { common, schema, is_pooled } = settings;
+    let mut sessions: Sessions<PgConnection> = Sessions::lent(common.options, common.connections);
+    if !is_pooled && is_direct(&sessions).await? {
+        sessions = sessions.greeted().await?;
+    } else if common.strategy != Strategy::Lease {
+        return Err(Error::broken(
+            NAME,
+            "hold locks by connections",
+            "connections have no server process of their own: a pooler lends them by transaction; \
+             use strategy=lease, or connect past the pooler, to the server itself",
+        ));
+    }
     let mut session = sessions.any().await?;
-    let asking = sqlx::query_as(
-        "SELECT pg_is_in_recovery(), current_setting('server_version_num')::integer",
+    let asking = sqlx::raw_sql(
+        "SELECT pg_is_in_recovery() AS standby, current_setting('search_path') AS path,
+           current_setting('server_version_num')::integer AS version",
     );
     let answer = within(STATEMENT, asking.fetch_one(session.wire())).await;
-    let (is_standby, version): (bool, i32) = session.settle(answer, "look at the database")?;
-    if is_standby {
+    let row = session.settle(answer, "look at the database")?;
+    if row.get("standby") {
         return Err(Error::broken(
             NAME,
             "keep locks here",
             "this server is a standby, which only follows another; name the primary",
         ));
     }
-    if version < 14_00_00 {
+    if row.get::<i32, _>("version") < 14_00_00 {
         return Err(Error::broken(NAME, "keep locks here", "it needs PostgreSQL 14 or newer"));
     }
-    sql::prepare(&sessions, settings.create).await?;
+    let path: &str = row.get("path");
+    if let Some(schema) = schema
+        && path.split(',').next().is_none_or(|first| first.trim().trim_matches('"') != schema)
+    {
+        return Err(Error::broken(
+            NAME,
+            "find the tables of lockkeeper",
+            format!(
+                "the search path is {path:?} in spite of the option schema: a pooler ignores what sets it; \
+                 ALTER ROLE … SET search_path = {schema} sets it for the user of the URL"
+            ),
+        ));
+    }
+    sql::prepare(&sessions, common.create).await?;
+    Ok(sessions)
+}
+
+async fn is_direct(sessions: &Sessions<PgConnection>) -> Result<bool> {
     let (mut first, mut second) = (sessions.any().await?, sessions.for_renewals().await?);
     let answer = within(STATEMENT, doctor::is_direct(first.wire(), second.wire())).await;
     let direct = first.settle(answer, "look for a pooler")?;
     second.settle(Ok(()), "look for a pooler")?;
-    if !direct {
-        return Err(Error::broken(
-            NAME,
-            "keep locks here",
-            "connections have no server process of their own: a pooler lends them by transaction; \
-             connect past the pooler, to the server itself",
-        ));
-    }
-    Ok(sessions)
+    Ok(direct)
 }

@@ -1,18 +1,21 @@
-//! What would hurt in a real deployment.
+//! Checks a real deployment for problems.
 
 use sqlx::Row;
 use sqlx::postgres::PgConnection;
 
+use super::statement::Sending;
 use crate::engine::{Finding, Severity};
 use crate::engines::sql::{STATEMENT, Sessions, seconds_since_1970, version_finding, within};
 use crate::error::Result;
 
-/// Looks at the server, its settings, and the way to it.
+/// Checks the server, its settings, and the connection to it.
 pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Finding>> {
     let mut session = sessions.any().await?;
-    let asking = sqlx::query(
+    let sending = if sessions.is_lent() { Sending::Plain } else { Sending::Prepared };
+    let asking = sending.ask(
+        session.wire(),
         "SELECT version() AS version, pg_is_in_recovery() AS standby,
-           current_setting('default_transaction_isolation') AS isolation,
+           current_setting('transaction_isolation') AS isolation,
            (SELECT coalesce(reset_val, '') FROM pg_settings WHERE name = 'synchronous_commit') AS commit,
            current_setting('fsync') AS fsync, current_setting('full_page_writes') AS pages,
            current_setting('synchronous_standby_names') AS standbys,
@@ -24,12 +27,13 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
              SELECT FROM unnest(ARRAY['lock', 'claim', 'bound', 'last', 'row']) AS name,
                     unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS right_to
              WHERE NOT has_table_privilege('lockkeeper_' || name, right_to)) AS allowed,
-           lockkeeper_version() AS tables, abs(extract(epoch FROM clock_timestamp()) - $1)::float8 AS skew",
-    )
-    .bind(seconds_since_1970())
-    .fetch_one(session.wire());
+           lockkeeper_version() AS tables, extract(epoch FROM clock_timestamp())::float8 AS clock",
+        &[],
+    );
     let answer = within(STATEMENT, asking).await;
-    let row = session.settle(answer, "look at the server")?;
+    let ours = seconds_since_1970();
+    let rows = session.settle(answer, "look at the server")?;
+    let row = rows.first().expect("a statement without a table has one row");
     let mut findings = vec![
         Finding::fine(row.get::<&str, _>("version")),
         version_finding::<PgConnection>(row.get("tables")),
@@ -90,13 +94,20 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
         format!("idle_in_transaction_session_timeout is {idle} ms by default"),
         "locks are not hurt: strategy row sets its own for its sessions",
     );
-    let skew: f64 = row.get("skew");
+    let skew = (row.get::<f64, _>("clock") - ours).abs();
     judge(
         skew < 5.0,
         Severity::Warning,
         format!("the server's clock and ours differ by {skew:.1} s"),
         "leases are counted by the server's clock alone; but keep clocks in step for fences",
     );
+    if sessions.is_lent() {
+        findings.push(Finding::warning(
+            "a pooler lends connections by transaction: waiters poll, and only strategy=lease works",
+            "connect past the pooler, and waiters are notified at once",
+        ));
+        return Ok(findings);
+    }
     // Not the one for renewals, which must not wait for us.
     let (mut session, mut second) = (sessions.any().await?, sessions.connect().await?);
     let answer = within(STATEMENT, is_direct(session.wire(), &mut second)).await;
@@ -105,27 +116,35 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
         direct,
         Severity::Problem,
         "whether every connection of ours has a server process of its own".into(),
-        "connect past the pooler: messages and connection-bound locks need sessions",
+        "a pooler lends connections by transaction; add pooler=transaction to the URL, or connect past it",
     );
     Ok(findings)
 }
 
-/// Whether two open connections have a server process each, and keep it. Behind a pooler in transaction mode,
-/// the second gets the one that the first just gave back; or, if the pooler lends them in turn, one of those
-/// that ask twice in a row gets two.
+/// Whether two open connections each have a server process, and keep it. Behind a transaction-mode
+/// pooler, the second gets the one that the first just returned; or, if the pooler assigns them in
+/// turn, one of those that ask twice in a row gets two. Other clients may use some in between, so
+/// we ask more than once, also at the same time: of two assigned processes, the first to be
+/// returned is not the first to be assigned again.
 ///
-/// Asked on connections that stay the same throughout: one that is replaced has another process too.
+/// Asked on connections that stay the same throughout: a replaced one has another process too.
 pub(super) async fn is_direct(
     first: &mut PgConnection,
     second: &mut PgConnection,
 ) -> sqlx::Result<bool> {
     let (one, two) = (process(first).await?, process(second).await?);
-    Ok(one != two
-        && two == process(second).await?
-        && one == process(first).await?
-        && one == process(first).await?)
+    if one == two || two != process(second).await? || one != process(first).await? {
+        return Ok(false);
+    }
+    for _ in 0..5 {
+        if (one, two) != tokio::try_join!(process(first), process(second))? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 async fn process(wire: &mut PgConnection) -> sqlx::Result<i32> {
-    sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(wire).await
+    // A simple query: a pooler may not support prepared statements.
+    sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(wire).await?.try_get(0)
 }

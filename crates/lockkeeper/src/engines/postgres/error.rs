@@ -1,4 +1,4 @@
-//! What the server's errors mean.
+//! The meaning of the server's errors.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::engines::sql::ServerErrors;
 impl ServerErrors for PgConnection {
     const ENGINE: &'static str = NAME;
 
-    /// Without the line of the server's own source, which it also tells.
+    /// Without the location in the server's source, which it also sends.
     fn words(error: &dyn DatabaseError) -> String {
         let code = error.code().unwrap_or_default();
         format!("{} ({code})", error.message())
@@ -19,14 +19,16 @@ impl ServerErrors for PgConnection {
 
     fn advice(error: &dyn DatabaseError) -> Option<&'static str> {
         match &*error.code()? {
-            // A statement that we prepared is not there, or somebody else's is.
+            // A statement that we prepared does not exist, or another client's does.
             "26000" | "42P05" => Some(
-                "a pooler seems to lend connections by transaction; connect past it, to the server itself",
+                "a pooler seems to lend connections by transaction; say so by pooler=transaction in the URL, or \
+                 connect past it, to the server itself",
             ),
-            // Nothing but a pooler knows startup parameters that it does not support.
+            // Only a pooler refuses unsupported startup parameters.
             "08P01" => Some(
-                "if that is a pooler, connect past it, to the server itself; or let it lend connections by \
-                 session, and ignore or track this parameter",
+                "if that is a pooler: leave the option schema out and give the user its search path by \
+                 ALTER ROLE … SET search_path, or also add ignore_startup_parameters = options to the \
+                 pooler's settings; or connect past it, to the server itself",
             ),
             "28000" | "28P01" => Some(
                 "the user is named by the URL; the password by the URL, PGPASSWORD, ~/.pgpass or the \
@@ -43,7 +45,7 @@ impl ServerErrors for PgConnection {
         error.code().is_some_and(|code| code == "55P03")
     }
 
-    /// Connections lost or refused for now, shutdowns, deadlocks, locks not had in time.
+    /// Connections lost or refused for now, shutdowns, deadlocks, lock timeouts.
     fn may_pass(error: &dyn DatabaseError) -> bool {
         let code = error.code().unwrap_or_default();
         matches!(code.get(..2), Some("08" | "40" | "53" | "57" | "58"))
@@ -56,8 +58,8 @@ pub(super) fn is_unknown_function(error: &sqlx::Error) -> bool {
     code(error).as_deref() == Some("42883")
 }
 
-/// Whether a transaction was undone because the server's queue of notifications has no room for what it
-/// would have told.
+/// Whether a transaction was rolled back because the server's notification queue had no room for
+/// its notifications.
 pub(super) fn is_queue_full(error: &sqlx::Error) -> bool {
     code(error).as_deref() == Some("54000")
 }

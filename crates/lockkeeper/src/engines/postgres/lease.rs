@@ -1,8 +1,9 @@
-//! The strategy `lease`: a table of locks, and a table of claims for those that several want.
+//! The strategy `lease`: a table of locks, and a table of claims for contended ones.
 //!
-//! A grant is one durable commit, a release one that nobody waits for. Everything is decided under the
-//! key's own row, with the server's clock read after that row was locked: by one plain statement where
-//! nobody else is, else by a function of `schema.sql`, which recognises a token that it has seen before.
+//! A grant is one durable commit, a release an asynchronous one. Everything is decided under the
+//! key's own row, with the server's clock read after that row was locked: by one plain statement if
+//! the lock is uncontended, otherwise by a function of `schema.sql`, which recognises a known
+//! token.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,10 +11,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{FromRow, Row as _};
-use tokio::time::timeout;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
 
 use super::connect::NAME;
-use super::listener::{Listener, Turn, told};
+use super::listener::{Listener, Turn};
+use super::statement::{Sending, Value};
+use crate::core::Backoff;
 use crate::core::clock::Moment;
 use crate::engine::{Guarantees, Lease, Mode, Query, Wakeup};
 use crate::engines::sql::{
@@ -34,17 +38,27 @@ macro_rules! claims {
     };
 }
 
-/// Leases of which those who wait are told.
+/// How often a waiter polls if it cannot be notified.
+const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(200));
+
+/// The channel of waiters that poll. The schema requires one; this one has no listener.
+const NO_CHANNEL: &str = "lockkeeper_none";
+
+/// Leases whose waiters are notified, or poll behind a transaction-mode pooler, which cannot
+/// deliver notifications.
 #[derive(Debug)]
-pub(super) struct Leases(pub(super) Listener);
+pub(super) struct Leases {
+    /// `None` behind such a pooler.
+    listener: Option<Listener>,
+}
 
 /// What a claim remembers.
 #[derive(Debug)]
 pub(super) struct Memory {
-    turn: Turn,
+    turn: Option<Turn>,
     /// Whether it has not asked yet.
     is_new: bool,
-    /// Whether it was given by the plain statement, and so may be alone.
+    /// Whether it was granted by the plain statement, and so may be uncontended.
     is_alone: bool,
 }
 
@@ -53,14 +67,17 @@ impl LeaseTable for Leases {
     type Wire = PgConnection;
     type Memory = Memory;
 
-    const GUARANTEES: Guarantees = sql::leases(NAME, Wakeup::Push);
-
-    fn remember(&self, ask: &LeaseAsk) -> Memory {
-        Memory { turn: self.0.register(&ask.token), is_new: true, is_alone: false }
+    fn guarantees(&self) -> Guarantees {
+        promises(self.listener.is_none())
     }
 
-    /// Tries one plain statement first, which is enough if the lock's row is free. If the row is held or
-    /// locked, the function of the schema decides.
+    fn remember(&self, ask: &LeaseAsk) -> Memory {
+        let turn = self.listener.as_ref().map(|listener| listener.register(&ask.token));
+        Memory { turn, is_new: true, is_alone: false }
+    }
+
+    /// Tries one plain statement first, which is enough if the lock's row is free. If the row is
+    /// held or locked, the function of the schema decides.
     async fn attempt(
         &self,
         wire: &mut PgConnection,
@@ -71,43 +88,45 @@ impl LeaseTable for Leases {
         let is_new = std::mem::replace(&mut memory.is_new, false);
         if is_new
             && !matches!(ask.request.mode, Mode::Permits { .. })
-            && let Some(fence) = take(wire, ask).await?
+            && let Some(fence) = self.take(wire, ask).await?
         {
             memory.is_alone = true;
             return Ok(Answer::Granted { fence, slots: Vec::new(), held: Arc::new(()) });
         }
-        told!(wire, self.queue(wire, ask)).await
+        self.queue(wire, ask).await
     }
 
     async fn wait(&self, memory: &Memory, busy: &Busy) -> Result<()> {
         let pause = if busy.pause.is_zero() { GUARDED.delay(busy.looks) } else { busy.pause };
-        if !self.0.start().await? {
-            let _ = timeout(pause, memory.turn.notified()).await;
+        match (&self.listener, &memory.turn) {
+            (Some(listener), Some(turn)) => {
+                if !listener.start().await? {
+                    let _ = timeout(pause, turn.notified()).await;
+                }
+            }
+            _ => sleep(LOOKS.delay(busy.looks).min(pause)).await,
         }
         Ok(())
     }
 
-    /// One that is alone has nobody to tell. A release that a crash forgets costs the rest of the lease,
-    /// and so need not be on disk.
+    /// An uncontended lock has no waiter to notify. A release that is lost in a crash costs the
+    /// rest of the lease, so it need not be durable.
     async fn release(
         &self,
         wire: &mut PgConnection,
         ask: &LeaseAsk,
         memory: &Memory,
     ) -> sqlx::Result<bool> {
-        let key = ask.request.key.as_str();
+        let values = [Value::Text(ask.request.key.as_str()), Value::Text(&ask.token)];
         if memory.is_alone {
-            let leaving = sqlx::query_scalar(
-                "UPDATE lockkeeper_lock SET token = '' WHERE key = $1 AND token = $2
-                 RETURNING until > clock_timestamp(), set_config('synchronous_commit', 'off', true)",
-            );
-            let leaving = leaving.bind(key).bind(&ask.token);
-            if let Some(held) = leaving.fetch_optional(&mut *wire).await? {
-                return Ok(held);
+            let leaving = "UPDATE lockkeeper_lock SET token = '' WHERE key = $1 AND token = $2
+                 RETURNING until > clock_timestamp(), set_config('synchronous_commit', 'off', true)";
+            if let Some(row) = self.sending().ask(wire, leaving, &values).await?.first() {
+                return row.try_get(0);
             }
         }
-        let leaving = || sqlx::query_scalar("SELECT lockkeeper_release($1, $2)");
-        told!(wire, leaving().bind(key).bind(&ask.token).fetch_one(&mut *wire)).await
+        let leaving = "SELECT lockkeeper_release($1, $2)";
+        only(&self.sending().tell(wire, leaving, &values).await?)?.try_get(0)
     }
 
     async fn renew(
@@ -117,13 +136,15 @@ impl LeaseTable for Leases {
         tokens: &[String],
     ) -> sqlx::Result<HashSet<String>> {
         let keys: Vec<_> = leases.iter().map(|lease| lease.key.as_str()).collect();
+        let tokens: Vec<_> = tokens.iter().map(String::as_str).collect();
         let ttls: Vec<_> = leases.iter().map(|lease| micros(lease.ttl)).collect();
-        let renewing = sqlx::query_scalar("SELECT lockkeeper_renew($1, $2, $3)");
-        let renewed = renewing.bind(keys).bind(tokens).bind(ttls).fetch_all(wire).await?;
-        Ok(renewed.into_iter().collect())
+        let values = [Value::Texts(&keys), Value::Texts(&tokens), Value::Numbers(&ttls)];
+        let renewing = "SELECT lockkeeper_renew($1, $2, $3)";
+        let renewed = self.sending().ask(wire, renewing, &values).await?;
+        renewed.iter().map(|row| row.try_get(0)).collect()
     }
 
-    async fn rows(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Row>> {
+    async fn rows(&self, wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Row>> {
         let (statement, text) = match query {
             Query::Key(key) => (
                 claims!(
@@ -138,41 +159,59 @@ impl LeaseTable for Leases {
                 prefix.as_str(),
             ),
         };
-        sqlx::query_as(statement).bind(text).fetch_all(wire).await
+        let rows = self.sending().ask(wire, statement, &[Value::Text(text)]).await?;
+        rows.iter().map(Row::from_row).collect()
     }
 
-    async fn break_lock(wire: &mut PgConnection, key: &Key) -> sqlx::Result<Vec<Row>> {
-        let breaking = || sqlx::query_as(claims!("lockkeeper_break($1)")).bind(key.as_str());
-        told!(wire, breaking().fetch_all(&mut *wire)).await
+    async fn break_lock(&self, wire: &mut PgConnection, key: &Key) -> sqlx::Result<Vec<Row>> {
+        let breaking = claims!("lockkeeper_break($1)");
+        let rows = self.sending().tell(wire, breaking, &[Value::Text(key.as_str())]).await?;
+        rows.iter().map(Row::from_row).collect()
     }
 
-    async fn ask(wire: &mut PgConnection, key: &Key) -> sqlx::Result<()> {
-        let asking = sqlx::query(
-            "WITH alone AS (
+    async fn ask(&self, wire: &mut PgConnection, key: &Key) -> sqlx::Result<()> {
+        let asking = "WITH alone AS (
                UPDATE lockkeeper_lock SET who = 'asked ' || who
                WHERE key = $1 AND token <> '' AND who NOT LIKE 'asked %')
              UPDATE lockkeeper_claim SET who = 'asked ' || who
-             WHERE key = $1 AND fence IS NOT NULL AND who NOT LIKE 'asked %'",
-        );
-        asking.bind(key.as_str()).execute(wire).await.map(drop)
+             WHERE key = $1 AND fence IS NOT NULL AND who NOT LIKE 'asked %'";
+        self.sending().ask(wire, asking, &[Value::Text(key.as_str())]).await.map(drop)
     }
 
-    async fn is_asked(wire: &mut PgConnection, key: &Key, token: &str) -> sqlx::Result<bool> {
-        let looking = sqlx::query_scalar(
-            "SELECT EXISTS (
+    async fn is_asked(
+        &self,
+        wire: &mut PgConnection,
+        key: &Key,
+        token: &str,
+    ) -> sqlx::Result<bool> {
+        let looking = "SELECT EXISTS (
                SELECT FROM lockkeeper_lock WHERE key = $1 AND token = $2 AND who LIKE 'asked %'
                UNION ALL
-               SELECT FROM lockkeeper_claim WHERE key = $1 AND token = $2 AND who LIKE 'asked %')",
-        );
-        looking.bind(key.as_str()).bind(token).fetch_one(wire).await
+               SELECT FROM lockkeeper_claim WHERE key = $1 AND token = $2 AND who LIKE 'asked %')";
+        let values = [Value::Text(key.as_str()), Value::Text(token)];
+        only(&self.sending().ask(wire, looking, &values).await?)?.try_get(0)
     }
 }
 
-/// Takes a lock whose row names nobody, or somebody whose lease is over.
-async fn take(wire: &mut PgConnection, ask: &LeaseAsk) -> sqlx::Result<Option<i64>> {
-    let request = &ask.request;
-    let taking = sqlx::query_scalar(
-        "UPDATE lockkeeper_lock l
+impl Leases {
+    /// For connections that keep their sessions.
+    pub(super) fn notified(listener: Listener) -> Self {
+        Self { listener: Some(listener) }
+    }
+
+    /// For connections of a transaction-mode pooler.
+    pub(super) fn polling() -> Self {
+        Self { listener: None }
+    }
+
+    fn sending(&self) -> Sending {
+        if self.listener.is_some() { Sending::Prepared } else { Sending::Plain }
+    }
+
+    /// Acquires a lock whose row has no holder, or one whose lease has expired.
+    async fn take(&self, wire: &mut PgConnection, ask: &LeaseAsk) -> sqlx::Result<Option<i64>> {
+        let (request, note) = (&ask.request, note(ask));
+        let taking = "UPDATE lockkeeper_lock l
          SET token = $2, owner = $3, kind = $4, since = clock_timestamp(),
              until = clock_timestamp() + $5 * interval '1 microsecond', who = $6, note = $7,
              fence = CASE $4 WHEN 'read' THEN l.fence
@@ -181,54 +220,64 @@ async fn take(wire: &mut PgConnection, ask: &LeaseAsk) -> sqlx::Result<Option<i6
            SELECT f.ctid FROM lockkeeper_lock f
            WHERE f.key = $1 AND (f.token = '' OR f.until <= clock_timestamp())
            FOR UPDATE SKIP LOCKED)
-         RETURNING l.fence",
-    );
-    let taking = taking
-        .bind(request.key.as_str())
-        .bind(&ask.token)
-        .bind(&ask.identity)
-        .bind(request.mode.kind())
-        .bind(micros(request.ttl))
-        .bind(&*request.who)
-        .bind(note(ask));
-    taking.fetch_optional(wire).await
-}
+         RETURNING l.fence";
+        let values = [
+            Value::Text(request.key.as_str()),
+            Value::Text(&ask.token),
+            Value::Text(&ask.identity),
+            Value::Text(request.mode.kind()),
+            Value::Number(micros(request.ttl)),
+            Value::Text(&request.who),
+            Value::Maybe(note.as_deref()),
+        ];
+        let rows = self.sending().ask(wire, taking, &values).await?;
+        rows.first().map(|row| row.try_get(0)).transpose()
+    }
 
-impl Leases {
     async fn queue(&self, wire: &mut PgConnection, ask: &LeaseAsk) -> sqlx::Result<Answer> {
-        let request = &ask.request;
+        let (request, note) = (&ask.request, note(ask));
         let (take, limit) = permits(request.mode);
         let stay = if request.queue { micros(WAITER_LEASE) } else { 0 };
-        let row = sqlx::query(
-            "SELECT clash, granted, fence, slots, pause
-             FROM lockkeeper_attempt($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-        )
-        .bind(request.key.as_str())
-        .bind(&ask.token)
-        .bind(&ask.identity)
-        .bind(request.mode.kind())
-        .bind(take)
-        .bind(limit)
-        .bind(micros(request.ttl))
-        .bind(stay)
-        .bind(self.0.channel())
-        .bind(&*request.who)
-        .bind(note(ask))
-        .fetch_one(wire)
-        .await?;
+        let asking = "SELECT clash, granted, fence, slots, pause
+             FROM lockkeeper_attempt($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+        let values = [
+            Value::Text(request.key.as_str()),
+            Value::Text(&ask.token),
+            Value::Text(&ask.identity),
+            Value::Text(request.mode.kind()),
+            Value::Number(take),
+            Value::Number(limit),
+            Value::Number(micros(request.ttl)),
+            Value::Number(stay),
+            Value::Text(self.listener.as_ref().map_or(NO_CHANNEL, Listener::channel)),
+            Value::Text(&request.who),
+            Value::Maybe(note.as_deref()),
+        ];
+        let rows = self.sending().tell(wire, asking, &values).await?;
+        let row = only(&rows)?;
         if let Some(found) = row.try_get("clash")? {
             return Ok(Answer::Clash(found));
         }
         if !row.try_get::<bool, _>("granted")? {
             let pause: Option<i64> = row.try_get("pause")?;
-            // Once a guarded transaction is all that is left, that is looked for often again.
+            // If only a guarded transaction is left, poll for its end at short intervals again.
             return Ok(Answer::Busy { pause, ahead: i64::from(pause != Some(0)) });
         }
-        Ok(Answer::Granted { fence: row.try_get("fence")?, slots: slots(&row), held: Arc::new(()) })
+        Ok(Answer::Granted { fence: row.try_get("fence")?, slots: slots(row), held: Arc::new(()) })
     }
 }
 
-/// A text of PostgreSQL has no zero bytes.
+/// What leases promise, with notifications or polling.
+pub(super) const fn promises(polls: bool) -> Guarantees {
+    sql::leases(NAME, if polls { Wakeup::BackOff } else { Wakeup::Push })
+}
+
+/// The row of a statement that always returns one.
+fn only(rows: &[PgRow]) -> sqlx::Result<&PgRow> {
+    rows.first().ok_or(sqlx::Error::RowNotFound)
+}
+
+/// PostgreSQL text cannot contain zero bytes.
 fn note(ask: &LeaseAsk) -> Option<String> {
     ask.request.note.as_deref().map(|note| note.replace('\0', ""))
 }
@@ -252,7 +301,7 @@ impl FromRow<'_, PgRow> for Row {
     }
 }
 
-/// The numbers of the permits that a row tells.
+/// The numbers of the permits in a row.
 fn slots(row: &PgRow) -> Vec<u32> {
     let slots: Option<Vec<i64>> = row.get("slots");
     slots.unwrap_or_default().into_iter().filter_map(|slot| u32::try_from(slot).ok()).collect()

@@ -1,17 +1,13 @@
-//! One connection per client that listens: whoever releases a lock tells the next in line.
+//! One listening connection per client: a release notifies the next waiter in the queue.
 //!
-//! Started by the first claim that has to wait. What may have been told before that, or while the
-//! connection was down, is made up for by looking again: nobody waits for a message alone.
-//!
-//! Messages go through one queue of the whole server, and a session that listens in an open transaction
-//! keeps it from being emptied. Once it is full, the server undoes every transaction that would add to it:
-//! so what we do is done again, without a word.
+//! Started by the first claim that has to wait. Notifications before that, or while the connection
+//! was down, are made up for by polling: no claim relies on a notification alone.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgListener, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tokio::task::JoinHandle;
 
@@ -19,7 +15,7 @@ use crate::engines::sql::{STATEMENT, failed, within};
 use crate::error::Result;
 use crate::owner::random;
 
-/// Waits for messages on behalf of all claims of a client.
+/// Waits for notifications on behalf of all claims of a client.
 pub(super) struct Listener {
     options: PgConnectOptions,
     channel: String,
@@ -27,11 +23,11 @@ pub(super) struct Listener {
     task: AsyncMutex<Option<JoinHandle<()>>>,
 }
 
-/// Who is to be told, by token.
+/// The waiting claims, by token.
 #[derive(Default)]
 struct Turns(Mutex<HashMap<String, Arc<Notify>>>);
 
-/// One of them.
+/// One waiting claim.
 pub(super) struct Turn {
     turns: Arc<Turns>,
     token: String,
@@ -44,21 +40,21 @@ impl Listener {
         Self { options, channel, turns: Arc::default(), task: AsyncMutex::default() }
     }
 
-    /// The name under which the server knows this client.
+    /// The channel of this client.
     pub(super) fn channel(&self) -> &str {
         &self.channel
     }
 
-    /// Messages with this token are for that claim from now on, until it is dropped.
+    /// Delivers notifications with this token to the claim from now on, until it is dropped.
     pub(super) fn register(&self, token: &str) -> Turn {
         let notify = self.turns.lock().entry(token.to_owned()).or_default().clone();
         Turn { turns: self.turns.clone(), token: token.to_owned(), notify }
     }
 
-    /// Begins to listen. True if it did not before: then messages may have been missed.
+    /// Starts to listen. True if it did not before: then notifications may have been missed.
     ///
     /// # Cancel safety
-    /// Nothing happened if it is dropped.
+    /// If it is dropped, it has no effect.
     pub(super) async fn start(&self) -> Result<bool> {
         let mut task = self.task.lock().await;
         if task.as_ref().is_some_and(|task| !task.is_finished()) {
@@ -79,7 +75,7 @@ impl Listener {
     }
 }
 
-/// Ends when the connection cannot be had again; the next claim that waits starts another.
+/// Ends when the connection cannot be restored; the next waiting claim starts another.
 async fn listen(mut listener: PgListener, turns: Arc<Turns>) {
     loop {
         match listener.try_recv().await {
@@ -88,42 +84,14 @@ async fn listen(mut listener: PgListener, turns: Arc<Turns>) {
                     turn.notify_one();
                 }
             }
-            // The connection was lost and is there again: anything may have been missed.
+            // The connection was lost and restored: notifications may have been missed.
             Ok(None) => turns.everyone(),
             Err(error) => {
-                tracing::debug!(%error, "nobody listens for released locks any more");
+                tracing::debug!(%error, "no longer listening for released locks");
                 return turns.everyone();
             }
         }
     }
-}
-
-/// Does `$work` on `$wire`, of which others are told; if the queue of messages is full, without telling them.
-///
-/// A macro, because a function that takes an async closure cannot promise a future that may be sent.
-macro_rules! told {
-    ($wire:expr, $work:expr) => {
-        async {
-            match $work.await {
-                Err(error) if $crate::engines::postgres::error::is_queue_full(&error) => {
-                    $crate::engines::postgres::listener::silence($wire, "on").await?;
-                    let answer = $work.await;
-                    $crate::engines::postgres::listener::silence($wire, "off").await?;
-                    answer
-                }
-                answer => answer,
-            }
-        }
-    };
-}
-
-pub(super) use told;
-
-/// Whether this session tells anybody anything.
-pub(super) async fn silence(wire: &mut PgConnection, on: &str) -> sqlx::Result<()> {
-    tracing::debug!(on, "the queue of notifications is full; waiters look for themselves");
-    let setting = sqlx::query("SELECT set_config('lockkeeper.silent', $1, false)").bind(on);
-    setting.execute(wire).await.map(drop)
 }
 
 impl Turns {
@@ -137,7 +105,7 @@ impl Turns {
 }
 
 impl Turn {
-    /// Until it is told that its turn has come.
+    /// Waits for a notification that its turn has come.
     pub(super) async fn notified(&self) {
         self.notify.notified().await;
     }
@@ -165,7 +133,7 @@ impl Drop for Listener {
 }
 
 impl fmt::Debug for Listener {
-    /// Without the options: they carry the password.
+    /// Without the options: they contain the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Listener").field("channel", &self.channel).finish_non_exhaustive()
     }

@@ -1,8 +1,9 @@
-//! `postgres:`: locks in a PostgreSQL database, for those who have one and want nothing else.
+//! `postgres:`: locks in a PostgreSQL database that you already run.
 //!
-//! Three strategies, chosen by `?strategy=`. `lease` (the default) keeps a table of claims with leases
-//! by the server's clock, and does everything. `advisory` and `row` let the server itself hold and queue
-//! for as long as a connection lives. They do not exclude each other: everyone names the same strategy.
+//! There are three strategies, selected by `?strategy=`. `lease` (the default) keeps a table of
+//! claims with leases by the server's clock, and supports everything. With `advisory` and `row`,
+//! the server itself holds and queues as long as a connection lives. They do not exclude each
+//! other: all clients must use the same strategy.
 
 mod advisory;
 mod connect;
@@ -12,6 +13,7 @@ mod lease;
 mod listener;
 mod row;
 mod settings;
+mod statement;
 
 use std::sync::Arc;
 
@@ -25,21 +27,23 @@ use self::settings::{Strategy, settings};
 use crate::engine::Engine;
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
-use crate::engines::sql::{LeaseEngine, LeaseTable, SessionEngine, SessionLock};
+use crate::engines::sql::{LeaseEngine, SessionEngine, SessionLock};
 use crate::error::Result;
 
-/// This engine's line in the table of schemes.
+/// This engine's row in the table of schemes.
 pub(crate) const ENGINE: Registration = Registration {
     open: |endpoint| Box::pin(open(endpoint)),
     guarantees: |endpoint| {
-        Ok(match settings(endpoint)?.strategy {
-            Strategy::Lease => Leases::GUARANTEES,
+        let settings = settings(endpoint)?;
+        Ok(match settings.common.strategy {
+            Strategy::Lease => lease::promises(settings.is_pooled),
             Strategy::Advisory => Advisory::GUARANTEES,
             Strategy::Row => Rows::GUARANTEES,
         })
     },
     ways: &[
         "postgres://localhost",
+        "postgres://localhost?pooler=transaction",
         "postgres://localhost?strategy=advisory",
         "postgres://localhost?strategy=row",
     ],
@@ -47,11 +51,18 @@ pub(crate) const ENGINE: Registration = Registration {
 
 /// Opens `postgres://user@host/database?strategy=…`.
 async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
-    let settings = settings(&endpoint)?.with_password(|options, word| options.password(word))?;
-    let (strategy, options) = (settings.strategy, settings.options.clone());
+    let mut settings = settings(&endpoint)?;
+    settings.common = settings.common.with_password(|options, word| options.password(word))?;
+    let (strategy, options) = (settings.common.strategy, settings.common.options.clone());
     let sessions = prepare(settings).await?;
     Ok(match strategy {
-        Strategy::Lease => Arc::new(LeaseEngine::new(sessions, Leases(Listener::new(options)))),
+        Strategy::Lease => {
+            let leases = match sessions.is_lent() {
+                true => Leases::polling(),
+                false => Leases::notified(Listener::new(options)),
+            };
+            Arc::new(LeaseEngine::new(sessions, leases))
+        }
         Strategy::Advisory => Arc::new(SessionEngine::<Advisory>::new(sessions)),
         Strategy::Row => Arc::new(SessionEngine::<Rows>::new(sessions)),
     })

@@ -1,7 +1,8 @@
 //! The strategy `row`: a row of a table, locked in a transaction that stays open.
 //!
-//! Nothing is written in that transaction, and it is rolled back, so that a release waits for no disk.
-//! The fence is committed on a connection apart, which first makes sure that the row is still ours.
+//! Nothing is written in that transaction, and it is rolled back, so that a release does not wait
+//! for the disk. The fence is committed on a separate connection, which first checks that the row
+//! is still ours.
 
 use async_trait::async_trait;
 use sqlx::postgres::PgConnection;
@@ -12,7 +13,7 @@ use crate::engine::{Guarantees, Query, Support};
 use crate::engines::sql::{Ask, Dedicated, Marked, Seen, SessionLock, Taken, promises};
 use crate::key::Key;
 
-/// Locks on rows.
+/// Row locks.
 #[derive(Debug)]
 pub(super) struct Rows;
 
@@ -48,7 +49,8 @@ impl SessionLock for Rows {
             if held == Some(false) && !wait {
                 return Ok(Taken::Busy);
             }
-            // In a transaction of its own: who meets us at a new key must not wait for our lock.
+            // In a separate transaction: another client that creates the same key must not wait for
+            // our lock.
             sqlx::query("INSERT INTO lockkeeper_row VALUES ($1) ON CONFLICT DO NOTHING")
                 .bind(ask.key.as_str())
                 .execute(&mut *wire)
@@ -72,7 +74,7 @@ impl SessionLock for Rows {
         Ok(Marked::from_column(fence))
     }
 
-    /// Only our own transaction, in which a row was locked, has a number.
+    /// Only our own transaction, in which a row was locked, has an id.
     async fn beat(wire: &mut PgConnection, _: &Ask) -> sqlx::Result<bool> {
         let asking = sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned() IS NOT NULL");
         asking.fetch_one(wire).await
@@ -90,8 +92,8 @@ impl SessionLock for Rows {
         Advisory::is_asked(wire, key, holder).await
     }
 
-    /// The transaction that locked a row is named in the row's own header. One waiter waits for that
-    /// transaction, and the others for its place in front.
+    /// The transaction that locked a row is named in the row's header. One waiter waits for that
+    /// transaction, and the others for the first waiter's place.
     async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
         macro_rules! rows {
             ($which:literal) => {

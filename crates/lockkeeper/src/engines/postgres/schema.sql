@@ -1,15 +1,15 @@
--- lockkeeper's tables and functions, version 2. Running this again changes nothing. Run over version 1 it
--- brings that up to date, and keeps what is there: stop the clients of version 1 first.
+-- lockkeeper's tables and functions, version 2. Running this again changes nothing. Run over
+-- version 1, it upgrades that and keeps the data: stop the clients of version 1 first.
 --
--- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
--- it also carries the key's fence, and the holder as long as it is alone: taking and giving back a lock
--- that nobody else wants changes this row and nothing else. As soon as others come, all of them are in
--- line, in lockkeeper_claim: whoever holds or waits, in order.
--- Time is clock_timestamp() read after the latch is held: now() would be older than the wait for it.
+-- One row of lockkeeper_lock per key is the latch under which everything about that key is decided.
+-- It also has the key's fence, and the holder as long as the lock is uncontended: acquiring and
+-- releasing an uncontended lock changes this row and nothing else. As soon as the lock is
+-- contended, all claims are in the queue, lockkeeper_claim: holders and waiters, in order. Time is
+-- clock_timestamp(), read after the latch is held: now() would be older than the wait for it.
 --
--- Only who gives a lock to somebody takes the latch FOR UPDATE: lockkeeper_guard keeps off just those.
+-- Only grants take the latch FOR UPDATE: lockkeeper_guard blocks just those.
 
--- All of it or nothing, also if a client goes on after an error.
+-- All or nothing, even if a client continues after an error.
 BEGIN;
 
 DO $$
@@ -33,8 +33,8 @@ BEGIN
       ADD COLUMN IF NOT EXISTS until timestamptz,
       ADD COLUMN IF NOT EXISTS who text,
       ADD COLUMN IF NOT EXISTS note text;
-    -- What a function answers cannot be replaced. lockkeeper_guard answers as it always did, and what
-    -- users made may depend on it.
+    -- The result type of a function cannot be replaced. lockkeeper_guard returns what it always
+    -- did, and objects of users may depend on it.
     FOR old IN
       SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_proc v ON v.oid = to_regproc('lockkeeper_version')
       WHERE p.pronamespace = v.pronamespace AND p.proname LIKE 'lockkeeper\_%'
@@ -48,7 +48,7 @@ END $$;
 CREATE TABLE IF NOT EXISTS lockkeeper_lock (
   key   text COLLATE "C" PRIMARY KEY,
   fence bigint NOT NULL,
-  token text COLLATE "C",  -- who holds alone, or '' if nobody does, or null if one has to look at the line
+  token text COLLATE "C",  -- the uncontended holder, '' if the lock is free, null if the queue decides
   owner text COLLATE "C",
   kind  text COLLATE "C",
   since timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -69,7 +69,7 @@ CREATE TABLE IF NOT EXISTS lockkeeper_claim (
   slots  bigint[] NOT NULL DEFAULT '{}',
   since  timestamptz NOT NULL,
   until  timestamptz NOT NULL,
-  wake   text NOT NULL,     -- the channel of the client that waits
+  wake   text NOT NULL,     -- the channel of the waiting client
   who    text NOT NULL,
   note   text,
   PRIMARY KEY (key, token)
@@ -78,15 +78,15 @@ CREATE TABLE IF NOT EXISTS lockkeeper_claim (
 CREATE TABLE IF NOT EXISTS lockkeeper_bound (
   key   text COLLATE "C" PRIMARY KEY,
   id    bigint NOT NULL UNIQUE,  -- two keys never share an advisory lock: the second is refused
-  fence bigint NOT NULL,         -- no fence above this one was given
+  fence bigint NOT NULL,         -- no fence above this one was granted
   used  timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 70);
 
--- Unlogged: a write costs no wait for the disk, and a crash empties the table. Then lockkeeper_bound
--- says from where to go on.
+-- Unlogged: a write does not wait for the disk, and a crash empties the table. Then
+-- lockkeeper_bound has the value to continue from.
 CREATE UNLOGGED TABLE IF NOT EXISTS lockkeeper_last (
   key   text COLLATE "C" PRIMARY KEY,
-  fence bigint NOT NULL,         -- the last that was given
+  fence bigint NOT NULL,         -- the last one granted
   pid   integer NOT NULL,
   who   text NOT NULL,
   note  text,
@@ -102,7 +102,7 @@ CREATE OR REPLACE FUNCTION lockkeeper_micros() RETURNS bigint LANGUAGE sql VOLAT
   SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 $$;
 
--- Whether a claim at this place in line is let in. The same rule as the library's own queue.
+-- Whether a claim at this place in the queue is granted. The same rule as in the library.
 CREATE OR REPLACE FUNCTION lockkeeper_turn(
   a_key text, a_token text, a_place bigint, a_owner text, a_kind text, a_take bigint, a_permits bigint
 ) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -112,7 +112,7 @@ BEGIN
       SELECT coalesce(sum(c.take), 0) + a_take <= a_permits FROM lockkeeper_claim c
       WHERE c.key = a_key AND c.token <> a_token AND (c.fence IS NOT NULL OR c.place < a_place));
   END IF;
-  -- An owner that is in already is not made to queue behind those who wait for it.
+  -- An owner that already holds does not queue behind waiters that wait for it.
   RETURN NOT EXISTS (
     SELECT FROM lockkeeper_claim c
     WHERE c.key = a_key AND c.token <> a_token AND c.owner <> a_owner
@@ -122,8 +122,8 @@ BEGIN
         WHERE i.key = a_key AND i.token <> a_token AND i.fence IS NOT NULL AND i.owner = a_owner))));
 END $$;
 
--- Tells those whose turn it is. They are a run from the front of the line. A session that found the queue
--- of notifications full sets lockkeeper.silent, and those who wait look for themselves.
+-- Notifies the claims whose turn it is. They are a run at the front of the queue. A session that
+-- found the notification queue full sets lockkeeper.silent, and then waiters poll.
 CREATE OR REPLACE FUNCTION lockkeeper_wake(a_key text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   c lockkeeper_claim;
@@ -137,7 +137,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- Everybody, in line or alone, and the last fence of each key.
+-- All claims, queued or uncontended, and the last fence of each key.
 CREATE OR REPLACE VIEW lockkeeper_all AS
   SELECT c.key, c.place, c.owner, c.kind, c.take, c.permits, c.fence, c.slots, c.since, c.until, c.who, c.note,
          l.fence AS last
@@ -146,8 +146,9 @@ CREATE OR REPLACE VIEW lockkeeper_all AS
   SELECT l.key, 0, l.owner, l.kind, 1, 0, l.fence, '{}', l.since, l.until, l.who, l.note, l.fence
     FROM lockkeeper_lock l WHERE l.token <> '';
 
--- Takes a place if it has none, and asks whether it is its turn. Times are in microseconds; a pause of 0
--- means that it is, but for a guarded transaction that is not over: look again soon.
+-- Enters the queue if it has not yet, and asks whether it is its turn. Times are in microseconds; a
+-- pause of 0 means that it is, except for a guarded transaction that has not ended: poll again
+-- soon.
 CREATE OR REPLACE FUNCTION lockkeeper_attempt(
   a_key text, a_token text, a_owner text, a_kind text, a_take bigint, a_permits bigint,
   a_ttl bigint, a_stay bigint, a_wake text, a_who text, a_note text,
@@ -159,18 +160,18 @@ DECLARE
   others bigint;
   guarded boolean := false;
   instant timestamptz;
-  -- A transaction that has nothing to do with us may be in the way; the caller asks again.
+  -- An unrelated transaction may block this; the caller asks again.
   patience text := set_config('lock_timeout', '5000', true);
 BEGIN
   LOOP
-    -- A guarded transaction keeps nobody from standing in line, only from being let in.
+    -- A guarded transaction does not keep claims from queueing, only from being granted.
     SELECT * INTO latch FROM lockkeeper_lock l WHERE l.key = a_key FOR NO KEY UPDATE;
     EXIT WHEN FOUND;
     INSERT INTO lockkeeper_lock (key, fence) VALUES (a_key, lockkeeper_micros()) ON CONFLICT DO NOTHING;
   END LOOP;
   instant := clock_timestamp();
   IF latch.token <> '' AND latch.until > instant THEN
-    -- One who only asks does not make a line.
+    -- A single attempt does not create a queue.
     IF a_stay = 0 AND a_kind <> 'semaphore' AND latch.token <> a_token AND latch.owner <> a_owner
         AND NOT (a_kind = 'read' AND latch.kind = 'read') THEN
       granted := false;
@@ -178,12 +179,13 @@ BEGIN
       PERFORM set_config('synchronous_commit', 'off', true);
       RETURN;
     END IF;
-    -- The one who was alone goes in line, where others can stand too.
+    -- The uncontended holder moves to the queue, which others can join.
     INSERT INTO lockkeeper_claim (key, token, owner, kind, take, permits, fence, since, until, wake, who, note)
       VALUES (a_key, latch.token, latch.owner, latch.kind, 1, 0, latch.fence, latch.since, latch.until, '',
               latch.who, latch.note);
   END IF;
-  -- This waits for a renewal that is under way, and may find that the claim lives: so it is counted after.
+  -- This waits for a renewal in progress, and may find that the claim is alive: so claims are
+  -- counted after it.
   DELETE FROM lockkeeper_claim c WHERE c.key = a_key AND c.until <= instant;
   IF FOUND THEN
     PERFORM lockkeeper_wake(a_key);
@@ -193,7 +195,8 @@ BEGIN
     SELECT * INTO mine FROM lockkeeper_claim c WHERE c.key = a_key AND c.token = a_token;
   END IF;
   IF mine.fence IS NULL THEN
-    -- Nobody else decides about this key now, so whoever has it is a guarded transaction.
+    -- No other client decides about this key now, so the lock on the row is that of a guarded
+    -- transaction.
     PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR UPDATE SKIP LOCKED;
     guarded := NOT FOUND;
   END IF;
@@ -248,7 +251,7 @@ BEGIN
       SELECT greatest(1, extract(epoch FROM min(c.until) - instant) * 1000000)::bigint INTO pause
         FROM lockkeeper_claim c WHERE c.key = a_key AND c.token <> a_token;
     END IF;
-    -- Losing a place in line costs a place, not a lock: it need not be on disk.
+    -- Losing a place in the queue costs a place, not a lock: it need not be durable.
     PERFORM set_config('synchronous_commit', 'off', true);
     RETURN;
   END IF;
@@ -264,7 +267,7 @@ BEGIN
         WHERE s NOT IN (SELECT slot FROM taken) ORDER BY s LIMIT a_take
       ) SELECT array_agg(s) INTO slots FROM free;
     ELSIF a_kind <> 'read' AND a_owner <> a_token THEN
-      -- An owner that enters again through another client has the fence that it has already.
+      -- An owner that re-enters through another client gets the fence that it has already.
       SELECT c.fence INTO fence FROM lockkeeper_claim c
         WHERE c.key = a_key AND c.owner = a_owner AND c.fence IS NOT NULL AND c.kind <> 'read' LIMIT 1;
     END IF;
@@ -292,8 +295,8 @@ BEGIN
   END IF;
 END $$;
 
--- Extends leases that are still alive, and says which. Who is alone may be put in line meanwhile, and
--- nobody ever goes the other way: so the line comes last.
+-- Extends living leases, and returns which. An uncontended holder may be moved to the queue
+-- meanwhile, but never back: so the queue comes last.
 CREATE OR REPLACE FUNCTION lockkeeper_renew(a_keys text[], a_tokens text[], a_ttls bigint[])
 RETURNS SETOF text LANGUAGE plpgsql AS $$
 BEGIN
@@ -307,25 +310,25 @@ BEGIN
     RETURNING c.token;
 END $$;
 
--- How many of a hundred pages are a thousand pages of this table.
+-- The percentage of this table that a thousand pages are.
 CREATE OR REPLACE FUNCTION lockkeeper_part(a_table regclass) RETURNS real LANGUAGE sql STABLE AS $$
   SELECT least(100, 100000.0 / greatest(relpages, 1))::real FROM pg_class WHERE oid = a_table
 $$;
 
--- Removes what nobody needs any more, a little at a time, without waiting for anyone: of the keys a
--- thousand pages are looked at, chosen by chance, however many there are.
+-- Removes unused rows, a little at a time, without waiting: of the keys, a thousand random pages
+-- are scanned, however many there are.
 CREATE OR REPLACE FUNCTION lockkeeper_sweep() RETURNS void LANGUAGE sql AS $$
   DELETE FROM lockkeeper_claim WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM lockkeeper_claim WHERE until < clock_timestamp() - interval '1 minute'
     LIMIT 100 FOR UPDATE SKIP LOCKED));
-  -- The clock carries a fence on that is forgotten.
+  -- The clock continues a fence that is forgotten.
   DELETE FROM lockkeeper_lock WHERE ctid = ANY (ARRAY(
     SELECT l.ctid FROM lockkeeper_lock l TABLESAMPLE SYSTEM (lockkeeper_part('lockkeeper_lock'))
     WHERE l.since < clock_timestamp() - interval '30 days'
       AND (l.token = '' OR l.until < clock_timestamp()
         OR (l.token IS NULL AND NOT EXISTS (SELECT FROM lockkeeper_claim c WHERE c.key = l.key)))
     LIMIT 1000 FOR UPDATE SKIP LOCKED));
-  -- A row that somebody holds is locked, and passed over.
+  -- A row that is held is locked, and skipped.
   DELETE FROM lockkeeper_row WHERE ctid = ANY (ARRAY(
     SELECT r.ctid FROM lockkeeper_row r TABLESAMPLE SYSTEM (lockkeeper_part('lockkeeper_row'))
       JOIN lockkeeper_bound b USING (key) LEFT JOIN lockkeeper_last l USING (key)
@@ -344,11 +347,11 @@ CREATE OR REPLACE FUNCTION lockkeeper_sweep() RETURNS void LANGUAGE sql AS $$
   ) DELETE FROM lockkeeper_last USING idle WHERE lockkeeper_last.key = idle.key;
 $$;
 
--- Takes a claim out of the line. True if it held, and its lease had not run out.
+-- Removes a claim from the queue. True if it held, and its lease had not expired.
 CREATE OR REPLACE FUNCTION lockkeeper_release(a_key text, a_token text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   held boolean;
-  -- A release that a crash forgets costs the rest of the lease, and so need not be on disk.
+  -- A release that is lost in a crash costs the rest of the lease, so it need not be durable.
   haste text := set_config('synchronous_commit', 'off', true);
 BEGIN
   PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR NO KEY UPDATE;
@@ -366,7 +369,7 @@ BEGIN
   RETURN coalesce(held, false);
 END $$;
 
--- Takes a lock away from all who hold it, for operators.
+-- Breaks a lock, for operators.
 CREATE OR REPLACE FUNCTION lockkeeper_break(a_key text) RETURNS SETOF lockkeeper_all LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM FROM lockkeeper_lock l WHERE l.key = a_key FOR NO KEY UPDATE;
@@ -377,8 +380,9 @@ BEGIN
   PERFORM lockkeeper_wake(a_key);
 END $$;
 
--- For the user's own transactions: true if this is still the highest fence of the key, else an error
--- (LK001). No other grant can come before the transaction ends, so a stale holder cannot write.
+-- For the user's own transactions: true if this is still the highest fence of the key, otherwise an
+-- error (LK001). There is no other grant before the transaction ends, so a stale holder cannot
+-- write.
 CREATE OR REPLACE FUNCTION lockkeeper_guard(a_key text, a_fence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   last bigint;
@@ -394,10 +398,10 @@ BEGIN
   RETURN true;
 END $$;
 
--- The fence of a lock that a connection holds. Fences are given from a stretch of a million, whose end is
--- committed before the first of them: other grants wait for no disk. After a crash lockkeeper_last is
--- empty, and the next stretch begins above the end of the one before. Null as long as a transaction is not
--- over that the last fence guards.
+-- The fence of a lock that a connection holds. Fences are taken from a range of a million, whose
+-- end is committed before the first of them is used: other grants do not wait for the disk. After a
+-- crash lockkeeper_last is empty, and the next range starts above the end of the previous one. Null
+-- as long as a transaction that the last fence guards has not ended.
 CREATE OR REPLACE FUNCTION lockkeeper_bind(
   a_key text, a_pid integer, a_read boolean, a_who text, a_note text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -424,7 +428,7 @@ BEGIN
   IF FOUND THEN
     RETURN result;
   END IF;
-  -- Of two who come here at once, the second goes on from the end of the first one's stretch.
+  -- Of two that arrive here at once, the second continues from the end of the first one's range.
   INSERT INTO lockkeeper_bound AS b (key, id, fence)
     VALUES (a_key, lockkeeper_id(a_key), lockkeeper_micros() + 1000000)
     ON CONFLICT (key) DO UPDATE
@@ -442,9 +446,9 @@ CREATE OR REPLACE FUNCTION lockkeeper_id(a_key text) RETURNS bigint LANGUAGE sql
   SELECT ('x' || substr(encode(sha256(convert_to('lockkeeper:' || a_key, 'UTF8')), 'hex'), 1, 16))::bit(64)::bigint
 $$;
 
--- Takes an advisory lock for this session, and gives its fence; null if it is busy and not waited for, 0 if
--- it is ours and its fence has to wait for a guarded transaction.
--- The server ends a session from which it hears nothing for a_ttl milliseconds, and frees the lock.
+-- Acquires an advisory lock for this session, and returns its fence; null if it is busy and not
+-- waited for, 0 if it was acquired and its fence has to wait for a guarded transaction. The server
+-- ends a session that is silent for a_ttl milliseconds, and frees the lock.
 CREATE OR REPLACE FUNCTION lockkeeper_advise(
   a_key text, a_read boolean, a_wait boolean, a_ttl integer, a_who text, a_note text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -464,8 +468,9 @@ BEGIN
   RETURN coalesce(lockkeeper_bind(a_key, pg_backend_pid(), a_read, a_who, a_note), 0);
 END $$;
 
--- Locks a key's row in the transaction that is open: true, or false if it is busy and not waited for,
--- or null if the row has to be made first. The server ends a session that is silent for a_ttl milliseconds.
+-- Locks a key's row in the open transaction: true, or false if it is busy and not waited for, or
+-- null if the row has to be created first. The server ends a session that is silent for a_ttl
+-- milliseconds.
 CREATE OR REPLACE FUNCTION lockkeeper_hold(a_key text, a_wait boolean, a_ttl integer)
 RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -483,9 +488,10 @@ BEGIN
   RETURN NULL;
 END $$;
 
--- The fence of a key whose row another session, a_pid, holds in its open transaction; null if it does
--- not any more, and 0 if a guarded transaction is not over. The look comes after the latch in lockkeeper_bind, so whoever gets the row after that
--- look waits at the latch, and gets a higher fence.
+-- The fence of a key whose row another session, a_pid, holds in its open transaction; null if it no
+-- longer does, and 0 if a guarded transaction has not ended. The check comes after the latch in
+-- lockkeeper_bind, so a session that gets the row after that check waits at the latch, and gets a
+-- higher fence.
 CREATE OR REPLACE FUNCTION lockkeeper_mark(a_key text, a_pid integer, a_who text, a_note text)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,4 +1,4 @@
-//! What the URL says.
+//! The settings in the URL.
 
 use sqlx::postgres::PgConnectOptions;
 
@@ -7,36 +7,53 @@ use crate::engines::sql;
 use crate::error::{Error, Result};
 use crate::who::whoami;
 
-/// What a URL says.
-pub(super) type Settings = sql::Settings<Strategy, PgConnectOptions>;
+/// The settings in a URL.
+pub(super) struct Settings {
+    /// Those that both databases share.
+    pub(super) common: Common,
+    /// The schema of the tables, if it is not the first of the search path.
+    pub(super) schema: Option<String>,
+    /// Whether a transaction-mode pooler provides the connections. If the URL does not say so, that
+    /// is detected.
+    pub(super) is_pooled: bool,
+}
 
-/// How locks are kept.
-#[derive(Debug, Clone, Copy)]
+type Common = sql::Settings<Strategy, PgConnectOptions>;
+
+/// The strategies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Strategy {
     Lease,
     Advisory,
     Row,
 }
 
-/// Reads a URL.
+/// Parses a URL.
 pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
     let mut options = endpoint.options();
     let schema = options.take("schema")?;
+    let pooler = options.choice("pooler", &[("transaction", true)])?;
     let strategies =
         [("lease", Strategy::Lease), ("advisory", Strategy::Advisory), ("row", Strategy::Row)];
     let native = ["host", "sslmode", "sslrootcert", "sslcert", "sslkey"];
-    let mut settings = Settings::of(endpoint, options, &strategies, &native)?;
-    // Poolers refuse a parameter that they do not know, and we read no floating-point number exactly.
-    let named = settings.options.application_name(&format!("lockkeeper {}", whoami()));
-    settings.options = named.extra_float_digits(None);
-    if let Some(schema) = schema {
+    let mut common = Common::of(endpoint, options, &strategies, &native)?;
+    let is_pooled = pooler.unwrap_or(false);
+    if is_pooled && common.strategy != Strategy::Lease {
+        return Err(Error::Url(
+            "pooler=transaction needs strategy=lease: other locks live in a session".to_owned(),
+        ));
+    }
+    // Poolers refuse unknown parameters, and we read no floating-point numbers exactly.
+    let named = common.options.application_name(&format!("lockkeeper {}", whoami()));
+    common.options = named.extra_float_digits(None);
+    if let Some(schema) = &schema {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if schema.is_empty() || !schema.chars().all(plain) {
             return Err(Error::Url(format!(
                 "option schema cannot be {schema:?}; it is lower-case letters, digits and _"
             )));
         }
-        settings.options = settings.options.options([("search_path", schema)]);
+        common.options = common.options.options([("search_path", schema)]);
     }
-    Ok(settings)
+    Ok(Settings { common, schema, is_pooled })
 }

@@ -37,12 +37,12 @@ const MOST: usize = 128;
 pub(in crate::engines) struct Batcher {
     connection: MultiplexedConnection,
     timeout: Duration,
-    parcels: mpsc::UnboundedSender<Pending>,
+    calls: mpsc::UnboundedSender<PendingCall>,
     counts: Arc<Counts>,
 }
 
 /// Commands that belong together, and the receiver of their answers.
-struct Pending {
+struct PendingCall {
     commands: Vec<Cmd>,
     /// How many replicas must have applied them.
     replicas: u32,
@@ -63,10 +63,10 @@ struct Counts {
 impl Batcher {
     /// Must be called on the runtime that drives the connection.
     pub(in crate::engines) fn new(connection: MultiplexedConnection, timeout: Duration) -> Self {
-        let (parcels, coming) = mpsc::unbounded_channel();
+        let (calls, coming) = mpsc::unbounded_channel();
         let counts = Arc::new(Counts::default());
         tokio::spawn(gather(coming, connection.clone(), timeout, counts.clone()));
-        Self { connection, timeout, parcels, counts }
+        Self { connection, timeout, calls, counts }
     }
 
     /// Sends one command. Its place in the order is fixed after the first poll.
@@ -102,7 +102,7 @@ impl Batcher {
     async fn join(&self, commands: Vec<Cmd>, replicas: u32) -> RedisResult<Answers> {
         let (answers, coming) = oneshot::channel();
         self.counts.gathering.fetch_add(1, Ordering::Relaxed);
-        let _ = self.parcels.send(Pending { commands, replicas, answers });
+        let _ = self.calls.send(PendingCall { commands, replicas, answers });
         // There is no answer if the runtime of the connection is gone.
         coming.await.unwrap_or_else(|_| Err(silent()))
     }
@@ -119,22 +119,22 @@ impl Drop for Answered<'_> {
 
 /// The task that sends collected commands. Ends with the connection.
 async fn gather(
-    mut parcels: mpsc::UnboundedReceiver<Pending>,
+    mut calls: mpsc::UnboundedReceiver<PendingCall>,
     connection: MultiplexedConnection,
     timeout: Duration,
     counts: Arc<Counts>,
 ) {
     let mut batch = Vec::new();
-    while parcels.recv_many(&mut batch, MOST).await > 0 {
+    while calls.recv_many(&mut batch, MOST).await > 0 {
         // All runnable tasks run first, and may add commands.
         tokio::task::yield_now().await;
         while batch.len() < MOST
-            && let Ok(parcel) = parcels.try_recv()
+            && let Ok(call) = calls.try_recv()
         {
-            batch.push(parcel);
+            batch.push(call);
         }
         let count = batch.len();
-        let waits = batch.iter().any(|parcel| parcel.replicas > 0);
+        let waits = batch.iter().any(|call| call.replicas > 0);
         let mut work = Box::pin(deliver(connection.clone(), timeout, std::mem::take(&mut batch)));
         let first = first_poll(&mut work).await;
         counts.gathering.fetch_sub(count, Ordering::Release);
@@ -157,12 +157,12 @@ async fn gather(
 async fn deliver(
     mut connection: MultiplexedConnection,
     timeout: Duration,
-    batch: Vec<Pending>,
+    batch: Vec<PendingCall>,
 ) -> bool {
     let mut pipeline = Pipeline::with_capacity(batch.len() + 1);
     let mut waiting = Vec::with_capacity(batch.len());
     let mut wanted = 0;
-    for Pending { commands, replicas, answers } in batch {
+    for PendingCall { commands, replicas, answers } in batch {
         wanted = wanted.max(replicas);
         waiting.push((commands.len(), answers));
         for command in commands {

@@ -12,30 +12,24 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::Value;
-use tokio::time::Instant;
 
 use crate::core::clock::Moment;
-use crate::engine::{Claim, Fence, Grant, Held, Lease, Mode, Released, Request, Signal};
+use crate::engine::{Claim, Fence, Grant, Lease, Mode, Released, Request};
 use crate::error::{Error, Result};
 
 use super::Store;
 use super::answer::{Answer, Remaining, describe, read_answer};
 use super::connection::{Call, Reply};
 use super::error::{NAME, garbage, sort};
+use super::held::RedisHeld;
 use super::layout::{KeyNames, entry, life, millis, record};
 use super::script::{self, Script};
 use super::settings::Layout;
+use super::shown_wait::ShownWait;
 use super::subscriber::Subscription;
-use super::yielding;
 
 /// How long a silent waiter keeps its place in the queue.
 pub(in crate::engines) const WAITER_LEASE: Duration = Duration::from_secs(6);
-
-/// Whoever waits longer for a mutex without a queue is shown to people who look.
-const SHOWN_AFTER: Duration = Duration::from_millis(100);
-
-/// For how long, unless it asks again: it does so after [`WAITER_LEASE`] at the latest.
-const SHOWN_FOR: Duration = Duration::from_secs(8);
 
 /// How long Redisson's clients wait for a silent waiter before they drop it, by default.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -53,20 +47,10 @@ pub(in crate::engines) struct RedisClaim {
     own: Option<Subscription>,
     /// Wakes every waiter.
     base: Option<Subscription>,
-    /// Since when it waits for a mutex without a queue.
-    waits: Option<Waits>,
+    /// A wait for a mutex without a queue.
+    waits: Option<ShownWait>,
     /// Whether a release was sent whose answer did not arrive.
     released_once: bool,
-}
-
-/// A wait for a mutex without a queue.
-#[derive(Debug)]
-struct Waits {
-    since: Instant,
-    /// Who waits, as people are shown it.
-    record: String,
-    /// When that was last written, if it was.
-    shown: Option<Instant>,
 }
 
 /// What this claim may have left in the store.
@@ -141,7 +125,8 @@ impl RedisClaim {
         let (life, ttl) = (millis(life(request.ttl)), millis(request.ttl));
         let record = record(request, &field);
         let mut args = vec![life.as_str(), &ttl, &field, &record];
-        let shown = self.shown(take, show);
+        let shown =
+            self.waits.as_ref().map_or_else(Vec::new, |waits| waits.arguments(take && show));
         args.extend(shown.iter().map(String::as_str));
         let replicas = settings.replicas;
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
@@ -182,7 +167,8 @@ impl RedisClaim {
             (take_text, limit_text) = (take.to_string(), limit.to_string());
             args.extend([take_text.as_str(), limit_text.as_str()]);
         }
-        let shown = self.shown(take, show);
+        let shown =
+            self.waits.as_ref().map_or_else(Vec::new, |waits| waits.arguments(take && show));
         args.extend(shown.iter().map(String::as_str));
         let script: &'static Script = match (mode, take) {
             (Mode::Mutex, true) => &script::QUEUE_MUTEX,
@@ -210,24 +196,6 @@ impl RedisClaim {
     /// Whether this client is one of the subscribers that received the release.
     async fn hears_itself(&self, found: i64) -> bool {
         found > 1 && self.store.servers.hears(self.names.slot(), &self.simple_channel()).await
-    }
-
-    /// What a script is told of a waiter that is shown, or was: for how long, and its record.
-    fn shown(&self, take: bool, show: bool) -> Vec<String> {
-        match &self.waits {
-            Some(Waits { shown: Some(_), record, .. }) => {
-                vec![millis(if take && show { SHOWN_FOR } else { Duration::ZERO }), record.clone()]
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Whether it is to be shown among the waiters by the next attempt.
-    fn is_to_be_shown(&self) -> bool {
-        self.waits.as_ref().is_some_and(|waits| match waits.shown {
-            None => waits.since.elapsed() >= SHOWN_AFTER,
-            Some(shown) => shown.elapsed() >= WAITER_LEASE / 2,
-        })
     }
 
     fn entry(&self) -> String {
@@ -288,12 +256,7 @@ impl RedisClaim {
             (Layout::String, _) => Duration::from_millis(fastrand::u64(50..200)),
             // Heartbeat while the lease of our place lasts.
             (_, true) => WAITER_LEASE / 3,
-            _ => match &self.waits {
-                Some(Waits { since, shown: None, .. }) => {
-                    SHOWN_AFTER.saturating_sub(since.elapsed())
-                }
-                _ => WAITER_LEASE,
-            },
+            _ => self.waits.as_ref().and_then(ShownWait::until_first_shown).unwrap_or(WAITER_LEASE),
         };
         match self.remaining.left {
             Some(left) if self.remaining.first || !self.is_queued() => {
@@ -302,6 +265,7 @@ impl RedisClaim {
             _ => longest,
         }
     }
+
     /// Interprets the answer to an attempt. Separate from the attempt, because whatever a future
     /// keeps across an await makes it larger, and the allocator is slower above 1 KiB.
     fn answered(
@@ -353,10 +317,7 @@ impl Claim for RedisClaim {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         self.check()?;
         let before = std::mem::replace(&mut self.stored, StoreState::Unknown);
-        let show = self.is_to_be_shown();
-        if let Some(waits) = self.waits.as_mut().filter(|_| show) {
-            waits.shown = Some(Instant::now());
-        }
+        let show = self.waits.as_mut().is_some_and(ShownWait::show);
         let reply =
             self.call(true, show).await.map_err(|error| sort(self.doing("acquire"), error))?;
         let (replicas, wanted) = (reply.replicas, self.store.settings.replicas);
@@ -372,11 +333,8 @@ impl Claim for RedisClaim {
     async fn wait(&mut self) -> Result<()> {
         let hash = self.store.settings.layout == Layout::Hash;
         if !self.is_queued() && self.request.queue && hash {
-            self.waits.get_or_insert_with(|| Waits {
-                since: Instant::now(),
-                record: record(&self.request, &self.request.identity()),
-                shown: None,
-            });
+            let record = || record(&self.request, &self.request.identity());
+            self.waits.get_or_insert_with(|| ShownWait::new(record()));
         }
         let patience = self.patience();
         let told = async {
@@ -397,7 +355,7 @@ impl Claim for RedisClaim {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        let shown = self.waits.as_ref().is_some_and(|waits| waits.shown.is_some());
+        let shown = self.waits.as_ref().is_some_and(ShownWait::is_shown);
         if self.stored == StoreState::Nothing && !shown {
             return Ok(Released::Yes);
         }
@@ -417,29 +375,5 @@ impl Claim for RedisClaim {
         // may include this client.
         let wanted = found > 1 + i64::from(self.hears_itself(found).await);
         Ok(if wanted { Released::Wanted } else { Released::Yes })
-    }
-}
-
-/// What is known of a lock that is held.
-#[derive(Debug)]
-struct RedisHeld {
-    store: Arc<Store>,
-    lease: Lease,
-    replicas: Option<u32>,
-}
-
-impl Held for RedisHeld {
-    fn yield_requested(&self) -> Option<Signal> {
-        let (names, token) = (self.store.names(&self.lease.key), self.lease.token.to_string());
-        let identity = self.lease.owner.as_ref().map_or(token.as_str(), |owner| owner.id());
-        let field = match self.store.settings.layout {
-            Layout::String => token.clone(),
-            Layout::Hash => entry(identity, &token, self.lease.mode),
-        };
-        Some(yielding::asked(self.store.clone(), names, field))
-    }
-
-    fn replicas(&self) -> Option<u32> {
-        self.replicas
     }
 }

@@ -77,7 +77,7 @@ async fn examine(server: &Connection, store: &Store, findings: &mut Vec<Finding>
             (0..6, _) => Some((Severity::Problem, "use Redis 6 or newer")),
             (6, true) => Some((
                 Severity::Warning,
-                "before Redis 7 every release is told to all servers of a Cluster: use 7 or newer",
+                "before Redis 7 every release is published to all servers of a Cluster: use 7 or newer",
             )),
             _ => None,
         };
@@ -168,7 +168,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
         let granted = claim.attempt(Clock::System.now()).await;
         let released = claim.release().await;
         let Err(error) = granted.and(released) else {
-            let what = format!("a {} lock can be taken and given back", mode.kind());
+            let what = format!("a {} lock can be acquired and released", mode.kind());
             findings.push(Finding::fine(what));
             continue;
         };
@@ -178,7 +178,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
         }
     }
     findings.extend(failures.into_iter().map(|(error, kinds)| {
-        let what = format!("no {} lock can be taken and given back: {error}", kinds.join(", "));
+        let what = format!("no {} lock can be acquired and released: {error}", kinds.join(", "));
         Finding::problem(what, advice(code_of(&error)))
     }));
     findings

@@ -1,10 +1,11 @@
-//! Who holds and who waits, and taking a lock away from whoever holds it.
+//! Holders and waiters, and breaking a lock.
 //!
-//! Locks are found by what we keep beside them, and among the hashes by their layout. A string that only
-//! foreign clients used is shown when it is asked for by its key: it may as well be a cached value.
+//! Locks are found by the data that we keep next to them, and among the hashes by their layout. A
+//! string that only foreign clients used is shown if it is requested by its key: it may as well be
+//! a cached value.
 //!
-//! Easy to get wrong: a key in somebody's database need not be a lock. The scripts say whether it
-//! certainly is one, and what is not is neither shown nor broken.
+//! Easy to get wrong: a key in a database need not be a lock. The scripts determine whether it
+//! certainly is one; anything else is neither shown nor broken.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, UNIX_EPOCH};
@@ -23,10 +24,10 @@ use super::layout::{KeyNames, lock_of_state, pattern_of};
 use super::script::{BREAK, CANDIDATES, INSPECT};
 use super::settings::Layout;
 
-/// How many keys a server looks at per step.
+/// How many keys a server scans per step.
 const STEP: usize = 1000;
 
-/// How many locks it looks at in one call: it does nothing else meanwhile.
+/// How many locks it reads in one call: it does nothing else meanwhile.
 const AT_ONCE: usize = 50;
 
 pub(in crate::engines) async fn inspect(store: &Store, query: &Query) -> Result<Vec<Snapshot>> {
@@ -37,7 +38,7 @@ pub(in crate::engines) async fn inspect(store: &Store, query: &Query) -> Result<
     let mut snapshots = Vec::new();
     for seen in look_at_all(store, keys).await? {
         let snapshot = match (seen, query) {
-            // Data of an application, or of another client's, since the keys were listed.
+            // Data of an application, or of another client, since the keys were listed.
             (Err(Error::Conflict { .. }), Query::Prefix(_)) => continue,
             (seen, _) => seen?,
         };
@@ -65,7 +66,7 @@ pub(in crate::engines) async fn break_lock(store: &Store, key: &Key) -> Result<V
         store.servers.call(names.slot(), &call).await.map_err(|error| sort(&doing, error))?;
     match &reply.value {
         Value::Int(_) => Ok(broken),
-        // It was a lock a moment ago, or nobody held it.
+        // It was a lock a moment ago, or was not held.
         other => match <(i64, String)>::from_redis_value_ref(other) {
             Ok((_, found)) => Err(no_lock(store, key, found)),
             Err(_) => Err(garbage(doing, other)),
@@ -73,7 +74,7 @@ pub(in crate::engines) async fn break_lock(store: &Store, key: &Key) -> Result<V
     }
 }
 
-/// The keys that start so and may be locks, in order.
+/// The keys with this prefix that may be locks, in order.
 async fn find(store: &Store, prefix: &str) -> Result<BTreeSet<Key>> {
     let doing = "list locks";
     let start = format!("{}{prefix}", store.settings.prefix);
@@ -88,7 +89,7 @@ async fn find(store: &Store, prefix: &str) -> Result<BTreeSet<Key>> {
             let answer = server.command(&scan).await.map_err(|error| sort(doing, error))?;
             let (next, found) = <(String, Vec<Vec<u8>>)>::from_redis_value(answer)
                 .map_err(|error| sort(doing, error.into()))?;
-            // KeyNames that are no text are nobody's keys.
+            // Names that are not UTF-8 are not keys of locks.
             let found = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
             let (states, hashes): (Vec<_>, Vec<_>) =
                 found.partition(|name| lock_of_state(name).is_some());
@@ -132,12 +133,12 @@ async fn candidates(
     Ok(candidates)
 }
 
-/// What is known of one key.
+/// What is known about one key.
 pub(super) async fn look_at(store: &Store, key: &Key) -> Result<Option<Snapshot>> {
     look(store, std::slice::from_ref(key)).await?.pop().transpose()
 }
 
-/// What is known of each of some keys, in their order.
+/// What is known about each of some keys, in their order.
 async fn look_at_all(store: &Store, keys: BTreeSet<Key>) -> Result<Vec<Result<Snapshot>>> {
     let mut by_slot: BTreeMap<u16, Vec<Key>> = BTreeMap::new();
     for key in keys {
@@ -151,7 +152,7 @@ async fn look_at_all(store: &Store, keys: BTreeSet<Key>) -> Result<Vec<Result<Sn
     Ok(seen.into_values().collect())
 }
 
-/// What is known of some keys of one slot.
+/// What is known about some keys of one slot.
 async fn look(store: &Store, keys: &[Key]) -> Result<Vec<Result<Snapshot>>> {
     let doing = || match keys {
         [key] => format!("inspect {key:?}"),
@@ -174,12 +175,12 @@ async fn look(store: &Store, keys: &[Key]) -> Result<Vec<Result<Snapshot>>> {
     Ok(keys.iter().zip(answers).map(read).collect())
 }
 
-/// Whether locks are strings, as the scripts want to hear it.
+/// Whether locks are strings, as an argument of the scripts.
 fn are_strings(store: &Store) -> &'static str {
     if store.settings.layout == Layout::String { "1" } else { "0" }
 }
 
-/// Refuses to touch what is at a key.
+/// The error for a key that holds something else.
 fn no_lock(store: &Store, key: &Key, kind: String) -> Error {
     let found = match (kind.as_str(), store.settings.layout) {
         ("string", Layout::String) => "a string is there that never expires, so it may be data: choose another key, or delete it by hand if it is the lock of a client that sets no expiry".to_owned(),
@@ -189,14 +190,14 @@ fn no_lock(store: &Store, key: &Key, kind: String) -> Error {
     Error::Conflict { key: key.clone(), found }
 }
 
-/// The keys of both lines: of fair mutexes, and of everything else.
+/// The keys of both queues: of fair mutexes, and of everything else.
 fn keys(names: &KeyNames) -> Vec<String> {
     let mut keys = names.queue_keys(Mode::Mutex);
     keys.push(names.queue_keys(Mode::Read).swap_remove(2));
     keys
 }
 
-/// What the script saw of a lock, or the kind of something that is none.
+/// What the script found about a lock, or the kind of something else.
 fn read(key: &Key, value: &Value) -> Option<Result<Snapshot, String>> {
     type Holder = (String, String, i64, String);
     let (kind, limit, fence, holders, waiters): (
@@ -241,13 +242,13 @@ fn read(key: &Key, value: &Value) -> Option<Result<Snapshot, String>> {
     if plain {
         waiters.sort_by_key(|waiter: &Entry| waiter.since);
     }
-    // Other clients' waiters for a plain mutex leave no trace.
+    // Waiters of other clients for a plain mutex leave no trace.
     let unknown = plain && waiters.is_empty();
     let (key, waiters) = (key.clone(), (!unknown).then_some(waiters));
     Some(Ok(Snapshot { key, holders, waiters, fence }))
 }
 
-/// What a record says of someone, if it is of this one.
+/// Adds what a record says, if it is the record of this entry.
 fn entry(field: String, mode: Mode, record: &str) -> Entry {
     let parts: Vec<&str> = record.splitn(5, '\t').collect();
     let entry = Entry::new(field.strip_suffix(":write").unwrap_or(&field), mode);

@@ -85,7 +85,7 @@ impl KeyNames {
         self.own("lockkeeper_who")
     }
 
-    /// Those who wait for a mutex that has no queue.
+    /// The waiters for a mutex that has no queue.
     pub(in crate::engines) fn waiters(&self) -> String {
         self.own("lockkeeper_waiters")
     }

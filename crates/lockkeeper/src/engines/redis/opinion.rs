@@ -74,7 +74,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_says_nothing_changes_nothing() {
+    fn a_silent_sentinel_changes_nothing() {
         assert_eq!(decided(&[silence(), Opinion::Unknown, Opinion::Ignorant]), None);
     }
 }

@@ -324,7 +324,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_goes_back_when_the_only_sentinel_that_knows_more_falls_silent() {
+    async fn the_configuration_never_goes_back_when_the_only_up_to_date_sentinel_falls_silent() {
         let sentinels = Sentinels::new(Vec::new(), "main".to_owned(), PERIOD);
         sentinels.lock().opinions = vec![Opinion::Unknown; 2];
         let master = || sentinels.lock().master.as_ref().map(|view| view.address.1);

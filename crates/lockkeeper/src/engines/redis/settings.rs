@@ -1,4 +1,4 @@
-//! The settings in a Redis URL.
+//! The settings in a URL of Redis or Valkey.
 
 use std::fmt;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
     if timeout < Duration::from_millis(10) {
         return Err(Error::Url("option timeout must be at least 10ms".to_owned()));
     }
-    let tls = if family == "rediss" { Some(tls(&mut options)?) } else { None };
+    let tls = if matches!(family, "rediss" | "valkeys") { Some(tls(&mut options)?) } else { None };
     let mut connect_options = ConnectOptions { user, password, database: 0, tls, timeout };
     let hosts = |port: u16| -> Vec<(String, u16)> {
         let hosts = endpoint.hosts();
@@ -97,10 +97,9 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
             connect_options.database = number(&mut options, "db")?.unwrap_or(0).into();
             let path = decode(url.path())?;
             if path.is_empty() || url.has_host() && url.host_str() != Some("") {
-                return Err(Error::Url(
-                    "redis+unix: needs the path of a socket, as in redis+unix:///run/redis.sock"
-                        .to_owned(),
-                ));
+                return Err(Error::Url(format!(
+                    "{family}+unix: needs the path of a socket, as in {family}+unix:///run/redis.sock"
+                )));
             }
             Topology::One(Arc::new(Connection::new(Connector::unix(&path, connect_options))))
         }

@@ -26,13 +26,14 @@ pub(in crate::engines) async fn explain(
     error: Error,
 ) -> Error {
     let scheme = endpoint.scheme();
-    if !error.is_retryable() || scheme == "redis+unix" {
+    if !error.is_retryable() || scheme.ends_with("+unix") {
         return error;
     }
     let port = if scheme.ends_with("+sentinel") { 26379 } else { 6379 };
     let (family, topology) = scheme.split_at(scheme.find('+').unwrap_or(scheme.len()));
     let plain = match family {
         "rediss" => Some("redis"),
+        "valkeys" => Some("valkey"),
         "redlocks" => Some("redlock"),
         _ => None,
     };

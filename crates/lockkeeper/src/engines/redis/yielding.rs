@@ -1,8 +1,8 @@
-//! Asks holders to give way.
+//! Asks holders to release their locks.
 //!
-//! Whom was asked stands beside the lock, and is told on a channel of each holder. A holder listens only
-//! while somebody waits for [`Held::yield_requested`](crate::engine::Held::yield_requested), and looks
-//! first whether it was asked before that.
+//! The request is recorded next to the lock, and published on a channel of each holder. A holder
+//! subscribes only while [`Held::yield_requested`](crate::engine::Held::yield_requested) is
+//! awaited, and first checks whether it was asked before that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::engine::{Entry, Mode, Signal};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
-/// How long a question is remembered if its holder neither answers nor releases.
+/// How long a request is kept if its holder neither answers nor releases.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 
-/// Before a server that cannot be listened to is tried again.
+/// The pause before a server that cannot be subscribed to is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub(in crate::engines) async fn request_yield(store: &Store, key: &Key) -> Result<Vec<Entry>> {
@@ -53,7 +53,7 @@ pub(in crate::engines) async fn request_yield(store: &Store, key: &Key) -> Resul
     Ok(ours)
 }
 
-/// What stands for a holder in the lock.
+/// What identifies a holder in the lock.
 fn field(holder: &Entry) -> String {
     match holder.mode {
         Mode::Write => format!("{}:write", holder.identity),
@@ -61,7 +61,7 @@ fn field(holder: &Entry) -> String {
     }
 }
 
-/// Resolves when a holder is asked to give way.
+/// Resolves when a holder is asked to release its lock.
 pub(in crate::engines) fn asked(store: Arc<Store>, names: KeyNames, field: String) -> Signal {
     Box::pin(async move {
         let channel = format!("{}:{field}", names.asked());
@@ -69,7 +69,7 @@ pub(in crate::engines) fn asked(store: Arc<Store>, names: KeyNames, field: Strin
             let listening =
                 store.servers.listen(names.slot(), channel.clone(), false, store.sharded).await;
             if let Ok(subscription) = listening {
-                // It rings once when it stands, so what was asked before that is seen too.
+                // It is notified once when it is subscribed, so earlier requests are seen too.
                 while subscription.check().is_ok() {
                     subscription.notified().await;
                     match was_asked(&store, &names, &field).await {
@@ -85,7 +85,7 @@ pub(in crate::engines) fn asked(store: Arc<Store>, names: KeyNames, field: Strin
 }
 
 async fn was_asked(store: &Store, names: &KeyNames, field: &str) -> Result<bool> {
-    let (keys, doing) = ([names.asked()], "look for a question");
+    let (keys, doing) = ([names.asked()], "look for a yield request");
     let call = Call { script: &ASKED, keys: &keys, args: &[field], hinted: false, replicas: 0 };
     let reply =
         store.servers.call(names.slot(), &call).await.map_err(|error| sort(doing, error))?;

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_question_is_asked_before_the_first_answer_is_looked_at() {
+    async fn every_request_is_sent_before_the_first_answer_is_read() {
         let (sender, receiver) = oneshot::channel();
         let second = Box::pin(async move {
             let _ = sender.send(());
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_left_alone_comes_to_its_end() {
+    async fn an_abandoned_call_runs_to_completion() {
         let (begin, begun) = oneshot::channel::<()>();
         let (end, ended) = oneshot::channel();
         let question = Box::pin(async move {

@@ -1,6 +1,7 @@
-//! What the servers say together of who holds what.
+//! The holders of locks, as the servers report them together.
 //!
-//! Somebody holds a lock if a majority says so, or could: servers that do not answer may know more.
+//! A client holds a lock if a majority reports that, or could: servers that do not answer may know
+//! more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub(super) async fn request_yield(quorum: &Arc<Quorum>, key: &Key) -> Result<Vec
     Ok(held.into_iter().flat_map(|snapshot| snapshot.holders).collect())
 }
 
-/// The answers of all that answer; an error when that is no majority.
+/// The answers of all servers that answer; an error if that is no majority.
 async fn all<T: Send + 'static>(
     quorum: &Quorum,
     doing: &str,
@@ -74,7 +75,7 @@ async fn all<T: Send + 'static>(
     if answers.len() >= quorum.majority() {
         return Ok(answers);
     }
-    // What is no lock there was seen well enough.
+    // Something that is no lock was certainly seen.
     let conflict = silent.iter().position(|(_, error)| matches!(error, Error::Conflict { .. }));
     Err(match conflict {
         Some(at) => silent.swap_remove(at).1,
@@ -82,7 +83,7 @@ async fn all<T: Send + 'static>(
     })
 }
 
-/// One view of what several servers saw of a lock.
+/// One view from what several servers reported about a lock.
 fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
     let mut waiters: Option<Vec<Entry>> = None;
     let mut holders: Vec<Vec<Entry>> = Vec::new();
@@ -106,21 +107,23 @@ fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
     holders.retain(|views| views.len() >= needed);
     settle(&mut holders);
     let holders = holders.into_iter().map(|mut views| {
-        // A majority agreed on the fence and the end of the lease, so the one in the middle is right.
+        // A majority agreed on the fence and the end of the lease, so the median is right.
         let middle = views.len() / 2;
         views.sort_by_key(|entry| entry.left);
         let left = views[middle].left;
         views.sort_by_key(|entry| entry.fence);
         Entry { left, ..views.swap_remove(middle) }
     });
-    // Those who wait for a quorum are in no line; one that is there has others in it.
+    // Waiters for a quorum are in no queue; an existing queue is that of others.
     let waiters = waiters.filter(|line| !line.is_empty());
     Snapshot { key, holders: holders.collect(), waiters, fence }
 }
 
-/// Leaves out who cannot be in beside the one that most servers saw, or of equals the later one.
+/// Leaves out holders that conflict with the one that most servers reported, or of equals the later
+/// one.
 ///
-/// A lock that changes hands is seen with both hands, by servers that were asked before and after.
+/// A lock that changes hands is reported with both holders, by servers that were asked before and
+/// after.
 fn settle(holders: &mut Vec<Vec<Entry>>) {
     let fence = |views: &[Entry]| views.iter().filter_map(|entry| entry.fence).max();
     let surest = holders.iter().max_by_key(|views| (views.len(), fence(views)));
@@ -140,7 +143,7 @@ mod tests {
     use super::*;
     use crate::engine::{Fence, Mode};
 
-    /// What a server saw: the number of each holder, which is its fence too, and whether it reads.
+    /// What a server reported: the number of each holder, which is its fence too, and its mode.
     fn seen(holders: &[(u64, Mode)]) -> Snapshot {
         let entry = |(number, mode): &(u64, Mode)| Entry {
             fence: Some(Fence::new(*number)),

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_hears_more_as_long_as_a_majority_may_have_one_counter() {
+    fn a_reader_waits_for_more_votes_as_long_as_a_majority_may_have_one_counter() {
         for (counters, agreed, is_over) in [
             (&[7, 7][..], None, false),
             (&[7, 7, 7], Some(7), true),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_hears_everybody_when_the_counters_are_apart() {
+    fn a_writer_waits_for_all_votes_when_the_counters_differ() {
         let mut votes = votes(&[7, 9, 8, 7]);
         assert!(!votes.is_over(Mode::Write));
         votes.add(4, Vote::Silent(Error::Config("it is silent".to_owned())));

@@ -1,4 +1,4 @@
-//! Sorts the errors of the client crate.
+//! Maps the errors of the client crate to those of this crate.
 
 use std::error::Error as StdError;
 
@@ -6,20 +6,20 @@ use sqlx::error::DatabaseError;
 
 use crate::error::Error;
 
-/// What a kind of server means by its errors.
+/// The meaning of a server's errors.
 pub(crate) trait ServerErrors {
     /// The engine's name.
     const ENGINE: &'static str;
 
-    /// What the server said.
+    /// The server's message.
     fn words(error: &dyn DatabaseError) -> String {
         error.to_string()
     }
 
-    /// What to do about an error that does not say it by itself.
+    /// Advice for an error whose message gives none.
     fn advice(error: &dyn DatabaseError) -> Option<&'static str>;
 
-    /// What it means that the client crate cannot connect in the way it is set up.
+    /// The meaning of the client crate's refusal to connect with its settings.
     fn misconfigured() -> Option<&'static str> {
         None
     }
@@ -27,11 +27,11 @@ pub(crate) trait ServerErrors {
     /// Whether the same request may succeed later.
     fn may_pass(error: &dyn DatabaseError) -> bool;
 
-    /// Whether somebody else's transaction was in the way for too long. Nothing happened then.
+    /// Whether a foreign transaction blocked the request for too long. It had no effect then.
     fn was_in_the_way(error: &dyn DatabaseError) -> bool;
 }
 
-/// Sorts an error of the client crate.
+/// Maps an error of the client crate.
 pub(crate) fn failed<C: ServerErrors>(error: sqlx::Error, doing: &str) -> Error {
     let retryable = match &error {
         sqlx::Error::Database(error) => C::may_pass(error.as_ref()),
@@ -51,7 +51,7 @@ pub(crate) fn failed<C: ServerErrors>(error: sqlx::Error, doing: &str) -> Error 
     Error::Engine { engine: C::ENGINE, doing: doing.to_owned(), retryable, source }
 }
 
-/// Whether the server understood and said no, for good.
+/// Whether the server understood the request and refused it permanently.
 pub(super) fn is_refusal<C: ServerErrors>(answer: &sqlx::Result<impl Sized>) -> bool {
     let error = answer.as_ref().err().and_then(sqlx::Error::as_database_error);
     error.is_some_and(|error| !C::may_pass(error))

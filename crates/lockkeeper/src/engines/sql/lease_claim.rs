@@ -1,4 +1,4 @@
-//! A claim on a lease: a row of a table, or what will be one.
+//! A claim on a lease: a row of a table, or a future one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ impl<T: LeaseTable> Claim for LeaseClaim<T> {
                 self.busy = Busy { pause, ahead, looks };
                 Ok(None)
             }
-            // We waited for somebody else's transaction already, and so ask again at once.
+            // We have already waited for a foreign transaction, so we ask again at once.
             None => {
                 (self.busy.pause, self.busy.looks) = (Duration::ZERO, 0);
                 Ok(None)

@@ -1,8 +1,8 @@
 //! Leases in a table, by the server's clock: what such strategies share.
 //!
-//! Everything about a key is decided in the database, in one transaction per request; [`LeaseTable`] is
-//! how a kind of database is asked. A token that it has seen before is recognised, so a request whose
-//! reply was lost is made again.
+//! Everything about a key is decided in the database, in one transaction per request;
+//! [`LeaseTable`] has the statements of a kind of database. A known token is recognised, so a
+//! request whose reply was lost is repeated.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -35,12 +35,12 @@ pub(crate) trait LeaseTable: fmt::Debug + Send + Sync + 'static {
     type Memory: fmt::Debug + Send + Sync;
 
     /// What it promises.
-    const GUARANTEES: Guarantees;
+    fn guarantees(&self) -> Guarantees;
 
     /// The memory of a claim that has not asked yet.
     fn remember(&self, ask: &LeaseAsk) -> Self::Memory;
 
-    /// Takes a place if it has none, and asks whether it is its turn.
+    /// Enters the queue if it has not yet, and asks whether the lock is granted.
     async fn attempt(
         &self,
         wire: &mut Self::Wire,
@@ -49,13 +49,13 @@ pub(crate) trait LeaseTable: fmt::Debug + Send + Sync + 'static {
         asked: Moment,
     ) -> sqlx::Result<Answer>;
 
-    /// Until asking again may be answered differently.
+    /// Waits until asking again may return something else.
     ///
     /// # Cancel safety
     /// May be dropped at any await.
     async fn wait(&self, memory: &Self::Memory, busy: &Busy) -> Result<()>;
 
-    /// Removes a claim, whatever became of it. False if it did not hold any more.
+    /// Removes a claim, whatever its state. False if it no longer held.
     async fn release(
         &self,
         wire: &mut Self::Wire,
@@ -63,7 +63,7 @@ pub(crate) trait LeaseTable: fmt::Debug + Send + Sync + 'static {
         memory: &Self::Memory,
     ) -> sqlx::Result<bool>;
 
-    /// Extends leases that are alive, and answers with their tokens.
+    /// Extends living leases, and returns their tokens.
     async fn renew(
         &self,
         wire: &mut Self::Wire,
@@ -72,42 +72,42 @@ pub(crate) trait LeaseTable: fmt::Debug + Send + Sync + 'static {
     ) -> sqlx::Result<HashSet<String>>;
 
     /// All claims, in the order of the keys, and of the queue within each.
-    async fn rows(wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Vec<Row>>;
+    async fn rows(&self, wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Vec<Row>>;
 
-    /// Takes a lock away from all who hold it, and answers with them.
-    async fn break_lock(wire: &mut Self::Wire, key: &Key) -> sqlx::Result<Vec<Row>>;
+    /// Breaks a lock, and returns its holders.
+    async fn break_lock(&self, wire: &mut Self::Wire, key: &Key) -> sqlx::Result<Vec<Row>>;
 
-    /// Marks all who hold a lock as asked to give way: `asked ` before who they are.
-    async fn ask(wire: &mut Self::Wire, key: &Key) -> sqlx::Result<()>;
+    /// Marks all holders of a lock as asked to give way: `asked ` before their `who`.
+    async fn ask(&self, wire: &mut Self::Wire, key: &Key) -> sqlx::Result<()>;
 
-    /// Whether a claim that holds is marked so.
-    async fn is_asked(wire: &mut Self::Wire, key: &Key, token: &str) -> sqlx::Result<bool>;
+    /// Whether a holding claim is marked so.
+    async fn is_asked(&self, wire: &mut Self::Wire, key: &Key, token: &str) -> sqlx::Result<bool>;
 }
 
-/// What is asked for.
+/// A request.
 pub(crate) struct LeaseAsk {
     pub(crate) request: Request,
     pub(crate) token: String,
-    /// The owner, or the token of a claim that has none.
+    /// The owner, or the token of a claim without one.
     pub(crate) identity: String,
 }
 
-/// What the server says to a claim.
+/// The server's answer to a claim.
 pub(crate) enum Answer {
     Granted { fence: i64, slots: Vec<u32>, held: Arc<dyn Held> },
     Busy { pause: Option<i64>, ahead: i64 },
     Clash(String),
 }
 
-/// What keeps a claim out.
+/// What blocks a claim.
 #[derive(Debug)]
 pub(crate) struct Busy {
-    /// How long until a lease in our way could run out, of which nobody would tell us; zero if only a
-    /// guarded transaction is in our way.
+    /// How long until a blocking lease could expire, of which we would not be notified; zero if
+    /// only a guarded transaction blocks us.
     pub(crate) pause: Duration,
-    /// How many are in our way, where the server counts them.
+    /// How many claims are ahead, if the server counts them.
     pub(crate) ahead: i64,
-    /// How often we looked since that number last fell.
+    /// How often we have polled since that number last fell.
     pub(crate) looks: u32,
 }
 
@@ -132,7 +132,7 @@ impl<T: LeaseTable> LeaseEngine<T> {
 #[async_trait]
 impl<T: LeaseTable> Engine for LeaseEngine<T> {
     fn guarantees(&self) -> Guarantees {
-        T::GUARANTEES
+        self.shared.table.guarantees()
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
@@ -142,8 +142,8 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
     async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         let tokens: Vec<_> = leases.iter().map(|lease| lease.token.to_string()).collect();
         let leases: Vec<_> = leases.iter().map(LeaseHeld::<T>::of_the_table).collect();
-        // A connection that went silent is replaced before the lease runs out. Very short leases must do
-        // with one try.
+        // A silent connection is replaced before the lease expires. Very short leases get only one
+        // attempt.
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
         let limit = (shortest / 6).clamp(Duration::from_secs(1), STATEMENT);
         let mut session = self.shared.sessions.for_renewals().await?;
@@ -159,22 +159,24 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
         let mut session = self.shared.sessions.any().await?;
-        let answer = within(STATEMENT, T::rows(session.wire(), query)).await;
+        let answer = within(STATEMENT, self.shared.table.rows(session.wire(), query)).await;
         session.settle(answer, "look at locks").map(snapshots)
     }
 
     async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
         let mut session = self.shared.sessions.of(key).await?;
-        let answer = within(STATEMENT, T::break_lock(session.wire(), key)).await;
+        let breaking = self.shared.table.break_lock(session.wire(), key);
+        let answer = within(STATEMENT, breaking).await;
         let broken = session.settle(answer, "break a lock")?;
         Ok(broken.into_iter().map(Row::entry).collect())
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
         let mut session = self.shared.sessions.of(key).await?;
+        let table = &self.shared.table;
         let asking = async {
-            T::ask(session.wire(), key).await?;
-            T::rows(session.wire(), &Query::Key(key.clone())).await
+            table.ask(session.wire(), key).await?;
+            table.rows(session.wire(), &Query::Key(key.clone())).await
         };
         let answer = within(STATEMENT, asking).await;
         let rows = session.settle(answer, "ask for a lock")?;
@@ -190,7 +192,7 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
     }
 }
 
-/// What goes with a grant: what the table wants to know later, and where to look for a question.
+/// Kept with a grant: what the table needs later, and how to check for a yield request.
 #[derive(Debug)]
 pub(super) struct LeaseHeld<T: LeaseTable> {
     pub(super) of_table: Arc<dyn Held>,
@@ -200,7 +202,7 @@ pub(super) struct LeaseHeld<T: LeaseTable> {
 }
 
 impl<T: LeaseTable> LeaseHeld<T> {
-    /// A lease as its table gave it.
+    /// The lease with what its table returned.
     fn of_the_table(lease: &Lease) -> Lease {
         let held = lease.held::<Self>().map_or(&lease.held, |held| &held.of_table);
         Lease { held: held.clone(), ..lease.clone() }
@@ -221,13 +223,13 @@ impl<T: LeaseTable> Held for LeaseHeld<T> {
 impl<T: LeaseTable> Shared<T> {
     async fn is_asked(&self, key: &Key, token: &str) -> Result<bool> {
         let mut session = self.sessions.of(key).await?;
-        let answer = within(STATEMENT, T::is_asked(session.wire(), key, token)).await;
-        session.settle(answer, "look for a question")
+        let answer = within(STATEMENT, self.table.is_asked(session.wire(), key, token)).await;
+        session.settle(answer, "look for a yield request")
     }
 }
 
 impl fmt::Debug for LeaseAsk {
-    /// Without what identifies it in the store.
+    /// Without the token, which identifies it in the store.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.request.fmt(f)
     }

@@ -1,4 +1,4 @@
-//! What the engines over SQL databases share: connections of their own, words for modes, and times.
+//! What the engines over SQL databases share: their own connections, names of modes, and times.
 
 mod error;
 mod lease_claim;
@@ -28,17 +28,18 @@ use crate::core::Backoff;
 use crate::engine::Mode;
 use crate::key::Key;
 
-/// How long a waiter that is not heard of keeps its place in line.
+/// How long a silent waiter keeps its place in the queue.
 pub(crate) const WAITER_LEASE: Duration = Duration::from_secs(5);
 
-/// How long a waiter trusts the database to wake it; every look also keeps its place.
+/// How long a waiter relies on being woken by the database; every poll also keeps its place.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(1_500);
 
-/// How soon one whose turn it is looks again whether a guarded transaction is over, of which nobody is told.
+/// How soon the first waiter checks again whether a guarded transaction has ended, which sends no
+/// notification.
 pub(crate) const GUARDED: Backoff =
     Backoff::between(Duration::from_millis(5), Duration::from_millis(200));
 
-/// How often a holder that listens looks whether it was asked to give way.
+/// How often a listening holder checks whether it was asked to give way.
 pub(crate) const ASKED: Duration = Duration::from_secs(2);
 
 /// How long one statement may take.
@@ -64,7 +65,7 @@ pub(crate) fn permits(mode: Mode) -> (i64, i64) {
     }
 }
 
-/// The mode that these columns say.
+/// The mode in these columns.
 pub(crate) fn mode(kind: &str, take: i64, limit: i64) -> Mode {
     match kind {
         "write" => Mode::Write,
@@ -77,7 +78,7 @@ pub(crate) fn mode(kind: &str, take: i64, limit: i64) -> Mode {
     }
 }
 
-/// Our own clock, to compare the server's with.
+/// Our own clock, for comparison with the server's.
 pub(crate) fn seconds_since_1970() -> f64 {
     let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
     now.unwrap_or_default().as_secs_f64()

@@ -1,4 +1,4 @@
-//! Rows of claims, put together to what the store knows of each lock.
+//! Rows of claims, combined into a snapshot of each lock.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,7 +6,7 @@ use super::mode;
 use crate::engine::{Entry, Fence, Snapshot};
 use crate::key::Key;
 
-/// One claim, as it is kept.
+/// One claim, as it is stored.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) key: String,
@@ -40,12 +40,12 @@ impl Row {
     }
 }
 
-/// One snapshot per key. The rows come in the order of the keys, and of the line within each.
+/// One snapshot per key. The rows are ordered by key, and by place in the queue within each.
 pub(crate) fn snapshots(rows: impl IntoIterator<Item = Row>) -> Vec<Snapshot> {
     let mut snapshots: Vec<Snapshot> = Vec::new();
     for row in rows {
         if snapshots.last().is_none_or(|last| last.key.as_str() != row.key) {
-            // Whoever wrote a name that is no key did not use this library.
+            // A name that is no key was not written by this library.
             let Ok(key) = Key::new(&row.key) else { continue };
             let fence = row.last.map(fence);
             snapshots.push(Snapshot { key, holders: Vec::new(), waiters: Some(Vec::new()), fence });
@@ -60,7 +60,7 @@ pub(crate) fn snapshots(rows: impl IntoIterator<Item = Row>) -> Vec<Snapshot> {
     snapshots
 }
 
-/// Who a column names, without the mark of one that was asked to give way.
+/// The `who` of a column, without the mark of a holder that was asked to give way.
 pub(crate) fn unmarked(who: &str) -> &str {
     who.strip_prefix("asked ").unwrap_or(who)
 }
@@ -70,8 +70,8 @@ pub(crate) fn fence(number: i64) -> Fence {
     Fence::new(u64::try_from(number).unwrap_or(0))
 }
 
-/// When something began that is so many microseconds old by the server's clock: by ours, since that is the
-/// one that it is compared with.
+/// When something began that is this many microseconds old by the server's clock: by our own clock,
+/// since it is compared with that.
 pub(crate) fn since(age: i64) -> Option<SystemTime> {
     SystemTime::now().checked_sub(micros(age))
 }

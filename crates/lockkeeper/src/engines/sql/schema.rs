@@ -1,4 +1,4 @@
-//! Whether the tables of a database are there, and of the version that this code speaks.
+//! Whether the tables of a database exist, and have the version that this code needs.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,7 @@ use super::sessions::{Dialect, Sessions, within};
 use crate::engine::Finding;
 use crate::error::{Error, Result};
 
-/// Makes sure that the database has our tables, and makes them if it has none and `create` is set.
+/// Checks that the database has our tables, and creates them if it has none and `create` is set.
 pub(crate) async fn prepare<C: Dialect>(sessions: &Sessions<C>, create: bool) -> Result<()> {
     let mut found = version(sessions).await?;
     if found.is_none() && create {
@@ -39,7 +39,7 @@ async fn make<C: Dialect>(sessions: &Sessions<C>) -> Result<()> {
     })
 }
 
-/// The tables of this engine are not there, or not ours to use.
+/// The error for tables that do not exist, or may not be used.
 fn missing<C: Dialect>(why: &str) -> Error {
     let engine = C::ENGINE;
     let what_to_do =
@@ -47,7 +47,7 @@ fn missing<C: Dialect>(why: &str) -> Error {
     Error::broken(engine, "find the tables of lockkeeper", format!("{why}; {what_to_do}"))
 }
 
-/// What is wrong with tables of another version than the one that this code speaks, and what to do.
+/// What is wrong with tables of another version than this code needs, and what to do.
 fn mismatch<C: Dialect>(found: i32) -> Option<(String, String)> {
     let (engine, ours) = (C::ENGINE, C::VERSION);
     let what =
@@ -63,7 +63,7 @@ fn mismatch<C: Dialect>(found: i32) -> Option<(String, String)> {
     Some((what, advice))
 }
 
-/// What `doctor` has to say of the version of the tables.
+/// The finding of `doctor` about the version of the tables.
 pub(crate) fn version_finding<C: Dialect>(found: i32) -> Finding {
     match mismatch::<C>(found) {
         None => Finding::fine(format!("the tables of lockkeeper have version {found}")),

@@ -1,6 +1,6 @@
-//! A claim that has a connection of its own.
+//! A claim with its own connection.
 //!
-//! It waits blocked in the server, and it holds for as long as the connection lives. An answer that was
+//! It waits blocked in the server, and holds as long as the connection lives. An answer that was
 //! waited for may be old, so it is confirmed on the same connection before it counts.
 
 use std::fmt;
@@ -41,7 +41,7 @@ enum State<H: SessionLock> {
     },
     /// The server answered.
     Woken(Answered<H>),
-    /// Ours, but a transaction is not over that is guarded by the fence before.
+    /// Granted, but a transaction that the previous fence guards has not ended.
     Guarded {
         connection: Dedicated<H::Wire>,
         looks: u32,
@@ -69,7 +69,7 @@ impl<H: SessionLock> SessionClaim<H> {
     }
 
     /// An answer that was waited for may be old: if we were stopped meanwhile, the server may have
-    /// ended the silent connection and let the next one in.
+    /// ended the silent connection and granted the lock to the next one.
     async fn confirm(
         &mut self,
         connection: Dedicated<H::Wire>,
@@ -117,7 +117,7 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
         }
         let (answered, waited, looks) = match std::mem::replace(&mut self.state, State::Idle) {
             State::Woken(answered) => (answered, true, 0),
-            // The server hears of it meanwhile, so that it does not end the session.
+            // A heartbeat to the server, so that it does not end the session.
             State::Guarded { mut connection, looks } => {
                 match within(STATEMENT, H::beat(&mut connection.wire, &self.ask)).await {
                     Ok(true) => ((connection, Ok(Taken::Unfenced)), true, looks + 1),
@@ -131,7 +131,7 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
             (connection, Ok(Taken::Fenced(fence))) => {
                 self.confirm(connection, fence, waited, asked).await.map(Some)
             }
-            // If no fence can be had, the connection goes, and with it the lock.
+            // If no fence can be committed, the connection is closed, and the lock with it.
             (mut connection, Ok(Taken::Unfenced)) => {
                 match self.shared.mark(&self.ask, &mut connection).await? {
                     Marked::Fenced(fence) => {
@@ -165,7 +165,7 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
                 self.shared.spare(connection);
                 Ok(None)
             }
-            // The connection goes with this, and with it whatever it may have got.
+            // The connection is closed with this, and whatever it may have acquired with it.
             (_, Err(error)) => Err(sort::<H>(&self.ask.key, error)),
         }
     }
@@ -185,7 +185,7 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
     async fn release(&mut self) -> Result<Released> {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Idle => Ok(Released::Yes),
-            // Closing the connection is enough for the server, but it may take a second to look.
+            // Closing the connection is enough for the server, but it may take a second to notice.
             State::Waiting { session, blocked } => {
                 let ended = self.shared.end(&session).await;
                 drop(blocked);
@@ -211,7 +211,7 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
                     Err(sqlx::Error::Io(error)) if error.kind() != std::io::ErrorKind::TimedOut => {
                         Ok(Released::AlreadyGone)
                     }
-                    // Closed now: the server frees the lock when it sees that.
+                    // Closed now: the server frees the lock when it notices that.
                     Err(error) => Err(failed::<H::Wire>(error, "release a lock")),
                 }
             }
@@ -224,7 +224,7 @@ fn ended<H: SessionLock>() -> Error {
     Error::unreachable(engine, "acquire a lock", "its connection ended meanwhile")
 }
 
-/// A number that two keys share is the one refusal that a caller can do something about.
+/// Two keys with the same number is the one refusal that a caller can act on.
 fn sort<H: SessionLock>(key: &Key, error: sqlx::Error) -> Error {
     match error.as_database_error() {
         Some(database) if database.is_unique_violation() => Error::Conflict {

@@ -1,9 +1,9 @@
 //! Locks that the server itself holds for a connection: what such strategies share.
 //!
-//! Each claim has a connection of its own. It waits blocked in the server, and it holds for as long as
-//! the connection lives; a heartbeat vouches for that, and the server is told to end a session from
-//! which it hears nothing for as long as a lease. On any doubt the connection is closed: asking twice
-//! on one connection would count twice, and a lock is never assumed.
+//! Each claim has its own connection. It waits blocked in the server, and holds as long as the
+//! connection lives. A heartbeat vouches for that, and the server is configured to end a session
+//! after a silence of the length of a lease. In any doubt the connection is closed: asking twice on
+//! one connection would count twice, and a lock is never assumed.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -27,10 +27,10 @@ use crate::engine::{
 use crate::error::{Error, Result};
 use crate::key::Key;
 
-/// Connections that are kept for the next claim.
+/// How many connections are kept for later claims.
 const SPARE: usize = 8;
 
-/// The engine of one kind of bound lock.
+/// The engine of one kind of session lock.
 #[derive(Debug)]
 pub(crate) struct SessionEngine<H: SessionLock> {
     shared: Arc<Shared<H>>,
@@ -45,22 +45,22 @@ pub(super) struct Shared<H: SessionLock> {
 pub(crate) struct Dedicated<W> {
     pub(crate) wire: W,
     pub(crate) session: Session,
-    /// After how much silence the server ends it, if it was told.
+    /// After how much silence the server ends it, if that was configured.
     silence: Option<Duration>,
 }
 
-/// A connection, and what the server said on it.
+/// A connection, and the server's answer on it.
 pub(super) type Answered<H> = (Dedicated<<H as SessionLock>::Wire>, sqlx::Result<Taken>);
 
-/// A held lock. Its connection is gone once there was any doubt about it.
+/// A held lock. Its connection is closed once there was any doubt about it.
 pub(super) struct Kept<H: SessionLock> {
     pub(super) ask: Ask,
-    /// As what the server knows the connection.
+    /// The server's number of the connection.
     pub(super) number: i64,
     pub(super) connection: AsyncMutex<Option<Dedicated<H::Wire>>>,
 }
 
-/// What goes with a grant, for the heartbeat.
+/// Kept with a grant, for the heartbeat.
 pub(super) struct SessionHeld<H: SessionLock> {
     pub(super) kept: Arc<Kept<H>>,
     pub(super) shared: Arc<Shared<H>>,
@@ -111,7 +111,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
         false
     }
 
-    /// Every connection is asked by itself, all at a time.
+    /// Every connection is asked separately, all at once.
     async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {
         let mut beats = JoinSet::new();
         let mut renewals = vec![Renewal::Gone; leases.len()];
@@ -169,7 +169,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
         if asked.is_empty() && others {
             return Err(Error::Unsupported {
                 engine: H::GUARANTEES.engine,
-                what: "ask a holder of whom nothing is noted to give way; break the lock instead"
+                what: "ask a holder without a record to give way; break the lock instead"
                     .to_owned(),
             });
         }
@@ -203,7 +203,7 @@ impl<H: SessionLock> Shared<H> {
         let mut session = self.sessions.any().await?;
         let looking = H::is_asked(session.wire(), &kept.ask.key, kept.number);
         let answer = within(STATEMENT, looking).await;
-        session.settle(answer, "look for a question")
+        session.settle(answer, "look for a yield request")
     }
 
     pub(super) async fn end(&self, ended: &Session) -> Result<()> {
@@ -218,7 +218,7 @@ impl<H: SessionLock> Shared<H> {
         session.settle(answer, "acquire a lock")
     }
 
-    /// Asks on a connection that may have been idle for long; if that one is dead, on a new one.
+    /// Asks on a connection that may have been idle for long; if it is dead, on a new one.
     pub(super) async fn take(&self, ask: &Ask) -> Result<Answered<H>> {
         let spare = lock(&self.spare).pop();
         let was_idle = spare.is_some();
@@ -260,8 +260,8 @@ impl<W: Dialect> Dedicated<W> {
 }
 
 impl<H: SessionLock> Kept<H> {
-    /// Whether the lock is still ours. An answer that does not come in time is a no: the connection
-    /// is closed, which also makes it one.
+    /// Whether the lock is still held. No answer in time counts as a no: the connection is closed,
+    /// which makes it true.
     pub(super) async fn beat(&self) -> bool {
         let mut home = self.connection.lock().await;
         let Some(mut connection) = home.take() else { return false };

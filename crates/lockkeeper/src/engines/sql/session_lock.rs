@@ -1,4 +1,5 @@
-//! A kind of lock that the server itself holds for a connection: what each of them has to say.
+//! A kind of lock that the server itself holds for a connection: what each of them has to
+//! implement.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,18 +24,19 @@ pub(crate) trait SessionLock: fmt::Debug + Send + Sync + 'static {
     /// What it promises.
     const GUARANTEES: Guarantees;
 
-    /// Has the server end the session after so much silence, where that is not a part of taking.
+    /// Configures the server to end the session after this much silence, unless that is a part of
+    /// `take`.
     ///
-    /// Asked for when it changes: a connection that is used again has it already.
+    /// Called when it changes: a reused connection has it already.
     async fn limit(_: &mut Self::Wire, _silence: Duration) -> sqlx::Result<()> {
         Ok(())
     }
 
-    /// Takes the lock.
+    /// Acquires the lock.
     async fn take(wire: &mut Self::Wire, ask: &Ask, wait: bool) -> sqlx::Result<Taken>;
 
-    /// Commits a fence for a lock that a connection was [given](Taken::Unfenced), there or on a connection
-    /// `apart`. Never waits for anybody's transaction.
+    /// Commits a fence for a lock that a connection was [granted](Taken::Unfenced), there or on a
+    /// separate connection `apart`. Never waits for a foreign transaction.
     async fn mark(
         apart: &mut Self::Wire,
         holder: &mut Dedicated<Self::Wire>,
@@ -44,24 +46,24 @@ pub(crate) trait SessionLock: fmt::Debug + Send + Sync + 'static {
     /// Whether the connection is still the one that holds the lock.
     async fn beat(wire: &mut Self::Wire, ask: &Ask) -> sqlx::Result<bool>;
 
-    /// Gives the lock back. False if it was not held.
+    /// Releases the lock. False if it was not held.
     async fn give_back(wire: &mut Self::Wire, ask: &Ask) -> sqlx::Result<bool>;
 
-    /// Marks a connection that holds as asked to give way: `asked ` before who it is. False where
-    /// nothing is noted of it.
+    /// Marks a holding connection as asked to give way: `asked ` before its `who`. False if it has
+    /// no record.
     async fn ask(wire: &mut Self::Wire, key: &Key, holder: i64) -> sqlx::Result<bool>;
 
-    /// Whether a connection that holds is marked so.
+    /// Whether a holding connection is marked so.
     async fn is_asked(wire: &mut Self::Wire, key: &Key, holder: i64) -> sqlx::Result<bool>;
 
-    /// Whether [`look`](SessionLock::look) tells of those who wait.
+    /// Whether [`look`](SessionLock::look) returns waiters.
     const SEES_WAITERS: bool;
 
-    /// Who holds and who waits, in order.
+    /// The holders and waiters, in order.
     async fn look(wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Vec<Seen>>;
 }
 
-/// What such a lock promises, whatever it is.
+/// What such a lock promises, whatever its kind.
 pub(crate) const fn promises(
     engine: &'static str,
     read_write: Support,
@@ -82,7 +84,7 @@ pub(crate) const fn promises(
     }
 }
 
-/// What a connection is asked for.
+/// The request of a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) key: Key,
@@ -90,7 +92,7 @@ pub(crate) struct Ask {
     pub(crate) read: bool,
     /// After this silence the server ends the session.
     pub(crate) ttl: Duration,
-    /// Who asks, as it is recorded.
+    /// Who makes the request, as it is recorded.
     pub(crate) who: Arc<str>,
     pub(crate) note: Option<String>,
 }
@@ -99,25 +101,26 @@ pub(crate) struct Ask {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Taken {
     Busy,
-    /// Ours, under this fence, which is committed.
+    /// Granted, with this committed fence.
     Fenced(i64),
-    /// Ours, on a connection that cannot commit a fence without giving the lock back, or that may not yet.
+    /// Granted, on a connection that cannot commit a fence without releasing the lock, or not yet.
     Unfenced,
 }
 
-/// What became of a fence.
+/// The outcome of committing a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Marked {
     /// It is committed.
     Fenced(i64),
-    /// A transaction is not over that is guarded by the fence before.
+    /// A transaction that the previous fence guards has not ended.
     Guarded,
-    /// The connection does not hold the lock any more.
+    /// The connection no longer holds the lock.
     Gone,
 }
 
 impl Marked {
-    /// As the databases say it: 0 if it has to wait for a guarded transaction, nothing if the lock is gone.
+    /// As the databases return it: 0 if it has to wait for a guarded transaction, null if the lock
+    /// is gone.
     pub(crate) fn from_column(fence: Option<i64>) -> Self {
         match fence {
             None => Marked::Gone,

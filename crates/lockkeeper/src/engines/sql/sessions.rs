@@ -1,8 +1,9 @@
-//! Connections of a client's own, never borrowed from anyone's pool.
+//! The client's own connections, never borrowed from an application's pool.
 //!
 //! Requests about one key always use the same connection, in the order in which they were made: a
-//! release that was begun before an attempt reaches the server before it. A connection whose request
-//! failed, was given up or took too long is closed, since nobody knows what it would answer next.
+//! release that was begun before an attempt reaches the server before it. A connection whose
+//! request failed, was abandoned or timed out is closed, since its next answer would be
+//! unpredictable.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,64 +19,68 @@ use crate::engine::Finding;
 use crate::error::Result;
 use crate::key::Key;
 
-/// One of so many releases also removes what nobody needs any more.
+/// One in this many releases also removes unused rows.
 const SWEEPS: u32 = 500;
 
-/// A connection that was idle for so long is asked whether it still is one.
+/// A connection that was idle for this long is pinged first.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// How long such a connection may take to answer.
 const PING: Duration = Duration::from_secs(2);
 
-/// A kind of connection, and what is said on it first.
+/// A kind of connection, and how it is set up.
 #[async_trait]
 pub(crate) trait Dialect: Connection + ServerErrors + Sized {
-    /// The version of the tables that this code speaks.
+    /// The version of the tables that this code needs.
     const VERSION: i32;
 
-    /// The version of the tables that are there, if there are any.
+    /// The version of the existing tables, if there are any.
     async fn tables(&mut self) -> sqlx::Result<Option<i32>>;
 
-    /// Makes the tables. Clients that do so at the same time take turns.
+    /// Creates the tables. Clients that do so at the same time take turns.
     async fn make_tables(&mut self) -> sqlx::Result<()>;
 
     /// Settings that this session needs.
     async fn greet(&mut self) -> sqlx::Result<()>;
 
-    /// As what the server knows this connection.
+    /// The server's identification of this connection.
     async fn session(&mut self) -> sqlx::Result<Session>;
 
-    /// Ends another connection, and waits until it has let go of what it held.
+    /// Ends another connection, and waits until its locks are released.
     async fn end(&mut self, session: &Session) -> sqlx::Result<()>;
 
-    /// Removes what nobody needs any more.
+    /// Removes unused rows.
     async fn sweep(&mut self) -> sqlx::Result<()>;
 
-    /// What would hurt in this deployment.
+    /// Checks this deployment for problems.
     async fn doctor(sessions: &Sessions<Self>) -> Result<Vec<Finding>>;
 }
 
-/// A connection, as the server knows it.
+/// A connection, as the server identifies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Session {
     pub(crate) number: i64,
-    /// What the server says of this connection and not of the next one that gets its number: a server
-    /// gives the number of a connection that ended to another one, sooner or later.
+    /// Distinguishes this connection from a later one with the same number: servers reuse the
+    /// numbers of ended connections.
     pub(crate) mark: Option<String>,
 }
 
-/// The connections of one client: several for requests about keys, one apart for renewals,
-/// so that a lease never waits for somebody's attempt.
+/// The connections of one client: several for requests about keys, and a separate one for renewals,
+/// so that a lease never waits for an attempt.
 pub(crate) struct Sessions<C: Dialect> {
     options: C::Options,
+    /// Whether a transaction-mode pooler provides these connections. Session settings are then
+    /// lost, or affect other clients.
+    is_lent: bool,
     requests: Vec<Home<C>>,
     renewals: Home<C>,
 }
 
-/// Where a connection is while nobody uses it, and since when.
+/// Where a connection is while it is idle, and since when.
 type Home<C> = Mutex<Option<(C, Instant)>>;
 
-/// A connection for the time of one request. Given back by [`settle`](Borrowed::settle), else closed.
+/// A connection for the time of one request. Returned by [`settle`](Borrowed::settle), otherwise
+/// closed.
 pub(crate) struct Borrowed<'a, C: Dialect> {
     home: Option<MutexGuard<'a, Option<(C, Instant)>>>,
     connection: Option<C>,
@@ -84,10 +89,35 @@ pub(crate) struct Borrowed<'a, C: Dialect> {
 impl<C: Dialect> Sessions<C> {
     pub(crate) fn new(options: C::Options, connections: usize) -> Self {
         let requests = (0..connections.max(1)).map(|_| Mutex::default()).collect();
-        Self { options, requests, renewals: Mutex::default() }
+        Self { options, is_lent: false, requests, renewals: Mutex::default() }
     }
 
-    /// The connection for requests about a key, when those before it are done.
+    /// Connections without session settings.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn lent(options: C::Options, connections: usize) -> Self {
+        Self { is_lent: true, ..Self::new(options, connections) }
+    }
+
+    /// Sets up the open connections, and from now on the new ones.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn greeted(mut self) -> Result<Self> {
+        self.is_lent = false;
+        for home in self.requests.iter_mut().chain([&mut self.renewals]) {
+            if let Some((connection, _)) = home.get_mut() {
+                let greeting = within(STATEMENT, connection.greet()).await;
+                greeting.map_err(|error| failed::<C>(error, "connect"))?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Whether a transaction-mode pooler provides these connections.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn is_lent(&self) -> bool {
+        self.is_lent
+    }
+
+    /// The connection for requests about a key, once earlier ones are done.
     pub(crate) async fn of(&self, key: &Key) -> Result<Borrowed<'_, C>> {
         self.borrow(&self.requests[stripe(key, self.requests.len())]).await
     }
@@ -102,42 +132,44 @@ impl<C: Dialect> Sessions<C> {
         self.borrow(&self.renewals).await
     }
 
-    /// A new connection that is nobody else's.
+    /// A new, exclusive connection.
     pub(crate) async fn connect(&self) -> Result<C> {
         let connecting = async {
             let mut connection = C::connect_with(&self.options).await?;
-            connection.greet().await?;
+            if !self.is_lent {
+                connection.greet().await?;
+            }
             Ok(connection)
         };
         within(STATEMENT, connecting).await.map_err(|error| failed::<C>(error, "connect"))
     }
 
-    /// One of many releases also removes what nobody needs any more. Whatever becomes of this, the
-    /// release has happened.
+    /// One in many releases also removes unused rows. Whatever the outcome, the release has
+    /// happened.
     pub(crate) async fn sweep(&self, key: &Key) {
         if fastrand::u32(..SWEEPS) > 0 {
             return;
         }
         let Ok(mut session) = self.of(key).await else { return };
         let answer = within(STATEMENT, session.wire().sweep()).await;
-        if let Err(error) = session.settle(answer, "remove what nobody needs") {
+        if let Err(error) = session.settle(answer, "remove unused rows") {
             tracing::debug!(%error, "left for the next sweep");
         }
     }
 
-    /// Closes what is open and not in use.
+    /// Closes the idle connections.
     pub(crate) async fn close(&self) {
         for home in self.requests.iter().chain([&self.renewals]) {
             if let Ok(mut home) = home.try_lock()
                 && let Some((connection, _)) = home.take()
             {
-                // The goodbye is a courtesy; the server notices either way.
+                // A goodbye is optional; the server notices either way.
                 let _ = timeout(Duration::from_secs(1), connection.close()).await;
             }
         }
     }
 
-    /// A connection that was idle for long may have been ended by the server, or by whoever forwards it.
+    /// A connection that was idle for long may have been ended by the server, or by a proxy.
     async fn borrow<'a>(&'a self, home: &'a Home<C>) -> Result<Borrowed<'a, C>> {
         let mut home = home.lock().await;
         let connection = match home.take() {
@@ -158,8 +190,8 @@ impl<C: Dialect> Borrowed<'_, C> {
         self.connection.as_mut().expect("it is here until it is settled")
     }
 
-    /// As [`settle`](Borrowed::settle), for a request that may be made again: `None` if somebody
-    /// else's transaction was in its way, as one that is guarded by the lock is.
+    /// Like [`settle`](Borrowed::settle), for a request that may be repeated: `None` if a foreign
+    /// transaction blocked it, such as one that the lock guards.
     pub(crate) fn settle_unless_busy<T>(
         self,
         answer: sqlx::Result<T>,
@@ -173,9 +205,9 @@ impl<C: Dialect> Borrowed<'_, C> {
         }
     }
 
-    /// Gives the connection back, unless its state is unknown, and sorts the error.
+    /// Returns the connection, unless its state is unknown, and maps the error.
     pub(crate) fn settle<T>(mut self, answer: sqlx::Result<T>, doing: &str) -> Result<T> {
-        // A refusal is an answer like any other: the connection is good for the next request.
+        // A refusal is an answer like any other: the connection can be reused.
         if answer.is_ok() || is_refusal::<C>(&answer) {
             let connection = self.connection.take().map(|connection| (connection, Instant::now()));
             *self.home.take().expect("settled once") = connection;
@@ -184,7 +216,7 @@ impl<C: Dialect> Borrowed<'_, C> {
     }
 }
 
-/// Waits for an answer for so long.
+/// Waits for an answer, for a limited time.
 pub(crate) async fn within<T>(
     limit: Duration,
     work: impl Future<Output = sqlx::Result<T>>,
@@ -196,7 +228,7 @@ pub(crate) async fn within<T>(
 }
 
 impl<C: Dialect> fmt::Debug for Sessions<C> {
-    /// Without the options: they carry the password.
+    /// Without the options: they contain the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sessions").field("engine", &C::ENGINE).finish_non_exhaustive()
     }

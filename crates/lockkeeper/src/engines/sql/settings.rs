@@ -1,26 +1,26 @@
-//! What the URL of a database says.
+//! The settings in the URL of a database.
 //!
-//! Options are ours or the client crate's: those it reads from a URL by itself, and nothing else may be
-//! left in it, since an option that nobody knows is an error.
+//! Options are ours or those that the client crate reads from a URL itself. Any other option is an
+//! error.
 
 use sqlx::ConnectOptions;
 
 use crate::engines::endpoint::{Endpoint, Options};
 use crate::error::{Error, Result};
 
-/// What both databases are told: by which strategy `S` locks are kept, and how to connect.
+/// The settings of both databases: the strategy `S`, and how to connect.
 pub(crate) struct Settings<S, O> {
     pub(crate) strategy: S,
     pub(crate) options: O,
     pub(crate) connections: usize,
-    /// Whether to make the tables if they are not there.
+    /// Whether to create the tables if they do not exist.
     pub(crate) create: bool,
     password_file: Option<String>,
 }
 
 impl<S: Copy, O: ConnectOptions> Settings<S, O> {
-    /// Reads what is left of the `options` of a URL. The first strategy is the one that is used if none
-    /// is named; `native` are the client crate's options.
+    /// Reads the remaining `options` of a URL. The first strategy is the default; `native` are the
+    /// options of the client crate.
     pub(crate) fn of(
         endpoint: &Endpoint,
         mut options: Options,
@@ -45,7 +45,7 @@ impl<S: Copy, O: ConnectOptions> Settings<S, O> {
         Ok(Self { strategy, options, connections, create, password_file })
     }
 
-    /// Reads the password that is in a file, if there is one.
+    /// Reads the password from its file, if there is one.
     pub(crate) fn with_password(mut self, set: impl FnOnce(O, &str) -> O) -> Result<Self> {
         if let Some(path) = &self.password_file {
             let text = std::fs::read_to_string(path).map_err(|e| {

@@ -29,7 +29,7 @@ pub(super) struct LockQueue {
     shared: Arc<Shared>,
     request: Request,
     node: QueueNode,
-    /// Whether it was not let in at once.
+    /// Whether it was not granted at once.
     waited: bool,
     yielding: YieldSignal,
     /// Set while it holds.
@@ -41,19 +41,19 @@ pub(super) struct View {
     queue: Vec<Node>,
 }
 
-/// A node that makes the lock something else than was asked for.
+/// A node that shows that the lock is in use as another kind.
 enum OtherKind {
-    /// The lock is this.
+    /// The lock is of this kind.
     Is(String),
-    /// This node waits for permits of a semaphore of which none is taken: in a moment it has one, or found
-    /// out that it is the wrong one, and left.
+    /// This node waits for permits of a semaphore of which none is taken. In a moment it will have
+    /// one, or will have noticed that it is the wrong one and left.
     Undecided(String),
 }
 
 /// How long such a moment may last.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// How often something is tried again that others interfere with.
+/// How often an operation is retried if other clients interfere.
 const TRIES: usize = 4;
 
 impl LockClaim {
@@ -91,7 +91,8 @@ impl Queue for LockQueue {
         let record = layout::write_record(&self.request, None);
         let (own, children) = self.node.enter(&session, &record).await?;
         if self.other_kind(&session, &children).await?.is_some() {
-            // We are the wrong one, unless the other is about to leave. So we leave first, then look.
+            // We are the wrong one, unless the other is about to leave. So we leave first, then
+            // check.
             self.node.leave().await?;
             return match self.settled_kind(&session).await? {
                 Some(found) => Err(self.request.conflict(found)),
@@ -110,7 +111,7 @@ impl Queue for LockQueue {
             return Ok(Turn::In);
         };
         let path = self.node.path_of(&view.queue[ahead].name);
-        // Data would never go.
+        // Application data would never go away.
         view.own.session.refuse_data(&self.request.key, &path).await?;
         self.waited = true;
         Ok(Turn::Behind(Ahead::node(path)))
@@ -143,7 +144,7 @@ impl Queue for LockQueue {
 }
 
 impl LockQueue {
-    /// For a single try: whether it would have to wait.
+    /// For a single attempt: whether it would have to wait.
     async fn is_busy(&self, session: &Session) -> Result<bool> {
         let children = session.list_current(self.node.dir()).await?;
         // Twice, because a client that asked for the wrong kind is gone in a moment.
@@ -160,10 +161,10 @@ impl LockQueue {
         Ok(true)
     }
 
-    /// What the lock is used as, if that is not what we ask for. The oldest node decides.
+    /// What the lock is in use as, if that is not what we ask for. The oldest node decides.
     ///
-    /// A client that asked for the wrong kind leaves again. So a node of another kind that is not the
-    /// oldest does not matter: it is about to leave.
+    /// A client that asked for the wrong kind leaves again. So a node of another kind that is not
+    /// the oldest does not matter: it is about to leave.
     async fn other_kind(
         &self,
         session: &Session,
@@ -200,8 +201,8 @@ impl LockQueue {
             }
             None => false,
         };
-        // A waiter's node moves from the first directory to the second at once: in this order none is
-        // overlooked.
+        // A waiter's node moves from the first directory to the second atomically: read in this
+        // order, none is missed.
         if let Some(lease) = session.queue(&leases).await?.first() {
             session.refuse_data(key, &format!("{leases}/{}", lease.name)).await?;
             return Ok(Some(OtherKind::Is(match lease.permit() {
@@ -214,7 +215,8 @@ impl LockQueue {
         Ok(Some(OtherKind::Undecided(waiter)))
     }
 
-    /// As [`other_kind`](LockQueue::other_kind), once that is decided, for a claim without a node.
+    /// Same as [`other_kind`](LockQueue::other_kind), once that is decided, for a claim without a
+    /// node.
     async fn settled_kind(&self, session: &Session) -> Result<Option<String>> {
         let mut waits = 0..TRIES;
         loop {
@@ -230,9 +232,9 @@ impl LockQueue {
         }
     }
 
-    /// Readers carry the fence of the last writer, which each writer notes before it begins.
+    /// Readers carry the fence of the last writer, which each writer records before it starts.
     ///
-    /// `None` when our node is gone: then somebody else may have noted a later one.
+    /// `None` if our node is gone: another client may have recorded a later fence by now.
     async fn fence(&self, own: &OwnNode) -> Result<Option<Fence>> {
         let fence = own.fence();
         if self.request.mode == Mode::Mutex {
@@ -249,7 +251,8 @@ impl LockQueue {
                 });
             };
             if self.request.mode == Mode::Read {
-                // A directory that was removed with what it noted was made again after all of that.
+                // If the directory was removed with its record and created again, it is newer than
+                // every fence it had.
                 let born = Fence::new(stat.czxid.try_into().unwrap_or(0));
                 return Ok(Some(noted.max(born)));
             }
@@ -263,12 +266,12 @@ impl LockQueue {
             match all.commit().await.map_err(zk::Error::from) {
                 Ok(_) => return Ok(Some(fence)),
                 Err(zk::Error::NoNode) => return Ok(None),
-                // By a writer that was there before us, and whose node is gone.
+                // Written by a writer that was there before us, and whose node is gone.
                 Err(zk::Error::BadVersion) => {}
                 Err(error) => return Err(failed(doing())(error)),
             }
         }
-        Err(Error::unreachable(NAME, doing(), "somebody else writes there all the time"))
+        Err(Error::unreachable(NAME, doing(), "another client keeps writing there"))
     }
 }
 
@@ -290,12 +293,12 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_writer_whose_lock_was_broken_does_not_note_its_fence_over_a_later_one() {
+    async fn a_writer_whose_lock_was_broken_does_not_overwrite_a_later_fence() {
         let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
         let url = servers.url("broken", Duration::from_secs(20));
         let shared = open(url.parse().unwrap()).await.unwrap().shared;
         let session = shared.sessions.get().await.unwrap();
-        // It is first in the queue, and has not noted its fence yet.
+        // It is first in the queue, and has not recorded its fence yet.
         let mut broken = writer(&shared);
         let (own, _) = broken.queue.node.enter(&session, b"").await.unwrap();
         session.zk.delete(&own.path, None).await.unwrap();

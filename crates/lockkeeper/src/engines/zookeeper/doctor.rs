@@ -1,4 +1,5 @@
-//! What would hurt: servers that do not answer, no majority to spare, a short session, missing rights.
+//! Checks for problems: servers that do not answer, no majority to spare, a short session, missing
+//! permissions.
 
 use std::time::Duration;
 
@@ -22,20 +23,20 @@ pub(super) async fn doctor(shared: &Shared) -> Result<Vec<Finding>> {
     findings.push(containers(shared, &session).await);
     if shared.settings.open {
         findings.push(Finding::warning(
-            "everyone who reaches the servers may delete locks (nodes are open to the world)",
+            "any client that reaches the servers may delete locks (nodes are open to the world)",
             "name a user and a password in the URL; the nodes then belong to them",
         ));
     }
     Ok(findings)
 }
 
-/// Asks every server what it is, and counts.
+/// Asks every server for its role, and counts the voters.
 async fn servers(shared: &Shared) -> Vec<Finding> {
     let hosts = &shared.settings.hosts;
     let mut findings = Vec::new();
     let mut voters = 0;
     if shared.settings.secure {
-        // Our session is at one of them; their status is only told in plain text.
+        // Our session is at one of them; servers report their status only in plain text.
         return vec![Finding::fine(format!(
             "one of {} servers answers; over TLS they do not say what they are",
             hosts.len()
@@ -88,12 +89,12 @@ async fn ask(host: &str, port: u16) -> std::io::Result<String> {
     let mut stream = TcpStream::connect((host, port)).await?;
     stream.write_all(b"srvr").await?;
     let mut answer = String::new();
-    // A status is short; whatever speaks at length is something else.
+    // A status is short; a server that sends more is something else.
     stream.take(64 * 1024).read_to_string(&mut answer).await?;
     Ok(answer)
 }
 
-/// Whether the servers granted what was asked for.
+/// Whether the servers granted what was requested.
 fn session_length(asked: Duration, granted: Duration) -> Finding {
     let (shown, lease) =
         (humantime::format_duration(granted), humantime::format_duration(granted / 2));
@@ -117,7 +118,7 @@ fn session_length(asked: Duration, granted: Duration) -> Finding {
     )
 }
 
-/// Whether we may do what a lock needs.
+/// Whether we have the permissions that a lock needs.
 async fn rights(shared: &Shared, zk: &zk::Client) -> Finding {
     let root = shared.root();
     let options = zk::CreateMode::EphemeralSequential.with_acls(shared.settings.acls());
@@ -141,7 +142,7 @@ async fn rights(shared: &Shared, zk: &zk::Client) -> Finding {
     }
 }
 
-/// Whether directories of locks vanish by themselves.
+/// Whether empty lock directories are removed by the servers.
 async fn containers(shared: &Shared, session: &super::Session) -> Finding {
     let probe = format!("{}/lockkeeper-doctor", shared.settings.root);
     let acls = shared.settings.acls();
@@ -152,7 +153,7 @@ async fn containers(shared: &Shared, session: &super::Session) -> Finding {
             Finding::fine("directories of locks that nobody uses are removed")
         }
         Err(zk::Error::Unimplemented) => Finding::warning(
-            "the servers know no containers: every key leaves a directory behind for ever",
+            "the servers know no containers: every key leaves a directory behind forever",
             "run ZooKeeper 3.5 or newer",
         ),
         Err(error) => Finding::problem(

@@ -1,4 +1,4 @@
-//! The client's errors, sorted into the public ones.
+//! Maps the errors of the client crate to those of this crate.
 
 use zookeeper_client as zk;
 
@@ -6,7 +6,7 @@ use crate::error::Error;
 
 pub(super) const NAME: &str = "zookeeper";
 
-/// What a failure means: may it pass by itself?
+/// The error of a failed request: transient or permanent.
 pub(super) fn failed(doing: impl Into<String>) -> impl FnOnce(zk::Error) -> Error {
     move |error| {
         if passes(&error) {
@@ -17,12 +17,12 @@ pub(super) fn failed(doing: impl Into<String>) -> impl FnOnce(zk::Error) -> Erro
     }
 }
 
-/// Whether the session with everything that it held is over.
+/// Whether the session has ended, with everything it held.
 pub(super) fn ends_session(error: &zk::Error) -> bool {
     matches!(error, zk::Error::SessionExpired | zk::Error::ClientClosed | zk::Error::AuthFailed)
 }
 
-/// Whether the request was certainly not carried out.
+/// Whether the request was certainly not executed.
 pub(super) fn refused(error: &zk::Error) -> bool {
     use zk::Error::*;
     matches!(

@@ -1,4 +1,4 @@
-//! What is held: the nodes of a grant, and the watch over the first of them.
+//! A grant: its nodes, and the watch on the first of them.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ pub(super) struct ZooKeeperHeld {
     /// All nodes of the grant.
     pub(super) paths: Vec<String>,
     pub(super) yielding: YieldSignal,
-    /// The data of a node whose claim had to wait, to be written now that it is let in.
+    /// The data of a node whose claim had to wait, to be written now that it is granted.
     pub(super) record: Option<Vec<u8>>,
 }
 
 impl ZooKeeperHeld {
-    /// A grant for as long as the session is vouched for by a write that left later than `asked`.
+    /// A grant for as long as a write that was sent after `asked` vouches for the session.
     pub(super) fn grant(
         self,
         request: &Request,
@@ -36,18 +36,18 @@ impl ZooKeeperHeld {
         Ok(Grant { fence, slots, ttl, since: asked, held: Arc::new(self) })
     }
 
-    /// Resolves when the node is gone, and signals when its holder is asked to give way.
+    /// Resolves when the node is gone, and signals when the holder is asked to release it.
     async fn watch(self) -> Loss {
         let expired = || Loss::Disconnected("its session expired".to_owned());
         let OwnNode { session, path, .. } = &self.node;
-        // Not over what an operator wrote there to ask us to give way.
+        // Without overwriting an operator's request to release the lock.
         if let Some(record) = self.record
             && let Err(error) = session.zk.set_data(path, &record, Some(0)).await
         {
-            tracing::debug!(%error, "it is not noted since when a lock is held");
+            tracing::debug!(%error, "cannot record since when a lock is held");
         }
         loop {
-            // While there is no connection, this waits for one: no need for a pause of our own.
+            // Without a connection, this waits for one: no pause is needed.
             let looked = tokio::select! {
                 () = session.over() => return expired(),
                 looked = session.zk.get_and_watch_data(path) => looked,
@@ -55,14 +55,14 @@ impl ZooKeeperHeld {
             match looked {
                 Ok((data, _, watcher)) => {
                     if data == REVOKE {
-                        self.yielding.ring();
+                        self.yielding.request();
                     }
                     watcher.changed().await;
                 }
                 Err(zk::Error::NoNode) => return Loss::Gone,
                 Err(error) if ends_session(&error) => return expired(),
                 Err(error) if refused(&error) => {
-                    tracing::warn!(%error, "cannot watch a held lock; renewals watch over it alone");
+                    tracing::warn!(%error, "cannot watch a held lock; only renewals will detect its loss");
                     session.over().await;
                     return expired();
                 }
@@ -78,6 +78,6 @@ impl Held for ZooKeeperHeld {
     }
 
     fn yield_requested(&self) -> Option<Signal> {
-        Some(self.yielding.rung())
+        Some(self.yielding.requested())
     }
 }

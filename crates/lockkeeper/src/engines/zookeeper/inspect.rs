@@ -12,7 +12,7 @@ use crate::engines::queued;
 use crate::error::Result;
 use crate::key::Key;
 
-/// How many requests are under way at a time.
+/// How many requests are in progress at a time.
 const BATCH: usize = 500;
 
 pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapshot>> {
@@ -72,7 +72,7 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
     Ok(asked)
 }
 
-/// A lock as it was seen.
+/// A lock as it was read.
 struct Seen {
     key: Key,
     holders: Vec<Claimant>,
@@ -95,18 +95,18 @@ impl Seen {
         };
         let holders = entries(self.holders);
         let fence: Option<Fence> = holders.iter().filter_map(|entry| entry.fence).max();
-        // A waiter has a number already, but it is no fence before it is let in.
+        // A waiter has a number already, but it is no fence before the grant.
         let waiters = entries(self.waiters).into_iter();
         let waiters = Some(waiters.map(|entry| Entry { fence: None, ..entry }).collect());
         Some(Snapshot { key: self.key, holders, waiters, fence })
     }
 }
 
-/// Looks at locks: all questions of one sort leave together.
+/// Reads locks: all requests of one sort are sent together.
 async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Result<Vec<Seen>> {
     let dirs: Vec<_> = keys.iter().map(|key| shared.dir(key)).collect();
     let within = |name: &str| dirs.iter().map(|dir| format!("{dir}/{name}")).collect::<Vec<_>>();
-    // What was done before this call is seen, by whichever server it was done.
+    // Everything done before this call is seen, at whichever server it was done.
     let sync = session.zk.sync(shared.root());
     let bases = session.list_all(&dirs);
     sync.await.map_err(failed("look at locks"))?;
@@ -114,7 +114,7 @@ async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Result<Vec<Se
     let is_semaphore = bases.iter().flatten().any(|name| name == LOCKS || name == LEASES);
     let none = || vec![Vec::new(); keys.len()];
     let (locks, leases) = match is_semaphore {
-        // In this order: a waiter that is let in meanwhile is seen twice rather than not at all.
+        // In this order: a waiter that is granted meanwhile is seen twice rather than not at all.
         true => {
             let (locks, leases) =
                 (session.list_all(&within(LOCKS)), session.list_all(&within(LEASES)));
@@ -148,7 +148,7 @@ async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Result<Vec<Se
 }
 
 impl Session {
-    /// What is in many directories. The requests leave now.
+    /// Lists many directories. The requests are sent now.
     fn list_all(
         &self,
         dirs: &[String],
@@ -163,7 +163,7 @@ impl Session {
         }
     }
 
-    /// What nodes say of themselves, those of one claim together. The requests leave now.
+    /// Reads the data of nodes, grouped by claim. The requests are sent now.
     fn read_all(
         &self,
         nodes: Vec<(String, Node)>,
@@ -178,7 +178,7 @@ impl Session {
                     Err(zk::Error::NoNode) => continue,
                     Err(error) => return Err(failed(format!("look at {path:?}"))(error)),
                 };
-                // A lock ends with its session. What stays is an application's data.
+                // A lock ends with its session. A node that does not is application data.
                 if !owned_by_a_session(&stat) {
                     continue;
                 }

@@ -1,11 +1,11 @@
-//! What is stored: names of nodes and their order in a queue, and the data that they hold.
+//! What is stored: names of nodes and their order in a queue, and the data of nodes.
 //!
-//! Node names are Curator's: `_c_<uuid>-lock-<sequence>`, and `__READ__` and `__WRIT__` for a read-write
-//! lock. The sequence is a signed 32-bit counter that wraps around and restarts with a new parent, so it
-//! orders the nodes that are in a queue together, and is never a fence.
+//! Node names are Curator's: `_c_<uuid>-lock-<sequence>`, and `__READ__` and `__WRIT__` for a
+//! read-write lock. The sequence is a signed 32-bit counter that wraps around and restarts with a
+//! new parent, so it orders the nodes that are in a queue at the same time, and is never a fence.
 //!
-//! The data says who holds or waits, why, and for a semaphore how many permits. Other clients that share
-//! the lock write their address or nothing, which is shown as it is.
+//! The data says who holds or waits, why, and for a semaphore how many permits. Other clients that
+//! share the lock write their address or nothing, which is shown as it is.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
@@ -15,7 +15,7 @@ use zookeeper_client as zk;
 use crate::engine::{Entry, Fence, Mode, Request};
 use crate::key::Key;
 
-/// The directory of the queue before a semaphore.
+/// The directory of a semaphore's queue.
 pub(super) const LOCKS: &str = "locks";
 
 /// The directory of its permits that are taken.
@@ -24,17 +24,17 @@ pub(super) const LEASES: &str = "leases";
 /// The data of a node whose holder is asked to give way, as Curator writes it.
 pub(super) const REVOKE: &[u8] = b"__REVOKE__";
 
-/// What data of ours starts with.
+/// The prefix of our data.
 const MARK: &str = "lockkeeper";
 
-/// The mark of a claim that was let in later than its node was made.
+/// Marks a claim that was granted later than its node was created.
 const LATER: &str = "later";
 
-/// What a node in a queue is there for.
+/// What a node in a queue stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Kind {
     Mutex,
-    // A reader that was a writer shares its sequence, and comes after it.
+    // A reader that was a writer has the same sequence, and sorts after it.
     Write,
     Read,
     Lease,
@@ -42,13 +42,13 @@ pub(super) enum Kind {
     KazooRead,
 }
 
-/// The marks by which nodes are told apart.
+/// The words in node names that identify their kind.
 const WORDS: [(&str, Kind); 6] = [
     ("__READ__", Kind::Read),
     ("__WRIT__", Kind::Write),
     ("lock-", Kind::Mutex),
     ("lease-", Kind::Lease),
-    // kazoo's: its nodes are in one queue with ours, though we never make such.
+    // kazoo's: its nodes are in one queue with ours, though we never create such nodes.
     ("__lock__", Kind::Mutex),
     ("__rlock__", Kind::KazooRead),
 ];
@@ -68,18 +68,18 @@ impl Kind {
             Kind::Mutex => Mode::Mutex,
             Kind::Write => Mode::Write,
             Kind::Read | Kind::KazooRead => Mode::Read,
-            // A foreign lease does not say how many there are.
+            // A foreign lease does not tell the limit.
             Kind::Lease => Mode::Permits { take: 1, limit: 0 },
         }
     }
 
-    /// Whether clients that make such nodes see each other.
+    /// Whether clients that create such nodes see each other.
     pub(super) fn mixes(self, other: Kind) -> bool {
         let kazoo = [self, other].contains(&Kind::KazooRead);
         (self == Kind::Mutex) == (other == Kind::Mutex) && !kazoo
     }
 
-    /// What a lock is used as that has such a node at the head of its queue.
+    /// What a lock with such a node at the head of its queue is in use as.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::KazooRead => "a read-write lock of kazoo's",
@@ -105,12 +105,12 @@ impl Node {
     fn parse(name: &str) -> Option<Self> {
         let read = |(word, kind): &(&str, Kind)| {
             let (head, tail) = name.rsplit_once(word)?;
-            // kazoo's id is nothing but digits. `block-0000000001` is somebody else's.
+            // kazoo's id consists of digits only. `block-0000000001` belongs to another program.
             let kazoo = head.len() == 32 && head.bytes().all(|byte| byte.is_ascii_hexdigit());
             if !(head.is_empty() || head.ends_with('-') || kazoo) {
                 return None;
             }
-            // Ten digits, of which one is the sign once the counter has wrapped around.
+            // Ten digits, one of which is the sign once the counter has wrapped around.
             let sequence = tail.parse().ok().filter(|n: &i32| format!("{n:010}") == tail)?;
             Some(Self { name: name.to_owned(), kind: *kind, sequence })
         };
@@ -128,7 +128,7 @@ impl Node {
         Self { kind: Kind::Lease, ..self }
     }
 
-    /// Which permit of how many a lease of ours is. A foreign one does not say.
+    /// Which permit of how many a lease of ours is. A foreign one does not tell.
     pub(super) fn permit(&self) -> Option<(u32, u32)> {
         let middle = self.name.get(ID_LENGTH..)?.split_once("-lease-")?.0;
         let (slot, limit) = middle.split_once('.')?;
@@ -136,11 +136,11 @@ impl Node {
     }
 }
 
-/// The nodes among the children of a lock that are in its queue, in order. Other nodes are left out.
+/// The children of a lock that are in its queue, in order. Other nodes are left out.
 pub(super) fn queue(children: &[String]) -> Vec<Node> {
     let mut nodes: Vec<_> = children.iter().filter_map(|name| Node::parse(name)).collect();
     if let Some(base) = nodes.first().map(|node| node.sequence) {
-        // The counter wraps around: what counts is the distance, and nobody waits for 2^31 others.
+        // The counter wraps around: the distance counts, and there are never 2^31 waiters.
         nodes.sort_by_key(|node| (node.sequence.wrapping_sub(base), node.kind));
     }
     nodes
@@ -156,11 +156,11 @@ pub(super) fn kazoo_permit(children: &[String]) -> Option<&str> {
 /// The length of `_c_<uuid>-`.
 pub(super) const ID_LENGTH: usize = 40;
 
-/// A new `_c_<uuid>-`, by which a node is found again when the reply to its creation was lost.
+/// A new `_c_<uuid>-`, by which a node is found again if the reply to its creation was lost.
 pub(super) fn new_id() -> String {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits).expect("the operating system gives random bits");
-    // Marked as random, as others expect a UUID to be.
+    // Marked as a random UUID, as other clients expect.
     bits[6] = (bits[6] & 0x0f) | 0x40;
     bits[8] = (bits[8] & 0x3f) | 0x80;
     let hex: String = bits.iter().fold(String::new(), |mut hex, byte| {
@@ -173,7 +173,7 @@ pub(super) fn new_id() -> String {
 
 /// A key as one path segment, so that lock `a` is no parent of lock `a/b`.
 ///
-/// `top` says that it is at the top of the tree, where one name is taken.
+/// `top` means that it is at the top of the tree, where one name is reserved.
 pub(super) fn encode(key: &Key, top: bool) -> String {
     let key = key.as_str();
     let taken = matches!(key, "." | "..") || (top && key == "zookeeper");
@@ -189,13 +189,13 @@ pub(super) fn encode(key: &Key, top: bool) -> String {
     segment
 }
 
-/// The key that a path segment stands for; `None` if it was not made by [`encode`].
+/// The key of a path segment; `None` if it was not created by [`encode`].
 pub(super) fn decode(segment: &str, top: bool) -> Option<Key> {
     let key = Key::new(percent_decode(segment)?).ok()?;
     (encode(&key, top) == segment).then_some(key)
 }
 
-/// Text with its `%XX` resolved; `None` if that is not text.
+/// Text with its `%XX` decoded; `None` if the result is not UTF-8.
 pub(super) fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -283,7 +283,7 @@ pub(super) fn read_fence(data: &[u8]) -> Option<Fence> {
 
 /// Whether a node ends with a session, as all nodes of locks do.
 ///
-/// Containers and nodes with a lifetime of their own have a mark where others have the session's id.
+/// Containers and TTL nodes have a marker in place of the session's id.
 pub(super) fn owned_by_a_session(stat: &zk::Stat) -> bool {
     const CONTAINER: u64 = 1 << 63;
     const LIFETIME: u64 = 0xff_0000;
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!((encoded("..", false), encoded(".a", false)), ("%2E.".into(), ".a".into()));
         assert_eq!(encoded("zookeeper", true), "%7Aookeeper");
         assert_eq!(encoded("zookeeper", false), "zookeeper");
-        // What `encode` did not write is no key.
+        // A segment that `encode` would not write is no key.
         assert_eq!(decode("%61", false), None);
         assert_eq!(decode("%zz", false), None);
     }

@@ -1,11 +1,11 @@
 //! `zookeeper:` keeps locks as ephemeral sequential nodes, in the layout of Curator's recipes.
 //!
-//! Every claim makes a node in the directory of its lock; the lowest sequence holds, and every other
-//! claim watches the one node that is in its way. Nodes belong to a session, which a client has one
-//! of, so a dead holder's lock is free when the servers give its session up.
+//! Every claim creates a node in the directory of its lock. The lowest sequence holds, and every
+//! other claim watches the one node that blocks it. Nodes belong to a session, of which a client
+//! has one, so the lock of a dead holder is free when the servers expire its session.
 //!
-//! Easy to get wrong: a follower may show a past in which our session was alive. What is granted or
-//! renewed is therefore always confirmed by a write, which a majority has to agree to.
+//! Easy to get wrong: a follower may show a past in which our session was alive. So grants and
+//! renewals are always confirmed by a write, to which a majority has to agree.
 
 mod claim;
 mod doctor;
@@ -62,7 +62,8 @@ const GUARANTEES: Guarantees = Guarantees {
     engine: error::NAME,
     read_write: Support::Yes,
     semaphore: Support::Yes,
-    // They are made in one request, which keeps the servers busy; with a long note it holds fewer.
+    // They are created in one request, which keeps the servers busy; with a long note, fewer fit
+    // into it.
     most_permits: 1_000,
     order: Order::Fifo,
     fence: FenceSource::Revision,
@@ -88,8 +89,8 @@ async fn open(endpoint: Endpoint) -> Result<ZooKeeper> {
     Ok(ZooKeeper { shared: Arc::new(shared) })
 }
 
-/// Refuses to wait in vain: one thread per process serves the sockets and timers of the client crate,
-/// and a process that is forked after it was started does not have it.
+/// Fails instead of waiting in vain: one thread per process serves the sockets and timers of the
+/// client crate, and a process that is forked after it was started does not have it.
 fn check_process() -> Result<()> {
     static STARTED_BY: OnceLock<u32> = OnceLock::new();
     if *STARTED_BY.get_or_init(std::process::id) == std::process::id() {
@@ -124,7 +125,7 @@ impl Engine for ZooKeeper {
 
     async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
         renew::renew(leases, asked).await.map_err(|mut error| {
-            // The client does not say which servers it means.
+            // The client's error does not name the servers.
             if let Error::Engine { doing, .. } = &mut error {
                 *doing += &format!(" at {}", self.shared.settings.servers());
             }
@@ -153,7 +154,7 @@ impl Engine for ZooKeeper {
     }
 
     async fn close(&self) {
-        // What is still held lives by the session, which ends with the last of it then.
+        // Locks that are still held need the session; it ends with the last of them.
         if Arc::strong_count(&self.shared.in_use) == 1 {
             self.shared.sessions.close().await;
         }
@@ -176,13 +177,13 @@ impl Shared {
         format!("{root}/{}", layout::encode(key, root.is_empty()))
     }
 
-    /// The root, as a path of its own.
+    /// The root as a path.
     fn root(&self) -> &str {
         if self.settings.root.is_empty() { "/" } else { &self.settings.root }
     }
 }
 
-/// Whether our node is let in.
+/// Whether our node is granted.
 fn turn(queue: &[Node], own: &OwnNode) -> Turn {
     let at = queue.iter().position(|node| node.name == own.name);
     let at = at.expect("a node is in the queue when the turn is asked for");

@@ -1,6 +1,7 @@
 //! Requests about nodes that claims, renewals and inspection share.
 //!
-//! Those that return a future have sent their request when they return: several cost one round trip.
+//! Those that return a future have sent their request when they return: several cost one round
+//! trip.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::key::Key;
 pub(super) const ANY_VERSION: i32 = -1;
 
 impl Session {
-    /// What is in a directory, which may not be there. The request leaves now.
+    /// Lists a directory, which may not exist. The request is sent now.
     pub(super) fn list(
         &self,
         dir: &str,
@@ -34,7 +35,7 @@ impl Session {
         }
     }
 
-    /// As [`list`](Session::list), by a server that knows what was done before: an outdated one would show
+    /// Like [`list`](Session::list), from a server that is up to date: an outdated one would list
     /// nodes that are gone already.
     pub(super) async fn list_current(&self, dir: &str) -> Result<Vec<String>> {
         let sync = self.zk.sync(dir);
@@ -43,12 +44,12 @@ impl Session {
         list.await
     }
 
-    /// The queue in a directory, which may not be there.
+    /// The queue in a directory, which may not exist.
     pub(super) async fn queue(&self, dir: &str) -> Result<Vec<Node>> {
         Ok(layout::queue(&self.list(dir).await?))
     }
 
-    /// The transaction that made a node, which may be gone. The request leaves now.
+    /// The transaction that created a node, which may be gone. The request is sent now.
     pub(super) fn created(
         &self,
         path: &str,
@@ -57,7 +58,7 @@ impl Session {
         async move { Ok(stat.await.map_err(failed(doing))?.map(|stat| stat.czxid)) }
     }
 
-    /// Whether nodes are all there, confirmed by a write. The request leaves now.
+    /// Whether all these nodes exist, confirmed by a write. The request is sent now.
     pub(super) fn confirm<'a>(
         &'a self,
         paths: &[String],
@@ -77,17 +78,17 @@ impl Session {
         })
     }
 
-    /// Deletes nodes of ours. The requests leave on the first poll.
+    /// Deletes nodes of ours. The requests are sent on the first poll.
     ///
-    /// `asked` is set from the first request on: a node that is gone was then deleted by an earlier
-    /// request, whose reply was lost.
+    /// `asked` is set from the first request on: after that, a missing node was deleted by an
+    /// earlier request whose reply was lost.
     pub(super) async fn delete(&self, paths: &[String], asked: &mut bool) -> Result<Released> {
         let asked_before = std::mem::replace(asked, true);
         let mut released = if asked_before { Released::Yes } else { Released::AlreadyGone };
         let deletions: Vec<_> = paths.iter().map(|path| self.zk.delete(path, None)).collect();
         for (deletion, path) in deletions.into_iter().zip(paths) {
             let answer = match deletion.await {
-                // The session moves to another server, or turns out to be over.
+                // The session moves to another server, or turns out to have ended.
                 Err(zk::Error::ConnectionLoss) => match self.zk.delete(path, None).await {
                     Err(zk::Error::NoNode) => Ok(()),
                     again => again,
@@ -104,7 +105,7 @@ impl Session {
         Ok(released)
     }
 
-    /// Makes a directory and those above it, which the servers remove again when they are empty.
+    /// Creates a directory and its parents, which the servers remove again when they are empty.
     pub(super) async fn make_directory(&self, dir: &str, acls: zk::Acls<'static>) -> Result<()> {
         let doing = || format!("make {dir:?}");
         let container = zk::CreateMode::Container.with_acls(acls);
@@ -117,17 +118,17 @@ impl Session {
         }
     }
 
-    /// Whether a node is gone, or goes within this time.
+    /// Whether a node is gone, or goes away within this time.
     pub(super) async fn ends_within(&self, path: &str, limit: Duration) -> Result<bool> {
         let looked = self.zk.check_and_watch_stat(path).await;
         let (stat, watcher) = looked.map_err(failed(format!("wait for {path:?}")))?;
         Ok(stat.is_none() || timeout(limit, watcher.changed()).await.is_ok())
     }
 
-    /// Refuses a node that is named like one of a lock and is data of an application: no session owns it, so
-    /// nobody ever takes it away, and a claim that waited for it would wait for ever.
+    /// Refuses a node that is named like that of a lock but is application data: no session owns
+    /// it, so it is never removed, and a claim that waited for it would wait forever.
     ///
-    /// The request leaves now.
+    /// The request is sent now.
     pub(super) fn refuse_data(
         &self,
         key: &Key,
@@ -136,7 +137,7 @@ impl Session {
         let (stat, key, path) = (self.zk.check_stat(path), key.clone(), path.to_owned());
         async move {
             let stat = stat.await.map_err(failed(format!("look at {path:?}")))?;
-            // One that is gone is in nobody's way.
+            // A node that is gone blocks nobody.
             if stat.is_none_or(|stat| owned_by_a_session(&stat)) {
                 return Ok(());
             }
@@ -148,8 +149,8 @@ impl Session {
         }
     }
 
-    /// As [`refuse_data`](Session::refuse_data), for those behind a node that was made just now. Numbers
-    /// rise, so nearly always there is nobody yet, unless something chose a number by itself.
+    /// Like [`refuse_data`](Session::refuse_data), for the nodes behind one that was just created.
+    /// Numbers rise, so there are almost never any, unless another program chose a number itself.
     pub(super) async fn refuse_data_behind(
         &self,
         key: &Key,
@@ -161,7 +162,8 @@ impl Session {
         self.refuse_data_in(key, dir, &queue[at + 1..]).await
     }
 
-    /// As [`refuse_data`](Session::refuse_data), for several nodes. The requests leave together.
+    /// Like [`refuse_data`](Session::refuse_data), for several nodes. The requests are sent
+    /// together.
     pub(super) async fn refuse_data_in(&self, key: &Key, dir: &str, nodes: &[Node]) -> Result<()> {
         let all = nodes.iter().map(|node| self.refuse_data(key, &format!("{dir}/{}", node.name)));
         for one in all.collect::<Vec<_>>() {

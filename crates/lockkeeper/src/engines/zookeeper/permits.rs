@@ -1,7 +1,8 @@
-//! The permits of one claim: a node in `leases` for each, made in one transaction and deleted together.
+//! The permits of one claim: a node in `leases` for each, created in one transaction and deleted
+//! together.
 //!
-//! Their names carry the id of the queue node that they replace, so permits whose transaction was not
-//! answered are found again.
+//! Their names carry the id of the queue node that they replace, so permits are found again if the
+//! transaction got no answer.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::error::{Error, Result};
 /// `jute.maxbuffer`, 1 MB by default.
 const CREATIONS: usize = 1_000_000;
 
-/// What a creation takes beside its path and its data.
+/// The size of a creation apart from its path and its data.
 const OVERHEAD: usize = 64;
 
 #[derive(Debug)]
@@ -27,7 +28,7 @@ pub(super) struct Permits {
     limit: u32,
     acls: zk::Acls<'static>,
     state: State,
-    /// Whether deletions were asked for and not all answered.
+    /// Whether deletions were requested and not all were answered.
     leaving: bool,
 }
 
@@ -66,7 +67,7 @@ impl Permits {
         taken.nodes.iter().map(|node| format!("{}/{}", self.dir, node.name)).collect()
     }
 
-    /// Refuses more than one request can hold, before anything is asked for.
+    /// Refuses more permits than fit into one request, before anything is sent.
     pub(super) fn refuse_too_many(&self, request: &Request, take: u32) -> Result<()> {
         let record = layout::write_record(request, Some(Fence::new(u64::MAX)));
         let path = self.path(&"_".repeat(ID_LENGTH), self.limit);
@@ -137,10 +138,14 @@ impl Permits {
                 }
             }
         }
-        Err(Error::unreachable(NAME, self.doing(), "its directory is removed at once"))
+        Err(Error::unreachable(
+            NAME,
+            self.doing(),
+            "its directory is removed as soon as it is created",
+        ))
     }
 
-    /// The permits that an earlier call took by this session, also if its reply was lost.
+    /// The permits that an earlier call took in this session, even if its reply was lost.
     pub(super) async fn taken(&mut self, session: &Arc<Session>) -> Result<Option<Taken>> {
         match &self.state {
             State::Unknown(from) if Arc::ptr_eq(&from.session, session) => {
@@ -149,7 +154,7 @@ impl Permits {
             State::Taken(taken) if Arc::ptr_eq(&taken.from.session, session) => {
                 Ok(Some(taken.clone()))
             }
-            // Another session took everything along, or will do so soon.
+            // The other session took everything with it, or soon will.
             _ => {
                 self.state = State::None;
                 Ok(None)
@@ -174,7 +179,7 @@ impl Permits {
         taken
     }
 
-    /// Makes sure by a write that permits are still ours. If they are not, they are forgotten.
+    /// Confirms by a write that the permits are still ours. If they are not, they are forgotten.
     pub(super) async fn confirm(&mut self, taken: &Taken) -> Result<bool> {
         let is_ours = taken.from.session.confirm(&self.paths(taken))?.await?;
         if !is_ours {

@@ -1,8 +1,8 @@
-//! Our entry in a queue: one ephemeral sequential node, found again when a reply was lost.
+//! Our entry in a queue: one ephemeral sequential node, found again after a lost reply.
 //!
-//! Its name carries an id that was chosen before the first request, so a node whose creation was not
-//! answered is recognised, and only our own node is ever deleted. Requests leave in the order in which
-//! they are made and are answered in that order, so several of them cost one round trip.
+//! Its name carries an id that was chosen before the first request, so a node whose creation got no
+//! answer is recognised, and only our own node is ever deleted. Requests are sent in the order in
+//! which they are made and are answered in that order, so several of them cost one round trip.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use super::session::Session;
 use crate::engine::{Fence, Released};
 use crate::error::{Error, Result};
 
-/// How often a node that somebody deletes is made again within one attempt.
+/// How often a node that another client deletes is created again within one attempt.
 const TRIES: usize = 4;
 
-/// A node that we make, have or delete in the directory of a queue.
+/// A node that we create, have or delete in the directory of a queue.
 #[derive(Debug)]
 pub(super) struct QueueNode {
     dir: String,
@@ -25,14 +25,14 @@ pub(super) struct QueueNode {
     acls: zk::Acls<'static>,
     id: String,
     state: State,
-    /// Whether a deletion was asked for and not answered.
+    /// Whether a deletion was requested and not answered.
     leaving: bool,
 }
 
 #[derive(Debug)]
 enum State {
     Absent,
-    /// A creation was asked for and not answered.
+    /// A creation was requested and not answered.
     Unknown(Arc<Session>),
     Present(OwnNode),
 }
@@ -79,10 +79,11 @@ impl QueueNode {
         }
     }
 
-    /// Makes the node if there is none, and lists everything in the directory, the node included.
+    /// Creates the node if there is none, and lists everything in the directory, including the
+    /// node.
     ///
-    /// When it returns, a write of our session was confirmed by a majority after the call began. So the
-    /// session was alive then, whatever an outdated follower may have shown us.
+    /// When it returns, a majority has confirmed a write of our session after the call began. So
+    /// the session was alive then, whatever an outdated follower may have shown us.
     pub(super) async fn enter(
         &mut self,
         session: &Arc<Session>,
@@ -105,7 +106,7 @@ impl QueueNode {
                 return Ok(entered);
             }
         }
-        let reason = "it is taken away as soon as it is there";
+        let reason = "its node is removed as soon as it is created";
         Err(Error::unreachable(NAME, self.doing(), reason))
     }
 
@@ -113,7 +114,7 @@ impl QueueNode {
         format!("make a node in {:?}", self.dir)
     }
 
-    /// `None` if there was no directory, or somebody deleted the node at once.
+    /// `None` if there was no directory, or the node was deleted at once.
     async fn create(
         &mut self,
         session: &Arc<Session>,
@@ -140,7 +141,7 @@ impl QueueNode {
             }
         };
         let parent = parent.await.map_err(failed(self.doing()))?;
-        // The last change among the children was our coming, and we are the only one.
+        // The last change among the children was the creation of our node, and it is the only one.
         let alone = |parent: zk::Stat| parent.num_children == 1 && parent.pzxid == stat.czxid;
         let children = match parent.is_some_and(alone) {
             true => vec![format!("{prefix}{sequence}")],
@@ -155,7 +156,7 @@ impl QueueNode {
         }
     }
 
-    /// `None` if somebody deleted the node.
+    /// `None` if another client deleted the node.
     async fn check(&mut self, own: OwnNode) -> Result<Option<(OwnNode, Vec<String>)>> {
         let is_there = own.session.confirm(std::slice::from_ref(&own.path))?;
         let list = own.session.list(&self.dir);
@@ -166,7 +167,7 @@ impl QueueNode {
         Ok(None)
     }
 
-    /// Deletes the node, or whatever may be there of it.
+    /// Deletes the node, or whatever may exist of it.
     pub(super) async fn leave(&mut self) -> Result<Released> {
         let session = match &self.state {
             State::Absent => return Ok(Released::Yes),
@@ -217,7 +218,7 @@ impl QueueNode {
         Some(own)
     }
 
-    /// A session that is over took our node with it.
+    /// A session that has ended took our node with it.
     fn forget_other_sessions(&mut self, session: &Arc<Session>) {
         let other = match &self.state {
             State::Absent => false,
@@ -227,7 +228,7 @@ impl QueueNode {
         };
         if other {
             if let State::Present(own) = &self.state {
-                // Or will take it soon: we do not wait for our own leftover. The request leaves now.
+                // Or soon will: we do not wait for our own leftover. The request is sent now.
                 drop(session.zk.delete(&own.path, None));
             }
             self.start_over();

@@ -1,7 +1,8 @@
-//! Renewal: transactions that check all nodes, as many at once as a request may hold.
+//! Renewal: transactions that check all nodes, as many at once as fit into a request.
 //!
-//! The session itself is kept alive by the client's heartbeats. A follower answers those by itself, so
-//! they prove nothing; this is a write, so a majority vouches for the session and for every node.
+//! The session itself is kept alive by the client's heartbeats. A follower answers those by itself,
+//! so they prove nothing. A renewal is a write, so a majority vouches for the session and for every
+//! node.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub(super) async fn renew(leases: &[Lease], asked: Moment) -> Result<Vec<Renewal
     let holds = leases.iter().map(Lease::held::<ZooKeeperHeld>).enumerate();
     let mut open: Vec<(usize, &ZooKeeperHeld)> =
         holds.filter_map(|(n, held)| Some((n, held?))).collect();
-    // Nearly always one session; two shortly after one expired.
+    // Usually one session; two shortly after one expired.
     while let Some((_, first)) = open.first() {
         let session = first.node.session.clone();
         let (ours, others) =
@@ -33,7 +34,7 @@ pub(super) async fn renew(leases: &[Lease], asked: Moment) -> Result<Vec<Renewal
         let there = vouch(&session, ours).await?;
         let vouched = session.vouched(&asked).unwrap_or_default();
         for n in there {
-            // A process that was stopped asks again in a moment, when the leader has its heartbeat.
+            // A process that was stopped retries in a moment, when the leader has its heartbeat.
             let enough = vouched >= leases[n].ttl;
             answers[n] = if enough { Renewal::Renewed } else { Renewal::Unknown };
         }
@@ -46,7 +47,7 @@ async fn vouch(session: &Session, holds: Vec<(usize, &ZooKeeperHeld)>) -> Result
     let doing = || format!("renew {} locks", holds.len());
     let mut moved = false;
     let mut gone = HashSet::new();
-    // Every node, and whose it is.
+    // Every node, and the hold it belongs to.
     let nodes = holds.iter().flat_map(|(n, held)| held.paths.iter().map(|path| (*n, path)));
     let mut open: Vec<(usize, &String)> = nodes.collect();
     while !open.is_empty() {
@@ -62,7 +63,7 @@ async fn vouch(session: &Session, holds: Vec<(usize, &ZooKeeperHeld)>) -> Result
         }
         match all.commit().await {
             Ok(_) => drop(open.drain(..many)),
-            // Nodes that are gone are taken out one by one.
+            // Missing nodes are taken out one by one.
             Err(zk::MultiWriteError::OperationFailed { index, source: zk::Error::NoNode }) => {
                 let owner = open[index].0;
                 gone.insert(owner);
@@ -79,5 +80,5 @@ async fn vouch(session: &Session, holds: Vec<(usize, &ZooKeeperHeld)>) -> Result
     Ok(holds.iter().map(|(n, _)| *n).filter(|n| !gone.contains(n)).collect())
 }
 
-/// What the check of a node takes beside its path.
+/// The size of a check apart from the path of the node.
 const OVERHEAD: usize = 17;

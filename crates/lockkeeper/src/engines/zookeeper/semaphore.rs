@@ -1,8 +1,9 @@
-//! A claim on permits of a semaphore: a node in the queue `locks`, then a node in `leases` per permit.
+//! A claim on permits of a semaphore: a node in the queue `locks`, then a node in `leases` per
+//! permit.
 //!
-//! Only the first in the queue takes permits, so their number never exceeds the limit, and it leaves
-//! the queue in the same transaction. The fence is that of its queue node, because permits are given
-//! in that order.
+//! Only the first in the queue takes permits, so their number never exceeds the limit, and it
+//! leaves the queue in the same transaction. The fence is that of its queue node, because permits
+//! are granted in that order.
 
 use std::sync::Arc;
 
@@ -24,14 +25,14 @@ use async_trait::async_trait;
 
 pub(super) type SemaphoreClaim = QueuedClaim<SemaphoreQueue>;
 
-/// The queue before a semaphore.
+/// The queue of a semaphore.
 #[derive(Debug)]
 pub(super) struct SemaphoreQueue {
     shared: Arc<Shared>,
     request: Request,
     take: u32,
     limit: u32,
-    /// The directory of the lock, where nodes of another kind may be.
+    /// The directory of the lock, which may contain nodes of another kind.
     base: String,
     node: QueueNode,
     permits: Permits,
@@ -52,14 +53,14 @@ pub(super) enum View {
     },
 }
 
-/// What is there of the lock.
+/// The nodes of the lock.
 pub(super) struct Seen {
     base: Vec<String>,
     queue: Vec<Node>,
     leases: Vec<Node>,
 }
 
-/// A node that makes the lock something else than was asked for.
+/// A node that shows that the lock is in use as another kind.
 pub(super) enum OtherKind {
     None,
     /// It came after one of ours, and leaves again. A claim that came after it waits for that.
@@ -67,7 +68,7 @@ pub(super) enum OtherKind {
         path: String,
         created: i64,
     },
-    /// It was there first: the lock is this.
+    /// It was there first: the lock is of this kind.
     Is(String),
 }
 
@@ -116,13 +117,14 @@ impl Queue for SemaphoreQueue {
         let seen = self.look(&session).await?;
         let other = self.other_kind(&session, &seen).await?;
         if let OtherKind::Is(_) = other {
-            // We are the wrong one, unless the other is about to leave. So we leave first, then look.
+            // We are the wrong one, unless the other is about to leave. So we leave first, then
+            // check.
             self.node.leave().await?;
             self.refuse_other_kind(&session).await?;
             return Ok(Entered::Gone);
         }
         if !seen.queue.iter().any(|node| node.name == own.name) {
-            // Somebody deleted it in between.
+            // Another client deleted it in between.
             self.node.start_over();
             return Ok(Entered::Gone);
         }
@@ -188,10 +190,10 @@ impl Queue for SemaphoreQueue {
 }
 
 impl SemaphoreQueue {
-    /// Before it makes a node: whether a single try would have to wait.
+    /// Before it creates a node: whether a single attempt would have to wait.
     ///
-    /// Every claim looks first, so that it is not in the way of claims of another kind: there is no
-    /// order between their queue and this one.
+    /// Every claim reads first, so that it does not block claims of another kind: there is no order
+    /// between their queue and this one.
     async fn is_busy(&mut self, session: &Session) -> Result<bool> {
         let seen = self.look(session).await?;
         if let OtherKind::Is(_) = self.other_kind(session, &seen).await? {
@@ -213,21 +215,21 @@ impl SemaphoreQueue {
         Ok(false)
     }
 
-    /// Everything that is there of the lock. All questions leave at once.
+    /// Reads all nodes of the lock. All requests are sent at once.
     async fn look(&self, session: &Session) -> Result<Seen> {
-        // Without a write of our own before it, an outdated server would show nodes that are gone.
+        // Without a preceding write of our own, an outdated server would list nodes that are gone.
         let sync = session.zk.sync(&self.base);
         let base = session.list(&self.base);
         let waiting = session.list(self.node.dir());
-        // After the queue, because its nodes move here at once: none is overlooked.
+        // After the queue, whose nodes move here atomically: none is missed.
         let leases = session.list(self.permits.dir());
         sync.await.map_err(failed(format!("look at {:?}", self.base)))?;
         let (base, waiting) = (base.await?, queue(&waiting.await?));
         Ok(Seen { base, queue: waiting, leases: queue(&leases.await?) })
     }
 
-    /// Whether the lock is used as something else. The oldest node decides, and a client that asked for
-    /// the wrong kind leaves again; see `LockQueue::other_kind`.
+    /// Whether the lock is in use as another kind. The oldest node decides, and a client that asked
+    /// for the wrong kind leaves again; see `LockQueue::other_kind`.
     async fn other_kind(&self, session: &Session, seen: &Seen) -> Result<OtherKind> {
         let key = &self.request.key;
         if let Some(permit) = kazoo_permit(&seen.base) {
@@ -249,7 +251,8 @@ impl SemaphoreQueue {
         };
         let ours = [oldest(self.node.dir(), &seen.queue), oldest(self.permits.dir(), &seen.leases)];
         data.await?;
-        // One that is gone may have hidden others: a claim that waits for it looks again at once.
+        // A node that is gone may have hidden others: a claim that waits for it checks again at
+        // once.
         let Some(created) = created.await? else {
             return Ok(OtherKind::Leaving { path, created: 0 });
         };
@@ -262,7 +265,7 @@ impl SemaphoreQueue {
         Ok(OtherKind::Is(node.kind.name().to_owned()))
     }
 
-    /// Refuses a lock that is used as something else, for a claim without a node.
+    /// Refuses a lock that is in use as another kind, for a claim without a node.
     async fn refuse_other_kind(&self, session: &Session) -> Result<()> {
         match self.other_kind(session, &self.look(session).await?).await? {
             OtherKind::Is(found) => Err(self.request.conflict(found)),
@@ -270,7 +273,7 @@ impl SemaphoreQueue {
         }
     }
 
-    /// Whether there is no room for us beside these.
+    /// Whether these leave no room for us.
     fn is_full(&self, leases: &[Node]) -> bool {
         leases.len() + self.take as usize > self.limit as usize
     }
@@ -281,9 +284,10 @@ impl SemaphoreQueue {
         Ahead::permits(self.permits.dir().to_owned(), most)
     }
 
-    /// Refuses permits that are data of something else, and would never come free.
+    /// Refuses permits that are application data, and would never be released.
     async fn refuse_data_among(&mut self, session: &Session, leases: &[Node]) -> Result<()> {
-        // Once: a request for each is a lot for a claim that looks again at every change.
+        // Only once: one request per node is too much for a claim that checks again at every
+        // change.
         if !self.full_before {
             session.refuse_data_in(&self.request.key, self.permits.dir(), leases).await?;
             self.full_before = true;

@@ -1,7 +1,7 @@
-//! The one session of a client: what all its nodes live and die with.
+//! The session of a client, to which all its nodes are bound.
 //!
-//! A session that expired is dead for ever, and so is everything that was held by it; the next
-//! acquire makes a new one. A session that moves to another server in time keeps its locks.
+//! A session that has expired is dead for good, and so is everything it held; the next acquire
+//! creates a new one. A session that moves to another server in time keeps its locks.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -16,7 +16,7 @@ use crate::core::acquire::CALL_LIMIT;
 use crate::core::clock::{Clock, Moment};
 use crate::error::{Error, Result};
 
-/// How often all servers are tried before there is said to be none.
+/// How often all servers are tried before connecting fails.
 const PASSES: usize = 4;
 
 /// How much of a request a renewal uses: servers disconnect a client that sends more than `jute.maxbuffer`,
@@ -49,7 +49,8 @@ impl Session {
         let mut zk = connect(settings, settings.session).await?;
         let granted = zk.session_timeout();
         if granted != settings.session {
-            // The client paces its heartbeats, and leaves a silent server, by what it asks for.
+            // The client derives its heartbeat interval, and when to leave a silent server, from
+            // the requested length.
             asked = Clock::System.now();
             zk = connect(settings, granted).await?;
         }
@@ -64,21 +65,23 @@ impl Session {
         self.zk.session_timeout()
     }
 
-    /// How long a confirmed write that left later than `asked` vouches for the session from then on.
+    /// For how long, from `asked` on, a confirmed write that was sent after `asked` vouches for the
+    /// session.
     ///
-    /// Only the leader ends sessions, when it has had no sign of life of one for its length. A write
-    /// alone is none: a server of the session reports its contacts to the leader every half a tick,
-    /// which is a quarter of the shortest session, and it may be cut off before it does. So the write
-    /// vouches for half of the length, and for no more than what is left since the last contact that
-    /// was certainly reported. That matters to a process that was stopped for a while; every other one
-    /// has had a contact in time.
+    /// Only the leader expires sessions, when it has had no sign of life for the length of the
+    /// session. A write alone is not one: a server reports its contacts to the leader every half
+    /// tick, which is a quarter of the shortest session, and may be cut off before it does. So the
+    /// write vouches for half of the length, and for no more than what is left since the last
+    /// contact that was certainly reported. That matters only to a process that was stopped for a
+    /// while; any other has had a contact in time.
     ///
     /// # Errors
-    /// When that is too little to be of use. It passes with the next report to the leader.
+    /// If that is too short to be useful. The error passes with the next report to the leader.
     pub(super) fn vouched(&self, asked: &Moment) -> Result<Duration> {
         let vouched = vouched(self.length(), self.contacts().iter(), asked);
         if vouched < self.length() / 4 {
-            let why = "this process was stopped for so long that its session may be about to end";
+            let why =
+                "this process was stopped for so long that its session may be about to expire";
             return Err(Error::unreachable(NAME, "vouch for a lock".to_owned(), why));
         }
         Ok(vouched)
@@ -93,7 +96,7 @@ impl Session {
         self.zk.state().is_terminated()
     }
 
-    /// Until it expired or was closed.
+    /// Resolves when it has expired or was closed.
     pub(super) async fn over(&self) {
         let mut states = self.zk.state_watcher();
         while !states.state().is_terminated() {
@@ -106,7 +109,7 @@ async fn connect(settings: &Settings, session: Duration) -> Result<zk::Client> {
     let servers = settings.servers();
     let doing = || format!("open a session at {servers}");
     let connecting = async {
-        // All servers are tried once each; a busy one may need more than the time it is given.
+        // All servers are tried once each; a busy one may need more than its timeout.
         for _ in 1..PASSES {
             match settings.connector(session).connect(&servers).await {
                 Err(zk::Error::NoHosts) => {}
@@ -121,9 +124,9 @@ async fn connect(settings: &Settings, session: Duration) -> Result<zk::Client> {
     }
 }
 
-/// Asks something now and then, and notes the answers, for as long as the session is used.
+/// Sends a request now and then, and records the answers, as long as the session is used.
 ///
-/// It does not wait for an answer before it asks again, nor keep the session open while it waits.
+/// It neither waits for an answer before the next request, nor keeps the session open meanwhile.
 async fn listen(session: Weak<Session>, pace: Duration) {
     loop {
         sleep(pace).await;
@@ -163,12 +166,12 @@ fn vouched<'a>(
     last.map_or(Duration::ZERO, |age| length.saturating_sub(age).min(length / 2))
 }
 
-/// The way to the session of the moment.
+/// Access to the current session.
 #[derive(Debug)]
 pub(super) struct Sessions {
     settings: Settings,
     current: Mutex<Option<Arc<Session>>>,
-    /// Held while a new one is made, so that many callers make only one.
+    /// Locked while a new one is created, so that many callers create only one.
     making: tokio::sync::Mutex<()>,
 }
 
@@ -178,7 +181,7 @@ impl Sessions {
         Ok(Self { settings, current: Mutex::new(Some(session)), making: Default::default() })
     }
 
-    /// The session, or a new one if that is over.
+    /// The session, or a new one if it has ended.
     pub(super) async fn get(&self) -> Result<Arc<Session>> {
         if let Some(session) = self.alive() {
             return Ok(session);
@@ -193,12 +196,12 @@ impl Sessions {
         Ok(session)
     }
 
-    /// How long the servers keep the session, or what will be asked for.
+    /// How long the servers keep the session, or the length that will be requested.
     pub(super) fn length(&self) -> Duration {
         self.current().as_ref().map_or(self.settings.session, |session| session.length())
     }
 
-    /// Ends the session, and waits until the servers know.
+    /// Ends the session, and waits until the servers have confirmed that.
     pub(super) async fn close(&self) {
         let Some(session) = self.current().take() else { return };
         let mut states = session.zk.state_watcher();
@@ -237,13 +240,13 @@ mod tests {
         let engine = super::super::open(url.parse().unwrap()).await.unwrap();
         let session = engine.shared.sessions.get().await.unwrap();
         let vouched = || session.vouched(&Clock::System.now());
-        // While it runs, there is always half of it.
+        // While the process runs, half of it is always left.
         let started = tokio::time::Instant::now();
         while started.elapsed() < length {
             assert_eq!(vouched().unwrap(), length / 2);
             sleep(Duration::from_millis(20)).await;
         }
-        // Everything in this process stands still.
+        // Everything in this process is stopped.
         std::thread::sleep(length * 5 / 8);
         let left = vouched().unwrap();
         assert!(left <= length * 3 / 8, "{left:?} are more than what is left");
@@ -267,7 +270,7 @@ mod tests {
             by_leader,
         };
         let left = |all: &[Contact]| vouched(length, all.iter(), &now).as_secs();
-        // What is older than a quarter was reported to the leader.
+        // Contacts older than a quarter were reported to the leader.
         assert_eq!(left(&[contact(3, 3, false), contact(1, 1, false)]), 4);
         assert_eq!(left(&[contact(6, 6, false), contact(1, 1, false)]), 2);
         // The answer counts for the report, the request for the age.
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_session_that_somebody_closed_takes_its_locks_along_and_another_one_is_made() {
+    async fn a_closed_session_takes_its_locks_with_it_and_is_replaced() {
         let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
         let url = servers.url("closed", Duration::from_secs(10));
         let engine = super::super::open(url.parse().unwrap()).await.unwrap();
@@ -289,8 +292,8 @@ mod tests {
         let session = shared.sessions.get().await.unwrap();
         let mut lost = Box::pin(guard.lost());
         let loss = loop {
-            // Both are the same session to the server: one moves it here, the other one back, until
-            // the end of the one here is the end of both.
+            // To the server, both are the same session: one moves it here, the other one back,
+            // until the end of the one here ends both.
             let connector = zk::Client::connector().with_session(session.zk.session().clone());
             drop(connector.connect(&servers.hosts()).await);
             if let Ok(loss) = timeout(Duration::from_millis(300), &mut lost).await {

@@ -1,4 +1,4 @@
-//! What a URL says: servers, root, session, credentials.
+//! The settings in a URL: servers, root, session, credentials.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use super::layout::percent_decode;
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
 
-/// Where locks live unless the URL says otherwise.
+/// The root of the locks, unless set.
 const DEFAULT_ROOT: &str = "/lockkeeper";
 
-/// How long the servers keep a session that they do not hear of, unless the URL says otherwise.
+/// How long the servers keep a silent session, unless set.
 const DEFAULT_SESSION: Duration = Duration::from_secs(30);
 
 const DEFAULT_PORT: u16 = 2181;
@@ -20,7 +20,7 @@ const DEFAULT_PORT: u16 = 2181;
 /// The port that ZooKeeper's own examples use for TLS.
 const SECURE_PORT: u16 = 2281;
 
-/// How long one server may take to accept a connection, when we look why none answers.
+/// How long one server may take to accept a connection, when we find out why none answers.
 const PROBE: Duration = Duration::from_millis(300);
 
 #[derive(Clone)]
@@ -28,17 +28,17 @@ pub(super) struct Settings {
     pub(super) hosts: Vec<(String, u16)>,
     /// Without a slash at its end; empty for the top of the tree.
     pub(super) root: String,
-    /// What is asked for. The servers may grant more or less.
+    /// The requested length. The servers may grant more or less.
     pub(super) session: Duration,
     login: Option<Login>,
     pub(super) open: bool,
-    /// Whether the servers are talked to over TLS.
+    /// Whether the connections use TLS.
     pub(super) secure: bool,
     #[cfg(feature = "zookeeper-tls")]
     tls: Option<zk::TlsOptions>,
 }
 
-/// Who we are.
+/// A user and how it authenticates.
 #[derive(Clone)]
 struct Login {
     user: String,
@@ -46,12 +46,12 @@ struct Login {
     way: Way,
 }
 
-/// How that is proved.
+/// The method of authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// The scheme `digest`: the servers take everyone's word, and nodes remember whose they are.
+    /// The scheme `digest`: the servers accept any user, and nodes record theirs.
     Digest,
-    /// The servers know the user, by SASL's DIGEST-MD5.
+    /// The servers know the user, by SASL DIGEST-MD5.
     Sasl,
 }
 
@@ -133,15 +133,15 @@ impl Settings {
         })
     }
 
-    /// Who may touch what we create.
+    /// The access control list of everything we create.
     pub(super) fn acls(&self) -> zk::Acls<'static> {
         if self.open { zk::Acls::anyone_all() } else { zk::Acls::creator_all() }
     }
 
     /// A connector with everything but the servers, for a session of this length.
     pub(super) fn connector(&self, session: Duration) -> zk::Connector {
-        // A server that falls silent is left early enough to renew at another one before the
-        // holder would have to stop; see `Session::vouched`.
+        // A silent server is left early enough to renew at another one before the holder would have
+        // to stop; see `Session::vouched`.
         let silence = (session / 8).max(Duration::from_millis(500));
         let connector =
             zk::Client::connector().with_session_timeout(session).with_connection_timeout(silence);
@@ -155,8 +155,8 @@ impl Settings {
                 let digest = format!("{user}:{password}");
                 connector.with_auth("digest", digest.as_bytes()).with_fail_eagerly()
             }
-            // Not given up at the first failure: a server that speaks TLS may answer the login before
-            // the session that it is for, which the client takes for a connection that is broken.
+            // Not failing at the first error: a server with TLS may answer the login before the
+            // session it belongs to, which the client takes for a broken connection.
             Some(Login { user, password, way: Way::Sasl }) => {
                 connector.with_sasl(zk::SaslOptions::digest_md5(user.clone(), password.clone()))
             }
@@ -164,7 +164,7 @@ impl Settings {
         }
     }
 
-    /// The servers, as the client wants them.
+    /// The servers, in the syntax of the client crate.
     pub(super) fn servers(&self) -> String {
         let way = if self.secure { "tcp+tls://" } else { "" };
         let show = |(host, port): &(String, u16)| match host.contains(':') {
@@ -174,8 +174,8 @@ impl Settings {
         self.hosts.iter().map(show).collect::<Vec<_>>().join(",")
     }
 
-    /// Why no server can be connected to; `None` if one can. The client tries again and again, and
-    /// keeps to itself why it fails.
+    /// Why no server can be connected to; `None` if one can. The client retries forever and does
+    /// not report why it fails.
     pub(super) async fn why_unreachable(&self) -> Option<String> {
         let mut why = None;
         for (host, port) in &self.hosts {

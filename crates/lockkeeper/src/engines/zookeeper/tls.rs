@@ -1,6 +1,6 @@
-//! What a `zookeepers:` URL says about certificates.
+//! The TLS settings in a `zookeepers:` URL.
 //!
-//! The client trusts no authority by itself, so one has to be named.
+//! The client trusts no certificate authority by default, so one has to be named.
 
 use zookeeper_client::TlsOptions;
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 
 /// Takes the options `ca`, `cert` and `key`.
 pub(super) fn read(options: &mut Options) -> Result<TlsOptions> {
-    // The first one counts; an application that chose another provider keeps it.
+    // The first provider installed wins; an application that chose another one keeps it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let Some(ca) = pem(options, "ca")? else {
         return Err(Error::Url(
@@ -29,7 +29,7 @@ pub(super) fn read(options: &mut Options) -> Result<TlsOptions> {
     }
 }
 
-/// What is in a file that an option names.
+/// The contents of a file that an option names.
 fn pem(options: &mut Options, name: &'static str) -> Result<Option<String>> {
     let Some(path) = options.take(name)? else { return Ok(None) };
     let text = std::fs::read_to_string(&path);

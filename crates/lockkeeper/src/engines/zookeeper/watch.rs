@@ -1,4 +1,4 @@
-//! Waiting for another node to go, or for permits to come free.
+//! Waiting for another node to go away, or for permits to be released.
 
 use std::fmt;
 use std::future::Future;
@@ -14,15 +14,15 @@ use crate::error::Result;
 /// What a claim waits for.
 pub(super) struct Ahead {
     target: Target,
-    /// Set once there is a watch. It outlives a wait that is dropped, so that asking again costs little.
+    /// Set once there is a watch. It outlives a dropped wait, so that asking again costs little.
     event: Option<Event>,
 }
 
 #[derive(Debug)]
 enum Target {
-    /// A node that is in our way.
+    /// A node that blocks us.
     Node(String),
-    /// A directory of permits in which there are more than these.
+    /// A directory with more than this many permits.
     Permits(String, usize),
 }
 
@@ -34,12 +34,12 @@ impl Ahead {
         Self { target: Target::Node(path), event: None }
     }
 
-    /// Waits until a directory holds at most so many nodes.
+    /// Waits until a directory has at most this many nodes.
     pub(super) fn permits(dir: String, most: usize) -> Self {
         Self { target: Target::Permits(dir, most), event: None }
     }
 
-    /// Whether the node that is watched and our own are both still there.
+    /// Whether the watched node and our own both still exist.
     pub(super) async fn is_unchanged(&self, own: Option<&OwnNode>) -> bool {
         let (Target::Node(other), Some(_), Some(own)) = (&self.target, &self.event, own) else {
             return false;
@@ -70,10 +70,10 @@ impl fmt::Debug for Ahead {
     }
 }
 
-/// The end of another node, or of our own; `None` when one of them is gone already.
+/// Resolves at the end of another node, or of our own; `None` if one of them is gone already.
 async fn end_of(other: &str, own: &OwnNode) -> Result<Option<Event>> {
     let zk = &own.session.zk;
-    // Asked for with its data, because a question after a node that is gone leaves no watch behind.
+    // Reads the data too, because a request for a missing node leaves no watch behind.
     let theirs = zk.get_and_watch_data(other);
     let ours = zk.get_and_watch_data(&own.path);
     match (theirs.await, ours.await) {
@@ -87,7 +87,8 @@ async fn end_of(other: &str, own: &OwnNode) -> Result<Option<Event>> {
     }
 }
 
-/// Any change in a directory, or the end of our own node; `None` if there are few enough already.
+/// Resolves at any change in a directory, or at the end of our own node; `None` if there are few
+/// enough already.
 async fn change_in(dir: &str, most: usize, own: &OwnNode) -> Result<Option<Event>> {
     let zk = &own.session.zk;
     let theirs = zk.list_and_watch_children(dir);

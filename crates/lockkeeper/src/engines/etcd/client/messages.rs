@@ -1,11 +1,12 @@
 //! The messages of etcd's protocol that we use, with the fields that we use.
 //!
-//! Written by hand, because generating them would take a compiler for protocol buffers at build time. The
-//! tags are those of etcd's `rpc.proto` and `kv.proto`; fields that are not listed are skipped when read.
+//! Written by hand, because generating them would need a protocol buffer compiler at build time.
+//! The tags are those of etcd's `rpc.proto` and `kv.proto`; fields that are not listed are skipped
+//! when decoding.
 
 use prost::{Enumeration, Message, Oneof};
 
-/// Where a store was when it answered.
+/// The revision of the store when it answered.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct ResponseHeader {
     #[prost(int64, tag = "3")]
@@ -44,7 +45,7 @@ pub(crate) enum SortTarget {
 pub(crate) struct RangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(crate) key: Vec<u8>,
-    /// Everything from the key up to here; just the key if it is empty.
+    /// The end of the range, exclusive; just the key if it is empty.
     #[prost(bytes = "vec", tag = "2")]
     pub(crate) range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
@@ -201,7 +202,7 @@ pub(crate) struct TxnResponse {
     pub(crate) responses: Vec<ResponseOp>,
 }
 
-/// An order on a watch stream.
+/// A request on a watch stream.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct WatchRequest {
     #[prost(oneof = "WatchOrder", tags = "1, 2")]
@@ -258,7 +259,7 @@ pub(crate) struct WatchResponse {
     pub(crate) events: Vec<Event>,
 }
 
-/// That something happened; what it was, whoever waits looks up.
+/// An event without its contents: the waiter reads those itself.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Event {}
 
@@ -295,7 +296,7 @@ pub(crate) struct LeaseKeepAliveRequest {
 pub(crate) struct LeaseKeepAliveResponse {
     #[prost(int64, tag = "2")]
     pub(crate) id: i64,
-    /// Not above zero if there is no such lease.
+    /// Zero or less if there is no such lease.
     #[prost(int64, tag = "3")]
     pub(crate) ttl: i64,
 }
@@ -308,7 +309,7 @@ pub(crate) struct LeaseTimeToLiveRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct LeaseTimeToLiveResponse {
-    /// What is left of it.
+    /// The remaining time.
     #[prost(int64, tag = "3")]
     pub(crate) ttl: i64,
     #[prost(int64, tag = "4")]
@@ -338,7 +339,7 @@ pub(crate) enum AlarmType {
     Corrupt = 2,
 }
 
-/// With nothing set, it asks for all alarms.
+/// With nothing set, it requests all alarms.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AlarmRequest {}
 

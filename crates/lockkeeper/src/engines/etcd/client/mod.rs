@@ -1,7 +1,7 @@
 //! A client of one member: the calls of etcd's API that locks need, over gRPC.
 //!
-//! Every failure is a [`Status`]. One that was made here, because no connection could be made or a stream
-//! ended, is `Unavailable`: the member said nothing.
+//! Every failure is a [`Status`]. One that was created here, because no connection could be made or
+//! a stream ended, is `Unavailable`: the member did not answer.
 
 mod messages;
 mod operations;
@@ -21,16 +21,16 @@ use tonic_prost::ProstCodec;
 
 pub(crate) use messages::*;
 
-/// Pings on a connection that is used. Servers take more than one in five seconds for an attack.
+/// Pings on a connection in use. Servers treat more than one in five seconds as an attack.
 const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
-/// How long a connection may take.
+/// The timeout of connecting.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// The longest answer in bytes: a queue of a hundred thousand, or as many permits.
+/// The longest answer in bytes: a queue of a hundred thousand entries, or as many permits.
 const LONGEST: usize = 64 << 20;
 
-/// How many orders on a stream may wait for the connection to take them.
+/// How many requests on a stream may wait for the connection.
 const ORDERS: usize = 100;
 
 /// How to reach the members of a cluster.
@@ -47,24 +47,24 @@ pub(super) struct User {
     pub(super) password: String,
 }
 
-/// A connection to one member, made when it is first needed and again when it broke. Clones share it.
+/// A connection to one member, made on demand and again when it broke. Clones share it.
 #[derive(Clone)]
 pub(super) struct Client {
     channel: Channel,
     login: Option<Arc<Login>>,
 }
 
-/// A user, and the token that the cluster knows it by.
+/// A user, and the token that the cluster gave it.
 struct Login {
     user: User,
     token: Mutex<Option<Token>>,
-    /// Held by the one call that asks for a token.
+    /// Locked by the one call that requests a token.
     asking: AsyncMutex<()>,
 }
 
 type Token = MetadataValue<Ascii>;
 
-/// A stream of orders to a member, and of its replies.
+/// A stream of requests to a member, and of its replies.
 pub(super) struct Exchange<Q, A> {
     pub(super) orders: mpsc::Sender<Q>,
     pub(super) replies: Streaming<A>,
@@ -117,7 +117,8 @@ impl Client {
         self.call("/etcdserverpb.Maintenance/Alarm", AlarmRequest {}).await
     }
 
-    /// Opens a stream that keeps leases alive, with a first order on it: servers answer only then.
+    /// Opens a stream that keeps leases alive, with a first request on it: servers answer only
+    /// then.
     pub(super) async fn keep_alive(
         self,
         first: LeaseKeepAliveRequest,
@@ -125,7 +126,7 @@ impl Client {
         self.exchange("/etcdserverpb.Lease/LeaseKeepAlive", first).await
     }
 
-    /// Opens a stream of watches, with a first order on it.
+    /// Opens a stream of watches, with a first request on it.
     pub(super) async fn watch(
         self,
         first: WatchRequest,
@@ -133,7 +134,7 @@ impl Client {
         self.exchange("/etcdserverpb.Watch/Watch", first).await
     }
 
-    /// One call. A token that the member does not know any more is replaced, once.
+    /// One call. A token that has become invalid is replaced, once.
     pub(super) async fn call<Q, A>(&self, path: &'static str, message: Q) -> Result<A, Status>
     where
         Q: Message + Clone + 'static,
@@ -206,7 +207,7 @@ impl Client {
         Ok(grpc)
     }
 
-    /// The token of our user, if there is a user; a new one instead of one that is not known any more.
+    /// The token of our user, if there is one; a new one if the given one has become invalid.
     async fn token(&self, stale: Option<Token>) -> Result<Option<Token>, Status> {
         let Some(login) = &self.login else { return Ok(None) };
         let usable =
@@ -235,12 +236,12 @@ impl Login {
     }
 }
 
-/// Whether the member does not know our token any more.
+/// Whether our token has become invalid.
 fn is_logged_out(status: &Status, token: &Option<Token>) -> bool {
     status.code() == Code::Unauthenticated && token.is_some()
 }
 
-/// A request in the name of our user. A member that knows no leader is to say so instead of waiting.
+/// A request with our token. A member without a leader should fail it instead of waiting.
 fn signed<T>(mut request: Request<T>, token: Option<Token>) -> Request<T> {
     let metadata = request.metadata_mut();
     metadata.insert("hasleader", MetadataValue::from_static("true"));
@@ -258,7 +259,7 @@ fn in_words(error: &dyn std::error::Error) -> String {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The login holds the password.
+        // The login contains the password.
         f.debug_struct("Client").finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! The steps and conditions of transactions, in few words.
+//! Short constructors for the operations and conditions of transactions.
 
 use super::messages::*;
 
@@ -21,12 +21,12 @@ impl PutRequest {
 }
 
 impl TxnRequest {
-    /// Steps that are taken if all conditions hold.
+    /// Operations that run if all conditions hold.
     pub(crate) fn when(compare: impl Into<Vec<Compare>>, success: Vec<RequestOp>) -> Self {
         Self { compare: compare.into(), success, failure: Vec::new() }
     }
 
-    /// Steps that are taken otherwise.
+    /// Operations that run otherwise.
     pub(crate) fn or_else(self, failure: Vec<RequestOp>) -> Self {
         Self { failure, ..self }
     }
@@ -51,7 +51,7 @@ impl RequestOp {
 }
 
 impl ResponseOp {
-    /// What was found, if this is the answer to a `get`.
+    /// The keys found, if this is the answer to a `get`.
     pub(crate) fn found(self) -> Vec<KeyValue> {
         match self.response {
             Some(Response::Range(found)) => found.kvs,
@@ -61,7 +61,7 @@ impl ResponseOp {
 }
 
 impl Compare {
-    /// Whether the key was created at this revision; 0 means that it is not there.
+    /// Whether the key was created at this revision; 0 means that it does not exist.
     pub(crate) fn created(key: Vec<u8>, revision: i64) -> Self {
         Self::by(CompareTarget::Create, CompareResult::Equal, key, Revision::Create(revision))
     }
@@ -73,12 +73,12 @@ impl Compare {
         Self { range_end, ..before }
     }
 
-    /// Whether the key was changed last at this revision.
+    /// Whether the key was last changed at this revision.
     pub(crate) fn changed(key: Vec<u8>, revision: i64) -> Self {
         Self::by(CompareTarget::Mod, CompareResult::Equal, key, Revision::Mod(revision))
     }
 
-    /// Whether nothing is in a range.
+    /// Whether a range is empty.
     pub(crate) fn empty((key, range_end): (Vec<u8>, Vec<u8>)) -> Self {
         Self { range_end, ..Self::created(key, 0) }
     }

@@ -38,28 +38,24 @@ local function add_line(waiters, line, beats, who)
   if #entries == 0 then
     return
   end
-  local limits, alive = {}, {}
+  local limits, records = {}, {}
   local scores = redis.call('zrange', beats, 0, -1, 'withscores')
   for i = 1, #scores, 2 do
     limits[scores[i]] = tonumber(scores[i + 1])
   end
+  local noted = redis.call('hgetall', who)
+  for i = 1, #noted, 2 do
+    records[noted[i]] = noted[i + 1]
+  end
   for _, entry in ipairs(entries) do
     if not limits[entry] or limits[entry] > now then
-      alive[#alive + 1] = entry
-    end
-  end
-  -- Lua passes no more than some thousand arguments.
-  for first = 1, #alive, 1000 do
-    local last = math.min(first + 999, #alive)
-    local records = redis.call('hmget', who, unpack(alive, first, last))
-    for i = first, last do
-      waiters[#waiters + 1] = {alive[i], records[i - first + 1] or ''}
+      waiters[#waiters + 1] = {entry, records[entry] or ''}
     end
   end
 end
 
 local function look(stem, lock, state, queue, _, beats, _, who, permits, _, other_queue)
-  local held, fence = unpack(redis.call('hmget', state, 'held', 'fence'))
+  local held, fence = redis.call('hget', state, 'held'), redis.call('hget', state, 'fence')
   local function record(field)
     return redis.call('hget', who, field) or held or ''
   end

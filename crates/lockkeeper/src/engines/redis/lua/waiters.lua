@@ -1,13 +1,14 @@
--- Those who wait for the common mutex, which has no line: a hash of records, each with the time until
--- which it counts. Only for people who look.
+-- The waiters for the common mutex, which has no queue: a hash of records, each with the time until
+-- which it counts. Only for inspection.
 
--- A server that is full refuses this, and the lock is busy all the same: so nothing here may fail.
+-- A full server refuses this, and the lock is busy all the same: so nothing here may fail.
 local function show_waiter(waiters, field, time, record)
   local clock = redis.call('time')
   local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
   redis.pcall('hset', waiters, field, string.format('%.0f', now + time) .. '\t' .. record)
   redis.pcall('pexpire', waiters, time)
-  -- Those who died are forgotten with the last who waits, or by one in as many as there are.
+  -- Dead waiters are forgotten with the last waiter, or at random, in one of as many calls as there
+  -- are waiters.
   local shown = redis.call('hlen', waiters)
   if shown > 1 and clock[2] % shown == 0 then
     local all = redis.call('hgetall', waiters)

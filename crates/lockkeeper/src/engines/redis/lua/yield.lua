@@ -1,6 +1,7 @@
--- Asks holders to give way: notes it for those who listen later, and tells those who listen now.
+-- Asks holders to release their locks: records it for holders that subscribe later, and notifies
+-- those that are subscribed.
 -- KEYS: asked
--- ARGV: publish, how long to remember it, and the field of each holder
+-- ARGV: publish, how long to keep it, and the field of each holder
 
 for i = 3, #ARGV do
   redis.call('hset', KEYS[1], ARGV[i], '1')

@@ -1,0 +1,166 @@
+//! The selection, the input, and the effect of each key.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::list::{Shown, Sort};
+
+/// What the operator is viewing.
+#[derive(Debug, Default)]
+pub(super) struct View {
+    pub(super) filter: String,
+    pub(super) sort: Sort,
+    /// The engine and the key of the selected lock.
+    pub(super) chosen: Option<(String, String)>,
+    /// Whether the waiters of the selected lock are shown below it.
+    pub(super) expanded: bool,
+    pub(super) mode: Mode,
+    /// How far the details are scrolled.
+    pub(super) scrolled: u16,
+    /// The outcome of the last change.
+    pub(super) news: Option<String>,
+}
+
+/// What keys do at the moment.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) enum Mode {
+    #[default]
+    Table,
+    Filter,
+    Detail,
+    Help,
+    /// Confirming a yield request.
+    Yield,
+    /// Typing the reason of a break.
+    Why(String),
+    /// Confirming a break.
+    Break(String),
+}
+
+/// The effect of a key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Stay,
+    Quit,
+    Do(Order),
+}
+
+/// A confirmed change.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Yield { engine: String, key: String },
+    Break { engine: String, key: String, why: String },
+}
+
+impl View {
+    /// Keeps the selection on an existing lock.
+    pub(super) fn settle(&mut self, shown: &Shown) {
+        if self.place(shown).is_none() {
+            self.chosen = shown.items.first().map(|item| item.name());
+            if self.mode == Mode::Detail && self.chosen.is_none() {
+                self.mode = Mode::Table;
+            }
+        }
+    }
+
+    /// The position of the selected lock in the list.
+    pub(super) fn place(&self, shown: &Shown) -> Option<usize> {
+        let chosen = self.chosen.as_ref()?;
+        shown.items.iter().position(|item| item.name() == *chosen)
+    }
+
+    pub(super) fn press(&mut self, key: KeyEvent, shown: &Shown) -> Step {
+        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+            return Step::Quit;
+        }
+        self.news = None;
+        match std::mem::take(&mut self.mode) {
+            Mode::Table => self.press_in_table(key.code, shown),
+            Mode::Filter => self.press_in_filter(key.code),
+            Mode::Help => Step::Stay,
+            Mode::Detail => self.press_in_detail(key.code),
+            Mode::Yield => match (key.code, self.chosen.clone()) {
+                (KeyCode::Char('y'), Some((engine, key))) => Step::Do(Order::Yield { engine, key }),
+                _ => Step::Stay,
+            },
+            Mode::Why(mut why) => {
+                match key.code {
+                    KeyCode::Esc => return Step::Stay,
+                    KeyCode::Enter if !why.trim().is_empty() => {
+                        self.mode = Mode::Break(why);
+                        return Step::Stay;
+                    }
+                    KeyCode::Char(c) => why.push(c),
+                    KeyCode::Backspace => drop(why.pop()),
+                    _ => {}
+                }
+                self.mode = Mode::Why(why);
+                Step::Stay
+            }
+            Mode::Break(why) => match (key.code, self.chosen.clone()) {
+                (KeyCode::Char('y'), Some((engine, key))) => {
+                    Step::Do(Order::Break { engine, key, why })
+                }
+                _ => Step::Stay,
+            },
+        }
+    }
+
+    fn press_in_table(&mut self, code: KeyCode, shown: &Shown) -> Step {
+        match code {
+            KeyCode::Char('q') => return Step::Quit,
+            KeyCode::Esc => self.filter.clear(),
+            KeyCode::Char('/') => self.mode = Mode::Filter,
+            KeyCode::Char('?' | 'h') => self.mode = Mode::Help,
+            KeyCode::Char('s') => self.sort = self.sort.next(),
+            KeyCode::Char('j') | KeyCode::Down => self.move_by(1, shown),
+            KeyCode::Char('k') | KeyCode::Up => self.move_by(-1, shown),
+            KeyCode::PageDown => self.move_by(10, shown),
+            KeyCode::PageUp => self.move_by(-10, shown),
+            KeyCode::Home => self.move_by(isize::MIN, shown),
+            KeyCode::End => self.move_by(isize::MAX, shown),
+            KeyCode::Char(' ') => self.expanded = !self.expanded,
+            KeyCode::Enter if self.chosen.is_some() => {
+                (self.mode, self.scrolled) = (Mode::Detail, 0);
+            }
+            KeyCode::Char('y') if self.chosen.is_some() => self.mode = Mode::Yield,
+            KeyCode::Char('b') if self.chosen.is_some() => self.mode = Mode::Why(String::new()),
+            _ => {}
+        }
+        Step::Stay
+    }
+
+    fn press_in_filter(&mut self, code: KeyCode) -> Step {
+        self.mode = Mode::Filter;
+        match code {
+            KeyCode::Enter => self.mode = Mode::Table,
+            KeyCode::Esc => {
+                self.filter.clear();
+                self.mode = Mode::Table;
+            }
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(c) => self.filter.push(c),
+            _ => {}
+        }
+        Step::Stay
+    }
+
+    fn press_in_detail(&mut self, code: KeyCode) -> Step {
+        self.mode = Mode::Detail;
+        match code {
+            KeyCode::Char('q') => return Step::Quit,
+            KeyCode::Esc | KeyCode::Enter => self.mode = Mode::Table,
+            KeyCode::Char('j') | KeyCode::Down => self.scrolled = self.scrolled.saturating_add(1),
+            KeyCode::Char('k') | KeyCode::Up => self.scrolled = self.scrolled.saturating_sub(1),
+            KeyCode::Char('y') => self.mode = Mode::Yield,
+            KeyCode::Char('b') => self.mode = Mode::Why(String::new()),
+            _ => {}
+        }
+        Step::Stay
+    }
+
+    fn move_by(&mut self, rows: isize, shown: &Shown) {
+        let at = self.place(shown).unwrap_or(0).saturating_add_signed(rows);
+        let last = shown.items.len().saturating_sub(1);
+        self.chosen = shown.items.get(at.min(last)).map(|item| item.name());
+    }
+}

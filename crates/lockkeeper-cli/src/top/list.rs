@@ -1,0 +1,109 @@
+//! Which locks are shown, and in which order.
+
+use std::cmp::Reverse;
+use std::time::{Duration, SystemTime};
+
+use super::keys::View;
+use crate::ui::collect::State;
+use crate::ui::model::{Lock, Party};
+use crate::ui::rows::{Row, Strip};
+
+/// Everything that one frame shows.
+#[derive(Debug)]
+pub(super) struct Shown {
+    pub(super) strip: Strip,
+    /// The engines that do not answer, and why.
+    pub(super) silent: Vec<String>,
+    pub(super) items: Vec<Item>,
+    /// How many there are without the filter.
+    pub(super) all: usize,
+}
+
+/// A lock, with all its holders and known waiters.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) row: Row,
+    pub(super) lock: Lock,
+}
+
+/// The sort order of the locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Sort {
+    #[default]
+    Trouble,
+    Key,
+    Age,
+    Waiters,
+}
+
+impl Sort {
+    pub(super) fn next(self) -> Self {
+        match self {
+            Sort::Trouble => Sort::Key,
+            Sort::Key => Sort::Age,
+            Sort::Age => Sort::Waiters,
+            Sort::Waiters => Sort::Trouble,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Sort::Trouble => "trouble",
+            Sort::Key => "key",
+            Sort::Age => "age",
+            Sort::Waiters => "waiters",
+        }
+    }
+}
+
+impl Item {
+    /// What identifies it on the screen.
+    pub(super) fn name(&self) -> (String, String) {
+        (self.lock.engine.to_string(), self.lock.key.clone())
+    }
+
+    /// How long its first holder has held it.
+    pub(super) fn age(&self, now: SystemTime) -> Option<Duration> {
+        self.lock.holders.iter().map(|holder| age(holder, now)).max()
+    }
+
+    fn matches(&self, filter: &str) -> bool {
+        let has = |text: &str| text.to_lowercase().contains(filter);
+        let party = |party: &Party| {
+            let texts = [&party.who, &party.command, &party.note];
+            texts.into_iter().flatten().any(|text| has(text))
+        };
+        has(&self.lock.key)
+            || has(&self.lock.engine)
+            || self.lock.holders.iter().chain(self.lock.waiting()).any(party)
+    }
+}
+
+/// How long a holder has held or a waiter has waited.
+pub(super) fn age(party: &Party, now: SystemTime) -> Duration {
+    now.duration_since(party.began()).unwrap_or_default()
+}
+
+pub(super) fn list(state: &State, view: &View, now: SystemTime) -> Shown {
+    let filter = view.filter.to_lowercase();
+    let rows = state.rows().zip(state.locks());
+    let mut items: Vec<_> = rows.map(|(row, lock)| Item { row, lock: lock.clone() }).collect();
+    let all = items.len();
+    items.retain(|item| item.matches(&filter));
+    // Sorted by key first, with a stable sort, so that equals do not jump.
+    items.sort_by_cached_key(Item::name);
+    items.sort_by_key(|item| item.lock.key.clone());
+    match view.sort {
+        Sort::Key => {}
+        Sort::Age => items.sort_by_key(|item| Reverse(item.age(now))),
+        Sort::Waiters => items.sort_by_key(|item| Reverse(item.lock.waiting().len())),
+        Sort::Trouble => items.sort_by_key(|item| {
+            let rank = item.row.trouble.map_or(u8::MAX, |trouble| trouble as u8);
+            (rank, Reverse(item.lock.waiting().len()))
+        }),
+    }
+    let silent = state.engines.iter().filter_map(|engine| {
+        engine.error.as_ref().map(|error| format!("{}: {error}", engine.name))
+    });
+    Shown { strip: state.strip(now), silent: silent.collect(), items, all }
+}

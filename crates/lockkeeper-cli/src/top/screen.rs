@@ -1,0 +1,258 @@
+//! What is on the screen: numbers, the table or the details, and a message line.
+//!
+//! Columns that do not fit are left out, starting with the least important. Nothing is conveyed by
+//! colour alone.
+
+use std::time::SystemTime;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table, TableState, Wrap};
+
+use super::keys::{Mode, View};
+use super::list::{Item, Shown, age};
+use crate::output::human;
+use crate::table::plain;
+use crate::ui::model::Party;
+use crate::ui::rows::Trouble;
+
+/// What the keys do.
+const KEYS: [(&str, &str); 9] = [
+    ("j k ↑ ↓", "choose a lock"),
+    ("Enter", "its details, Esc goes back"),
+    ("Space", "its waiters below it"),
+    ("/", "filter as you type, Esc clears"),
+    ("s", "sort by trouble, key, age, waiters"),
+    ("y", "ask the holder to yield"),
+    ("b", "break the lock"),
+    ("?", "this list"),
+    ("q", "quit"),
+];
+
+pub(super) fn draw(frame: &mut Frame, shown: &Shown, view: &mut View, now: SystemTime) {
+    let silent = shown.silent.len().min(2) as u16;
+    let rows = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(silent),
+        Constraint::Min(1),
+        Constraint::Length(1),
+    ]);
+    let [top, errors, middle, bottom] = rows.areas(frame.area());
+    frame.render_widget(strip(shown, top.width), top);
+    let words = shown.silent.iter().map(|error| Line::styled(plain(error), alarm()));
+    frame.render_widget(Paragraph::new(words.collect::<Vec<_>>()), errors);
+    let chosen = view.place(shown).map(|at| &shown.items[at]);
+    match (&view.mode, chosen) {
+        (Mode::Detail, Some(item)) => detail(frame, middle, item, view, now),
+        _ => table(frame, middle, shown, view, now),
+    }
+    frame.render_widget(Paragraph::new(last_line(shown, view)), bottom);
+    if view.mode == Mode::Help {
+        help(frame);
+    }
+}
+
+/// Red if there is colour, otherwise bold.
+fn alarm() -> Style {
+    let style = Style::new().add_modifier(Modifier::BOLD);
+    if coloured() { style.fg(Color::Red) } else { style }
+}
+
+fn coloured() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+fn strip(shown: &Shown, width: u16) -> Paragraph<'static> {
+    let strip = &shown.strip;
+    let mut parts = vec![
+        format!("held {}", strip.held),
+        format!("waiting {}{}", strip.waiting, if strip.waiting_unknown > 0 { "+?" } else { "" }),
+    ];
+    if strip.deadlocks > 0 {
+        parts.push(format!("DEADLOCKS {}", strip.deadlocks));
+    }
+    parts.push(format!("lost {}/h", strip.lost_last_hour));
+    if let Some(slack) = &strip.smallest_slack {
+        parts.push(format!("slack {:.0} %", 100.0 * slack.share));
+    }
+    if width >= 70 {
+        parts.insert(0, "lockkeeper top".to_owned());
+    }
+    let style = Style::new().add_modifier(Modifier::REVERSED);
+    Paragraph::new(format!(" {}", parts.join("   "))).style(style)
+}
+
+/// The columns that fit into a width.
+fn columns(width: u16) -> Vec<(&'static str, Constraint)> {
+    let mut columns = vec![("KEY", Constraint::Fill(3)), ("HOLDER", Constraint::Fill(3))];
+    if width >= 60 {
+        columns.push(("AGE", Constraint::Length(8)));
+        columns.push(("LEASE", Constraint::Length(7)));
+    }
+    columns.push(("WAIT", Constraint::Length(4)));
+    if width >= 100 {
+        columns.insert(1, ("KIND", Constraint::Length(20)));
+        columns.push(("COMMAND", Constraint::Fill(3)));
+    }
+    if width >= 140 {
+        columns.push(("NOTE", Constraint::Fill(2)));
+        columns.push(("FENCE", Constraint::Length(17)));
+    }
+    columns
+}
+
+fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemTime) {
+    if shown.items.is_empty() {
+        let words = if shown.all == 0 { "no locks in use" } else { "no lock matches the filter" };
+        frame.render_widget(Paragraph::new(words), area);
+        return;
+    }
+    let columns = columns(area.width);
+    let place = view.place(shown);
+    let mut rows = Vec::new();
+    let mut chosen = None;
+    for (at, item) in shown.items.iter().enumerate() {
+        if place == Some(at) {
+            chosen = Some(rows.len());
+        }
+        let cells = columns.iter().map(|(name, _)| cell(name, item, now));
+        let trouble = matches!(item.row.trouble, Some(Trouble::Deadlock | Trouble::LeaseLow));
+        let style = if trouble { alarm() } else { Style::new() };
+        rows.push(Row::new(cells.collect::<Vec<_>>()).style(style));
+        if place == Some(at) && view.expanded {
+            rows.extend(item.lock.waiting().iter().enumerate().map(|(n, waiter)| {
+                let cells = columns.iter().map(|(name, _)| waiter_cell(name, n, waiter, now));
+                Row::new(cells.collect::<Vec<_>>())
+            }));
+        }
+    }
+    let heading = Row::new(columns.iter().map(|(name, _)| Cell::from(*name)).collect::<Vec<_>>());
+    let table = Table::new(rows, columns.iter().map(|(_, width)| *width))
+        .header(heading.style(Style::new().add_modifier(Modifier::BOLD)))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
+        .column_spacing(1);
+    let mut state = TableState::new().with_selected(chosen);
+    frame.render_stateful_widget(table, area, &mut state);
+}
+
+fn cell(column: &str, item: &Item, now: SystemTime) -> String {
+    let lock = &item.lock;
+    let holder = lock.holders.first();
+    let text = |text: Option<&String>| text.map(|text| plain(text)).unwrap_or_default();
+    match column {
+        "KEY" => format!("{}{}", mark(item.row.trouble), plain(&lock.key)),
+        "KIND" => item.row.kind.clone().unwrap_or_default(),
+        "HOLDER" => match (holder, lock.holders.len()) {
+            (None, _) => "nobody".to_owned(),
+            (Some(one), 1) => plain(&one.name()),
+            (Some(one), all) => format!("{} and {} more", plain(&one.name()), all - 1),
+        },
+        "AGE" => item.age(now).map(human).unwrap_or_default(),
+        "LEASE" => holder.map(|holder| lease(holder, now)).unwrap_or_default(),
+        "WAIT" => lock.waiters.as_ref().map_or("?".to_owned(), |waiters| waiters.len().to_string()),
+        "COMMAND" => text(holder.and_then(|holder| holder.command.as_ref())),
+        "NOTE" => text(holder.and_then(|holder| holder.note.as_ref())),
+        _ => item.row.fence.map(|fence| fence.to_string()).unwrap_or_default(),
+    }
+}
+
+fn waiter_cell(column: &str, n: usize, waiter: &Party, now: SystemTime) -> String {
+    match column {
+        "KEY" => format!("  waits {}", n + 1),
+        "KIND" => waiter.kind.clone(),
+        "HOLDER" => plain(&waiter.name()),
+        "AGE" => human(age(waiter, now)),
+        "COMMAND" => waiter.command.as_deref().map(plain).unwrap_or_default(),
+        "NOTE" => waiter.note.as_deref().map(plain).unwrap_or_default(),
+        _ => String::new(),
+    }
+}
+
+/// A mark before the key of a lock that needs attention.
+fn mark(trouble: Option<Trouble>) -> &'static str {
+    match trouble {
+        Some(Trouble::Deadlock) => "X ",
+        Some(Trouble::LeaseLow) => "! ",
+        Some(Trouble::Waiting) => "* ",
+        None => "",
+    }
+}
+
+fn lease(holder: &Party, now: SystemTime) -> String {
+    match holder.lease_ends {
+        Some(ends) => human(ends.duration_since(now).unwrap_or_default()),
+        None => "none".to_owned(),
+    }
+}
+
+fn detail(frame: &mut Frame, area: Rect, item: &Item, view: &View, now: SystemTime) {
+    let lock = &item.lock;
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let mut lines = vec![
+        Line::styled(plain(&lock.key), bold),
+        Line::from(format!("on {}, fence {}", lock.engine, cell("FENCE", item, now))),
+    ];
+    for holder in &lock.holders {
+        lines.push(Line::styled(format!("held by {}", plain(&holder.name())), bold));
+        lines.extend(about(holder, now, format!("lease {}", lease(holder, now))));
+    }
+    match &lock.waiters {
+        None => lines.push(Line::from("waiters unknown: this engine cannot tell")),
+        Some(waiters) => {
+            lines.push(Line::styled(format!("{} waiting", waiters.len()), bold));
+            for (n, waiter) in waiters.iter().enumerate() {
+                lines.push(Line::from(format!("{}. {}", n + 1, plain(&waiter.name()))));
+                lines.extend(about(waiter, now, String::new()));
+            }
+        }
+    }
+    let text = Paragraph::new(lines).wrap(Wrap { trim: false }).scroll((view.scrolled, 0));
+    frame.render_widget(text, area);
+}
+
+/// What is known about a holder or a waiter, one line each.
+fn about(party: &Party, now: SystemTime, lease: String) -> Vec<Line<'static>> {
+    let mut lines =
+        vec![Line::from(format!("   {} for {}  {lease}", party.kind, human(age(party, now))))];
+    for (name, text) in [("command", &party.command), ("note", &party.note)] {
+        lines.extend(text.as_ref().map(|text| Line::from(format!("   {name}: {}", plain(text)))));
+    }
+    lines
+}
+
+/// The input or question, the last outcome, or the most important keys.
+fn last_line(shown: &Shown, view: &View) -> Line<'static> {
+    let key = view.chosen.as_ref().map(|(_, key)| plain(key)).unwrap_or_default();
+    let strong =
+        |text: String| Line::from(Span::styled(text, Style::new().add_modifier(Modifier::BOLD)));
+    match &view.mode {
+        Mode::Filter => strong(format!("/{}▏", plain(&view.filter))),
+        Mode::Yield => strong(format!("ask the holder of {key} to give way? y/n")),
+        Mode::Why(why) => strong(format!("break {key} because: {}▏", plain(why))),
+        Mode::Break(_) => strong(format!("break {key}? its holder may be at work. y/n")),
+        _ => match &view.news {
+            Some(news) => strong(plain(news)),
+            None => {
+                let filter = match view.filter.as_str() {
+                    "" => String::new(),
+                    filter => {
+                        format!("  /{} {} of {}", plain(filter), shown.items.len(), shown.all)
+                    }
+                };
+                Line::from(format!("? keys  q quit  s {}{filter}", view.sort.name()))
+            }
+        },
+    }
+}
+
+fn help(frame: &mut Frame) {
+    let area = frame.area();
+    let (width, height) = (area.width.min(50), area.height.min(KEYS.len() as u16 + 2));
+    let place = Rect { x: (area.width - width) / 2, y: (area.height - height) / 2, width, height };
+    let lines: Vec<_> =
+        KEYS.iter().map(|(key, what)| Line::from(format!("{key:<8} {what}"))).collect();
+    frame.render_widget(Clear, place);
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" keys ")), place);
+}

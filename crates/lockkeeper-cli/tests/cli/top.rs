@@ -1,0 +1,203 @@
+//! `top`, by what is on the screen. `script` from util-linux makes the terminal, and `vt100` reads it.
+
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::{Arc, Mutex};
+
+use lockkeeper_testkit::server::redis::Server;
+use nix::sys::signal::Signal;
+
+use crate::place::{Place, eventually};
+
+/// `top` on a terminal of its own.
+struct Screen {
+    script: Child,
+    keys: ChildStdin,
+    terminal: Arc<Mutex<vt100::Parser>>,
+}
+
+impl Screen {
+    fn open(place: &Place, words: &str, rows: u16, cols: u16) -> Self {
+        let settings = place.lockkeeper("");
+        let program = env!("CARGO_BIN_EXE_lockkeeper");
+        let line = format!(
+            "stty rows {rows} cols {cols}; {program} top --interval 100ms {words}; echo end $?"
+        );
+        let mut command = std::process::Command::new("script");
+        command.args(["-qefc", &line, "/dev/null"]);
+        for (name, value) in settings.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.current_dir(place.path("")).env("TERM", "xterm-256color");
+        let mut script = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("this test needs `script`, from the Debian package bsdutils");
+        let keys = script.stdin.take().unwrap();
+        let mut output = script.stdout.take().unwrap();
+        let terminal = Arc::new(Mutex::new(vt100::Parser::new(rows, cols, 0)));
+        let shown = terminal.clone();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = output.read(&mut bytes) {
+                shown.lock().unwrap().process(&bytes[..n]);
+            }
+        });
+        Self { script, keys, terminal }
+    }
+
+    fn keys(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+        self.keys.flush().unwrap();
+    }
+
+    fn text(&self) -> String {
+        self.terminal.lock().unwrap().screen().contents()
+    }
+
+    /// Waits until the screen is as expected, and returns its contents.
+    #[track_caller]
+    fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        eventually(what, || Some(self.text()).filter(|text| is_so(text)))
+    }
+
+    #[track_caller]
+    fn shows(&self, what: &str) -> String {
+        self.until(what, |text| text.contains(what))
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the screen:\n{}", self.text());
+        }
+        let _ = self.script.kill();
+        let _ = self.script.wait();
+    }
+}
+
+/// A lock with a waiter, and one without.
+fn two_locks(place: &Place) -> Vec<crate::place::Running> {
+    let first = place.start("run --note nightly backup -- sleep 60");
+    place.until("backup", 1, 0);
+    let waiter = place.start("run -q --note later backup -- sleep 60");
+    place.until("backup", 1, 1);
+    let other = place.start("run deploy -- sleep 61");
+    place.until("deploy", 1, 0);
+    vec![first, waiter, other]
+}
+
+#[test]
+fn locks_are_shown_at_every_size_and_nothing_is_left_behind() {
+    let place = Place::new();
+    let _jobs = two_locks(&place);
+    for (rows, cols) in [(24, 80), (15, 40), (60, 200)] {
+        let mut screen = Screen::open(&place, "", rows, cols);
+        let seen =
+            screen.until("both locks", |text| text.contains("* backup") && text.contains("deploy"));
+        assert!(seen.contains("held 2") && seen.contains("waiting 1"), "{seen}");
+        for line in seen.lines() {
+            assert!(line.chars().count() <= cols.into(), "{line}");
+        }
+        // Wide enough, it also shows what runs.
+        assert_eq!(seen.contains("sh -c sleep 60"), cols == 200, "{seen}");
+        assert_eq!(seen.contains("AGE"), cols >= 80, "{seen}");
+        screen.keys("?");
+        screen.shows("this list");
+        screen.keys("?q");
+        let after = screen.shows("end 0");
+        assert!(!after.contains("backup"), "the screen is as it was before: {after}");
+    }
+}
+
+#[test]
+fn locks_are_sorted_filtered_and_looked_at() {
+    let place = Place::new();
+    let mut jobs = two_locks(&place);
+    let mut screen = Screen::open(&place, "", 24, 80);
+    let row = |text: &str, key: &str| text.lines().position(|line| line.contains(key));
+    screen.until("trouble first", |text| row(text, "backup") < row(text, "deploy"));
+    screen.keys("/dep");
+    screen.until("only what was typed", |text| text.contains("deploy") && !text.contains("backup"));
+    screen.keys("\r");
+    screen.shows("1 of 2");
+    screen.keys("\x1b");
+    screen.shows("backup");
+    // The choice stays where it was.
+    screen.keys("k ");
+    screen.shows("waits 1");
+    screen.keys("\r");
+    let detail = screen.shows("note: nightly");
+    for part in ["command: sh -c sleep 60", "1 waiting", "note: later", "lease none"] {
+        assert!(detail.contains(part), "no {part:?} in {detail}");
+    }
+    screen.keys("\x1b");
+    screen.shows("deploy");
+    // What ends goes, what comes appears.
+    let deploy = jobs.pop().unwrap();
+    deploy.signal(Signal::SIGTERM);
+    deploy.end().exits(143);
+    screen.until("it is gone", |text| !text.contains("deploy"));
+    let _reindex = place.start("run reindex -- sleep 60");
+    screen.shows("reindex");
+    screen.keys("s");
+    screen.shows("s key");
+}
+
+#[test]
+fn a_holder_is_asked_and_a_lock_is_broken_only_after_a_confirmation() {
+    let server = Server::start();
+    let place = Place::at(&server.url());
+    let polite = place.start("run k -- trap 'exit 3' TERM; while :; do sleep 0.1; done");
+    place.until("k", 1, 0);
+    let mut screen = Screen::open(&place, &place.url(), 24, 80);
+    screen.until("the lock", |text| text.lines().any(|line| line.starts_with("k ")));
+    screen.keys("yn");
+    screen.shows("? keys");
+    screen.keys("y");
+    screen.shows("ask the holder of k to give way? y/n");
+    screen.keys("y");
+    screen.shows("asked the holder of \"k\" to give way");
+    polite.end().exits(3).says("asked to give way");
+    let stubborn = place.start("run --ttl 2s k -- sleep 60");
+    screen.shows(&format!(" {} ", stubborn.pid()));
+    screen.keys("b\r");
+    screen.shows("break k because: ");
+    screen.keys("gone\r");
+    screen.shows("break k? its holder may be at work. y/n");
+    screen.keys("n");
+    screen.shows("? keys");
+    place.until("k", 1, 0);
+    screen.keys("b");
+    screen.shows("because");
+    screen.keys("gone\ry");
+    screen.shows("broke \"k\": gone");
+    stubborn.end().exits(79);
+    screen.keys("q");
+    screen.shows("end 0");
+}
+
+#[test]
+fn an_engine_that_does_not_answer_is_shown_and_hostile_names_are_text() {
+    let place = Place::new();
+    let mut command = place.lockkeeper("run --note");
+    command.args(["\x1b[2Jnote", "key<script>", "--", "sleep", "60"]);
+    let mut job = command.spawn().unwrap();
+    let mut screen = Screen::open(&place, &format!("{} redis://127.0.0.1:1", place.url()), 24, 80);
+    screen.shows("key<script>");
+    screen.shows("redis://127.0.0.1:1: redis: cannot connect");
+    screen.keys("\r");
+    // A lock file has no control characters, and the screen would show none.
+    screen.shows("[2Jnote");
+    screen.shows("key<script>");
+    job.kill().unwrap();
+    job.wait().unwrap();
+    let refused = place.run("top").exits(64).says("top needs a terminal");
+    assert!(refused.stderr.contains("watch"), "{}", refused.stderr);
+}

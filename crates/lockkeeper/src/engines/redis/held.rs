@@ -1,0 +1,34 @@
+//! What this engine has to know about a lock that is held.
+
+use std::sync::Arc;
+
+use crate::engine::{Held, Lease, Signal};
+
+use super::Store;
+use super::layout::entry;
+use super::settings::Layout;
+use super::yielding;
+
+/// What is known about a lock that is held.
+#[derive(Debug)]
+pub(super) struct RedisHeld {
+    pub(super) store: Arc<Store>,
+    pub(super) lease: Lease,
+    pub(super) replicas: Option<u32>,
+}
+
+impl Held for RedisHeld {
+    fn yield_requested(&self) -> Option<Signal> {
+        let (names, token) = (self.store.names(&self.lease.key), self.lease.token.to_string());
+        let identity = self.lease.owner.as_ref().map_or(token.as_str(), |owner| owner.id());
+        let field = match self.store.settings.layout {
+            Layout::String => token.clone(),
+            Layout::Hash => entry(identity, &token, self.lease.mode),
+        };
+        Some(yielding::asked(self.store.clone(), names, field))
+    }
+
+    fn replicas(&self) -> Option<u32> {
+        self.replicas
+    }
+}

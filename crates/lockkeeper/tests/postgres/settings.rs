@@ -1,0 +1,73 @@
+//! Settings of the server or the user that are not the usual ones: none of them changes what a lock is.
+
+use std::time::Duration;
+
+use lockkeeper::Client;
+use lockkeeper::engine::Severity;
+use lockkeeper_testkit::server::{Pgbouncer, Postgres};
+
+use super::{LEASE, database, strategy};
+
+/// What an administrator may set for everyone who uses a database.
+const ODD: [&str; 14] = [
+    "default_transaction_isolation = 'serializable'",
+    "default_transaction_isolation = 'repeatable read'",
+    "default_transaction_read_only = on",
+    "default_transaction_deferrable = on",
+    "statement_timeout = '1s'",
+    "lock_timeout = '500ms'",
+    "idle_session_timeout = '1s'",
+    "idle_in_transaction_session_timeout = '1s'",
+    "synchronous_commit = off",
+    "standard_conforming_strings = off",
+    "search_path = own, public",
+    "timezone = 'Europe/Berlin'",
+    "datestyle = 'German'",
+    "row_security = off",
+];
+
+#[tokio::test]
+async fn odd_settings_of_a_database_are_harmless() {
+    let server = Postgres::start();
+    let modes = "pool_mode = transaction\nserver_idle_timeout = 1";
+    let pooler = Pgbouncer::start(&server, modes);
+    let mut trials = tokio::task::JoinSet::new();
+    for setting in ODD {
+        for way in ["lease", "advisory", "row", "pooled"] {
+            // Strategies do not know each other, so each has a database.
+            let url = server.url();
+            let name = database(&url);
+            server.sql(name, &format!("CREATE SCHEMA own; ALTER DATABASE {name} SET {setting}"));
+            let place = match way {
+                "pooled" => pooler.through(&server, &url),
+                way => strategy(&url, way),
+            };
+            trials.spawn(async move { trial(&place, setting).await });
+        }
+    }
+    trials.join_all().await;
+}
+
+/// Somebody holds for longer than any of the limits, and somebody waits for as long.
+async fn trial(place: &str, setting: &str) {
+    let what = format!("{setting} at {place}");
+    let connect = async || Client::connect(place).await.unwrap_or_else(|e| panic!("{what}: {e}"));
+    let (one, other) = (connect().await, connect().await);
+    let guard = one.mutex("it's \\ here").ttl(LEASE).acquire().await.unwrap();
+    assert!(other.mutex("it's \\ here").try_acquire().await.unwrap().is_none(), "{what}");
+    let waiting = tokio::spawn(other.mutex("it's \\ here").ttl(LEASE).acquire());
+    tokio::time::sleep(LEASE + Duration::from_secs(1)).await;
+    guard.check().unwrap_or_else(|loss| panic!("{what}: {loss}"));
+    let shown = one.inspect("it's \\ here").await.unwrap();
+    let shown = shown.unwrap_or_else(|| panic!("{what}: it is not seen"));
+    let since = shown.holders[0].since.unwrap_or_else(|| panic!("{what}: {shown:?}"));
+    let age = since.elapsed().unwrap();
+    assert!(age > LEASE && age < LEASE * 20, "{what}: held for {age:?}");
+    let fence = guard.fence();
+    guard.release().await.unwrap();
+    let next = waiting.await.unwrap().unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(next.fence() > fence, "{what}");
+    next.release().await.unwrap();
+    let findings = one.doctor().await.unwrap();
+    assert!(findings.iter().all(|f| f.severity < Severity::Problem), "{what}: {findings:?}");
+}
