@@ -17,6 +17,7 @@ use crate::exit::{self, Failure};
 use crate::output::{human, print, stderr, tell};
 use crate::run::signals::Signals;
 use crate::table::{Table, plain, short};
+use crate::waiting;
 
 pub(crate) async fn ls(args: Ls) -> exit::Outcome {
     let client = Config::load()?.connect(&args.place).await?;
@@ -78,10 +79,15 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
                 add_leases_of_handles(&mut snapshots);
             }
             if redraw {
-                let height = terminal_size::terminal_size().map_or(24, |(_, height)| height.0);
+                let (width, height) = terminal_size::terminal_size()
+                    .map_or((80, 24), |(width, height)| (width.0, height.0));
                 let body = match snapshots.is_empty() {
                     true => "no locks in use\n".to_owned(),
-                    false => fitted(&snapshots, height.into()),
+                    // A line that wraps would scroll the first ones away.
+                    false => fitted(&snapshots, height.into())
+                        .lines()
+                        .map(|line| waiting::fitted(line, width.into()) + "\n")
+                        .collect(),
                 };
                 // Home, the text, then whatever is left of the last one.
                 print(&format!("\x1b[H\x1b[2J{body}"))?;

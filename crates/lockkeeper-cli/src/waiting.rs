@@ -49,12 +49,13 @@ impl Waiting<'_> {
         loop {
             let now = Instant::now();
             let known = asked.take().filter(|(at, _)| self.drawn && now - *at < ASKED);
-            let (at, holders) = match known {
+            let (at, seen) = match known {
                 Some(known) => known,
                 None => (now, self.look(client).await),
             };
-            tell(format!("waiting for lock {:?}{holders}; {}", self.key, self.time()));
-            asked = Some((at, holders));
+            // What changes comes first: the end is cut on a narrow terminal.
+            tell(format!("waiting for lock {:?} for {}{seen}", self.key, self.time()));
+            asked = Some((at, seen));
             tokio::time::sleep(if self.drawn { DRAWN } else { TOLD }).await;
         }
     }
@@ -84,30 +85,30 @@ impl Waiting<'_> {
         match self.until {
             Some(until) => {
                 let left = until.saturating_duration_since(Instant::now());
-                format!("waited {waited}, {} left", human(whole(left)))
+                format!("{waited} ({} left)", human(whole(left)))
             }
-            None => format!("waited {waited}"),
+            None => waited,
         }
     }
 }
 
-/// The holders of a lock, and our place among the waiters, if there is an order.
+/// Our place among the waiters, if there is an order, and the holders.
 fn held_by(snapshot: &Snapshot, ordered: bool) -> String {
     let named: Vec<_> = snapshot.holders.iter().map(describe).collect();
     let holders = match named.as_slice() {
         [] => String::new(),
-        [one] => format!(", held by {one}"),
-        [first, others @ ..] => format!(", held by {first} and {} more", others.len()),
+        [one] => format!("; held by {one}"),
+        [first, others @ ..] => format!("; held by {first} and {} more", others.len()),
     };
     let us = whoami();
     let waiters = snapshot.waiters.as_deref().unwrap_or_default();
     let ours = |waiter: &Entry| waiter.who.as_ref() == Some(&us);
     let place = match (waiters.len(), waiters.iter().position(ours)) {
         (0, _) => String::new(),
-        (all, Some(at)) if ordered => format!("; {} of {all} in the queue", at + 1),
-        (all, _) => format!("; {all} waiting"),
+        (all, Some(at)) if ordered => format!(", {} of {all} in the queue", at + 1),
+        (all, _) => format!(", {all} waiting"),
     };
-    holders + &place
+    place + &holders
 }
 
 /// Without the fraction of a second, which would flicker.
@@ -162,7 +163,7 @@ impl Drop for Line {
 }
 
 /// Text that leaves the last column free: a cursor after it would be on the next line.
-fn fitted(text: &str, width: usize) -> String {
+pub(crate) fn fitted(text: &str, width: usize) -> String {
     let most = width.saturating_sub(1).max(1);
     match text.chars().count() > most {
         true => text.chars().take(most - 1).chain(['…']).collect(),
@@ -185,12 +186,12 @@ mod tests {
         let mut snapshot = Snapshot::new(Key::new("k").unwrap());
         assert_eq!(held_by(&snapshot, true), "");
         snapshot.holders = vec![entry("ann@web1 7 sleep 60")];
-        assert_eq!(held_by(&snapshot, true), ", held by ann@web1 7 running \"sleep 60\"");
+        assert_eq!(held_by(&snapshot, true), "; held by ann@web1 7 running \"sleep 60\"");
         snapshot.holders.push(entry("bob@web2 8"));
         snapshot.waiters = Some(vec![entry("eve@web3 9"), entry(&whoami())]);
-        let both = ", held by ann@web1 7 running \"sleep 60\" and 1 more";
-        assert_eq!(held_by(&snapshot, true), format!("{both}; 2 of 2 in the queue"));
-        assert_eq!(held_by(&snapshot, false), format!("{both}; 2 waiting"));
+        let both = "; held by ann@web1 7 running \"sleep 60\" and 1 more";
+        assert_eq!(held_by(&snapshot, true), format!(", 2 of 2 in the queue{both}"));
+        assert_eq!(held_by(&snapshot, false), format!(", 2 waiting{both}"));
     }
 
     #[test]

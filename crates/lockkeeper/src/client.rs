@@ -204,9 +204,9 @@ impl Client {
     /// Sets the command line that is recorded with the locks of this client and its clones, shown
     /// by [`inspect`](Client::inspect) as [`Entry::command`]. `None` records nothing.
     ///
-    /// The default is the command line of this process. Its first 80 characters are recorded,
-    /// without the passwords of URLs. Set it if it may contain other secrets: anyone who can read
-    /// the store can read it.
+    /// The default is the command line of this process. Its first 80 characters are recorded, with
+    /// passwords and tokens masked where they can be recognised. Set it if it may contain other
+    /// secrets: anyone who can read the store can read it.
     pub fn set_command(&self, command: Option<&str>) {
         self.inner.set_command(command);
     }

@@ -192,11 +192,17 @@ impl Guard {
     /// May be dropped and called again at any time.
     pub fn yield_requested(&self) -> impl Future<Output = ()> + Send + 'static {
         let asked = self.hold().held().yield_requested();
+        let hold = self.hold().clone();
         async move {
-            match asked {
-                Some(asked) => asked.await,
-                None => std::future::pending().await,
+            if let Some(asked) = asked {
+                tokio::select! {
+                    biased;
+                    () = asked => return,
+                    // Some engines poll, which has to end with the hold.
+                    _ = hold.lost() => {}
+                }
             }
+            std::future::pending().await
         }
     }
 

@@ -112,6 +112,7 @@ mod guard;
 mod key;
 pub mod layers;
 mod lock;
+mod masked;
 mod multi;
 mod owner;
 #[cfg(feature = "memory")]

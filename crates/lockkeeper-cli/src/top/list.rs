@@ -17,6 +17,8 @@ pub(super) struct Shown {
     pub(super) items: Vec<Item>,
     /// How many there are without the filter.
     pub(super) all: usize,
+    /// Whether it has to be said which engine a lock is on.
+    pub(super) several_engines: bool,
 }
 
 /// A lock, with all its holders and known waiters.
@@ -103,7 +105,10 @@ pub(super) fn list(state: &State, view: &View, now: SystemTime) -> Shown {
         }),
     }
     let silent = state.engines.iter().filter_map(|engine| {
-        engine.error.as_ref().map(|error| format!("{}: {error}", engine.name))
+        let error = engine.error.as_ref()?;
+        let named = error.contains(&*engine.name);
+        Some(if named { error.clone() } else { format!("{}: {error}", engine.name) })
     });
-    Shown { strip: state.strip(now), silent: silent.collect(), items, all }
+    let several_engines = state.engines.len() > 1;
+    Shown { strip: state.strip(now), silent: silent.collect(), items, all, several_engines }
 }

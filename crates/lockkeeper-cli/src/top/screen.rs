@@ -32,7 +32,8 @@ const KEYS: [(&str, &str); 9] = [
 ];
 
 pub(super) fn draw(frame: &mut Frame, shown: &Shown, view: &mut View, now: SystemTime) {
-    let silent = shown.silent.len().min(2) as u16;
+    // Two lines each: the cause is at the end.
+    let silent = 2 * shown.silent.len().min(2) as u16;
     let rows = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(silent),
@@ -42,7 +43,8 @@ pub(super) fn draw(frame: &mut Frame, shown: &Shown, view: &mut View, now: Syste
     let [top, errors, middle, bottom] = rows.areas(frame.area());
     frame.render_widget(strip(shown, top.width), top);
     let words = shown.silent.iter().map(|error| Line::styled(plain(error), alarm()));
-    frame.render_widget(Paragraph::new(words.collect::<Vec<_>>()), errors);
+    let words = Paragraph::new(words.collect::<Vec<_>>()).wrap(Wrap { trim: true });
+    frame.render_widget(words, errors);
     let chosen = view.place(shown).map(|at| &shown.items[at]);
     match (&view.mode, chosen) {
         (Mode::Detail, Some(item)) => detail(frame, middle, item, view, now),
@@ -67,7 +69,7 @@ fn coloured() -> bool {
 fn strip(shown: &Shown, width: u16) -> Paragraph<'static> {
     let strip = &shown.strip;
     let mut parts = vec![
-        format!("held {}", strip.held),
+        format!("held {}{}", strip.held, if shown.silent.is_empty() { "" } else { "+?" }),
         format!("waiting {}{}", strip.waiting, if strip.waiting_unknown > 0 { "+?" } else { "" }),
     ];
     if strip.deadlocks > 0 {
@@ -85,8 +87,11 @@ fn strip(shown: &Shown, width: u16) -> Paragraph<'static> {
 }
 
 /// The columns that fit into a width.
-fn columns(width: u16) -> Vec<(&'static str, Constraint)> {
+fn columns(width: u16, several_engines: bool) -> Vec<(&'static str, Constraint)> {
     let mut columns = vec![("KEY", Constraint::Fill(3)), ("HOLDER", Constraint::Fill(3))];
+    if several_engines {
+        columns.insert(1, ("ENGINE", Constraint::Fill(2)));
+    }
     if width >= 60 {
         columns.push(("AGE", Constraint::Length(8)));
         columns.push(("LEASE", Constraint::Length(7)));
@@ -105,11 +110,15 @@ fn columns(width: u16) -> Vec<(&'static str, Constraint)> {
 
 fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemTime) {
     if shown.items.is_empty() {
-        let words = if shown.all == 0 { "no locks in use" } else { "no lock matches the filter" };
+        let words = match shown.all {
+            0 if !shown.silent.is_empty() => "no locks known; an engine does not answer",
+            0 => "no locks in use",
+            _ => "no lock matches the filter",
+        };
         frame.render_widget(Paragraph::new(words), area);
         return;
     }
-    let columns = columns(area.width);
+    let columns = columns(area.width, shown.several_engines);
     let place = view.place(shown);
     let mut rows = Vec::new();
     let mut chosen = None;
@@ -143,6 +152,7 @@ fn cell(column: &str, item: &Item, now: SystemTime) -> String {
     let text = |text: Option<&String>| text.map(|text| plain(text)).unwrap_or_default();
     match column {
         "KEY" => format!("{}{}", mark(item.row.trouble), plain(&lock.key)),
+        "ENGINE" => plain(&lock.engine),
         "KIND" => item.row.kind.clone().unwrap_or_default(),
         "HOLDER" => match (holder, lock.holders.len()) {
             (None, _) => "nobody".to_owned(),
@@ -224,7 +234,12 @@ fn about(party: &Party, now: SystemTime, lease: String) -> Vec<Line<'static>> {
 
 /// The input or question, the last outcome, or the most important keys.
 fn last_line(shown: &Shown, view: &View) -> Line<'static> {
-    let key = view.chosen.as_ref().map(|(_, key)| plain(key)).unwrap_or_default();
+    let key = view.chosen.as_ref().map_or_else(String::new, |(engine, key)| {
+        match shown.several_engines {
+            true => format!("{} on {}", plain(key), plain(engine)),
+            false => plain(key),
+        }
+    });
     let strong =
         |text: String| Line::from(Span::styled(text, Style::new().add_modifier(Modifier::BOLD)));
     match &view.mode {

@@ -17,13 +17,15 @@ pub(crate) fn text(state: &State, browsers: usize, keys: bool, now: SystemTime) 
         let up = engine.looked.is_some() && engine.error.is_none();
         page.sample("lockkeeper_engine_up", &label(&engine.name), f64::from(u8::from(up)));
     }
+    // Absent, not zero, while an engine does not answer.
+    let answering = || engines().filter(|engine| engine.looked.is_some() && engine.error.is_none());
     page.gauge("lockkeeper_locks_held", "Locks that somebody holds.");
-    for engine in engines() {
+    for engine in answering() {
         let held = engine.locks.values().filter(|lock| !lock.holders.is_empty()).count();
         page.sample("lockkeeper_locks_held", &label(&engine.name), held as f64);
     }
     page.gauge("lockkeeper_waiters", "Waiters that the engine knows of.");
-    for engine in engines() {
+    for engine in answering() {
         let waiting: usize = engine.locks.values().map(|lock| lock.waiting().len()).sum();
         page.sample("lockkeeper_waiters", &label(&engine.name), waiting as f64);
     }

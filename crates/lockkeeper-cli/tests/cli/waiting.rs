@@ -24,12 +24,11 @@ fn a_wait_is_told_once_where_nothing_can_be_drawn() {
         let waited = place.run(verb).exits(75);
         let lines: Vec<_> = waited.stderr.lines().collect();
         let [told, busy] = lines[..] else { panic!("two lines: {lines:?}") };
-        assert!(told.starts_with("lockkeeper: waiting for lock \"k\", held by "), "{told}");
-        for part in [" running \"sh -c sleep 60\" for ", " (nightly); 1 of 1 in the queue; waited "]
-        {
+        assert!(told.starts_with("lockkeeper: waiting for lock \"k\" for 5"), "{told}");
+        for part in [" left), 1 of 1 in the queue; held by ", " running \"sh -c sleep 60\" for "] {
             assert!(told.contains(part), "no {part:?} in {told}");
         }
-        assert!(told.ends_with(" left"), "{told}");
+        assert!(told.ends_with(" (nightly)"), "{told}");
         assert!(busy.contains("was still busy after 1s 500ms"), "{busy}");
         assert!(!waited.stderr.contains('\x1b'), "{}", waited.stderr);
     }
@@ -48,9 +47,9 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
         let holder = holder(&place);
         let mut session = Session::at(&place);
         session.keys(&format!("stty cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"));
-        session.shows("\rlockkeeper: waiting for lock \"k\", held by ");
+        session.shows("\rlockkeeper: waiting for lock \"k\" for ");
         // Cut to fit, so that the next one can be drawn over it.
-        session.shows("…\x1b[K\rlockkeeper: waiting for lock \"k\"");
+        session.shows("…\x1b[K\rlockkeeper: waiting for lock \"k\" for 1s");
         end(holder);
         session.shows("\r\x1b[Kin");
         session.shows("42");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::engine::Death;
-use lockkeeper::{Error, Loss, Release};
+use lockkeeper::{Error, Loss, Owner, Release};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Store;
@@ -159,6 +159,24 @@ pub(super) async fn a_requested_renewal_reports_a_loss_at_once(store: Store) {
         let refused = fixed.renew().await;
         assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
     }
+}
+
+/// The next hold of the same owner was not asked, however the one before it ended.
+pub(super) async fn a_request_to_give_way_ends_with_its_hold(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let owner = Owner::new();
+    let guard = take(client.mutex("key").owner(&owner)).await;
+    assert_eq!(other.request_yield("key").await.unwrap().len(), 1);
+    timeout(SOON, guard.yield_requested()).await.expect("the holder is told");
+    if other.break_lock("key").await.is_ok() {
+        timeout(SOON, guard.lost()).await.expect("it is broken");
+    }
+    let _ = guard.release().await;
+    let next = client.mutex("key").owner(&owner).acquire_within(SOON).await.unwrap();
+    // Longer than any engine takes between two looks.
+    let asked = timeout(Duration::from_secs(3), next.yield_requested()).await;
+    assert!(asked.is_err(), "it was asked for the hold before");
+    next.check().unwrap();
 }
 
 pub(super) async fn a_holder_is_asked_to_give_way(store: Store) {

@@ -124,6 +124,7 @@ macro_rules! __cases {
             leases::a_broken_lock_is_free_and_its_holder_learns
             leases::a_requested_renewal_reports_a_loss_at_once
             leases::a_holder_is_asked_to_give_way
+            leases::a_request_to_give_way_ends_with_its_hold
 
             processes::a_stopped_holder_knows_when_it_resumes
             processes::a_stopped_holder_of_a_fixed_lease_knows_when_it_resumes

@@ -160,7 +160,7 @@ async fn doctor_names_what_would_hurt() {
     let address = format!("127.0.0.1:{}: ", server.port());
     assert!(find("Redis 7").what.starts_with(&address), "{}", find("Redis 7").what);
     assert_eq!(find("clock").severity, Severity::Fine);
-    assert_eq!(find("a mutex lock can be taken").severity, Severity::Fine);
+    assert_eq!(find("a mutex lock can be acquired and released").severity, Severity::Fine);
     let wants_replicas = connect(server.url() + "?wait_replicas=1").await;
     let findings = wants_replicas.doctor().await.unwrap();
     assert!(

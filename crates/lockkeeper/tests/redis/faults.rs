@@ -239,6 +239,45 @@ async fn locks_follow_their_slot_while_it_moves() {
     assert!(next.fence() > fence);
 }
 
+/// A waiter without an owner is recorded for inspection after a while: its record may be on either server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_goes_on_while_its_slot_moves() {
+    let cluster = Cluster::start();
+    let (holder, waiter) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
+    let (from, to) = (cluster.master_of("key"), other_master(&cluster, "key"));
+    let slot = from.ask(&["CLUSTER", "KEYSLOT", "key"]);
+    let (from_id, to_id) = (from.ask(&["CLUSTER", "MYID"]), to.ask(&["CLUSTER", "MYID"]));
+    let guard = holder.mutex("key").acquire().await.unwrap();
+    to.ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
+    from.ask(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+    // It would be recorded after 100 ms, and the record cannot be written on the old server.
+    let waited = waiter.mutex("key").acquire_within(Duration::from_millis(700)).await;
+    assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+    assert_eq!(holder.list("").await.unwrap().len(), 1);
+    guard.release().await.unwrap();
+    let next = waiter.mutex("key").acquire_within(SOON).await.unwrap();
+    next.release().await.unwrap();
+}
+
+/// A master that does not have this key's slot.
+fn other_master<'a>(cluster: &'a Cluster, key: &str) -> &'a Server {
+    let own = cluster.master_of(key).port();
+    let mut others = ["a", "b", "c", "d"].into_iter().map(|key| cluster.master_of(key));
+    others.find(|master| master.port() != own).expect("keys are on several masters")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_another_type_where_waiters_are_shown_harms_nobody() {
+    let server = Server::start();
+    let (holder, waiter) = (connect(&server.url()).await, connect(&server.url()).await);
+    server.ask(&["SET", "lockkeeper_waiters:{key}", "not a hash"]);
+    let guard = holder.mutex("key").acquire().await.unwrap();
+    let waited = waiter.mutex("key").acquire_within(Duration::from_millis(700)).await;
+    assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+    assert_eq!(holder.list("").await.unwrap().len(), 1);
+    guard.release().await.unwrap();
+}
+
 /// A lock of every kind, each with its own name.
 fn one_of_each(client: &Client) -> Vec<(&'static str, Lock)> {
     let owner = Owner::named("somebody").unwrap();

@@ -15,6 +15,7 @@ use crate::engines::sql::{
     Ask, Dedicated, Marked, Seen, Session, SessionLock, Taken, fence, promises, since, unmarked,
 };
 use crate::key::Key;
+use crate::who::take_apart;
 
 /// Locks of the server's lock manager.
 #[derive(Debug)]
@@ -188,10 +189,10 @@ fn number(key: &Key) -> i64 {
     i64::from_be_bytes(*first)
 }
 
-/// Identifies waiters and readers, which are recorded nowhere else. The server truncates it to 63
-/// bytes.
+/// Identifies waiters and readers, which are recorded nowhere else. Without their command: every role of
+/// the server can read this.
 pub(super) fn application_name(ask: &Ask) -> String {
-    format!("lockkeeper {}", ask.who)
+    format!("lockkeeper {}", take_apart(&ask.who).0)
 }
 
 /// After how much silence the server ends a session.

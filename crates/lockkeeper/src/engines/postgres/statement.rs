@@ -5,8 +5,6 @@
 //! simple query with its values in the text, after the settings, which last for its transaction and
 //! affect no other client.
 
-use std::fmt::Write;
-
 use sqlx::postgres::{PgConnection, PgRow};
 
 use super::error::is_queue_full;
@@ -163,14 +161,14 @@ fn literal(value: Value<'_>) -> String {
     }
 }
 
-/// In a string of this kind, a backslash is special whatever `standard_conforming_strings` is.
+/// In a string of this kind, a backslash is special whatever `standard_conforming_strings` is. A quote is
+/// doubled, because `backslash_quote` may forbid the other way.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("E'");
     for c in text.chars() {
         match c {
-            '\'' | '\\' => {
-                let _ = write!(quoted, "\\{c}");
-            }
+            '\'' => quoted.push_str("''"),
+            '\\' => quoted.push_str("\\\\"),
             c => quoted.push(c),
         }
     }
@@ -186,12 +184,12 @@ mod tests {
         let values = [Value::Text(r"it's $2 \'"), Value::Number(-7), Value::Maybe(None)];
         assert_eq!(
             written("SELECT $1, $2 - $2, $3", &values),
-            r"SELECT E'it\'s $2 \\\''::text, (-7)::bigint - (-7)::bigint, NULL::text"
+            r"SELECT E'it''s $2 \\'''::text, (-7)::bigint - (-7)::bigint, NULL::text"
         );
         let values = [Value::Texts(&["a", "'"]), Value::Numbers(&[1, -2]), Value::Texts(&[])];
         assert_eq!(
             written("$1$2$3", &values),
-            r"ARRAY[E'a',E'\'']::text[]ARRAY[1,-2]::bigint[]ARRAY[]::text[]"
+            r"ARRAY[E'a',E'''']::text[]ARRAY[1,-2]::bigint[]ARRAY[]::text[]"
         );
     }
 }

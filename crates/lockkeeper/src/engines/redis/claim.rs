@@ -113,7 +113,7 @@ impl RedisClaim {
             let channel = self.simple_channel();
             let args = [field.as_str(), &channel, self.store.publish()];
             let keys = match show {
-                true => vec![lock, self.names.waiters()],
+                true => vec![lock, self.names.state()],
                 false => vec![lock],
             };
             let call = Call { script, keys: &keys, args: &args, hinted: false, replicas: 0 };

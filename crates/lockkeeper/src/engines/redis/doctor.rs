@@ -72,6 +72,11 @@ async fn examine(server: &Connection, store: &Store, findings: &mut Vec<Finding>
         say(bad, format!("its clock and ours differ by {} ms", skew.as_millis()));
     }
     if let Some(version) = info.get("redis_version") {
+        // Valkey tells of itself too, and which Redis it is compatible with.
+        let name = match info.get("valkey_version") {
+            Some(valkey) => format!("Valkey {valkey}"),
+            None => format!("Redis {version}"),
+        };
         let major = version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0u32);
         let bad = match (major, store.servers.is_cluster()) {
             (0..6, _) => Some((Severity::Problem, "use Redis 6 or newer")),
@@ -81,7 +86,7 @@ async fn examine(server: &Connection, store: &Store, findings: &mut Vec<Finding>
             )),
             _ => None,
         };
-        say(bad, format!("Redis {version}"));
+        say(bad, name);
     }
     if let Some(policy) = info.get("maxmemory_policy") {
         let limited = info.get("maxmemory").is_some_and(|limit| *limit != "0");

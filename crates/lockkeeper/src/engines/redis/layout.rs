@@ -85,11 +85,6 @@ impl KeyNames {
         self.own("lockkeeper_who")
     }
 
-    /// The waiters for a mutex that has no queue.
-    pub(in crate::engines) fn waiters(&self) -> String {
-        self.own("lockkeeper_waiters")
-    }
-
     /// Holders that were asked to give way, and what the channel of each starts with.
     pub(in crate::engines) fn asked(&self) -> String {
         self.own("lockkeeper_asked")

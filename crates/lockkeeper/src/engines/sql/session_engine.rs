@@ -68,6 +68,10 @@ pub(super) struct SessionHeld<H: SessionLock> {
 
 impl<H: SessionLock> Held for SessionHeld<H> {
     fn yield_requested(&self) -> Option<Signal> {
+        // A reader has no row of its own in which it could be asked.
+        if self.kept.ask.read {
+            return None;
+        }
         let (kept, shared) = (self.kept.clone(), self.shared.clone());
         Some(Box::pin(async move {
             while !shared.is_asked(&kept).await.unwrap_or(false) {

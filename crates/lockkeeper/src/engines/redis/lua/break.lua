@@ -28,6 +28,8 @@ else
   end
 end
 redis.call('del', lock)
+-- While a slot moves, it may be on the other server.
+redis.pcall('del', beside(state, 'lockkeeper_asked'))
 redis.call('del', claims)
 redis.call('del', permits)
 redis.call('del', slots)

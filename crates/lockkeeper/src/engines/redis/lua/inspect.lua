@@ -73,7 +73,8 @@ local function look(stem, lock, state, queue, _, beats, _, who, permits, _, othe
   local waiters = {}
   add_line(waiters, queue, beats, who)
   add_line(waiters, other_queue, beats, who)
-  local shown = redis.call('hgetall', beside(state, 'lockkeeper_waiters'))
+  -- It may be missing here while a slot of a Cluster moves, or be no hash: then nobody is shown.
+  local shown = redis.pcall('hgetall', beside(state, 'lockkeeper_waiters'))
   for i = 1, #shown, 2 do
     local until_when, record_of_waiter = string.match(shown[i + 1], '^(%d+)\t(.*)$')
     if until_when and tonumber(until_when) > now then

@@ -14,7 +14,7 @@ if free then
   call('pexpire', lock, ARGV[3])
   call('hset', state, 'held', ARGV[5])
   if ARGV[6] then
-    call('hdel', beside(state, 'lockkeeper_waiters'), field)
+    redis.pcall('hdel', beside(state, 'lockkeeper_waiters'), field)
   end
 else
   local found, left, holder = kind_of(lock, state)

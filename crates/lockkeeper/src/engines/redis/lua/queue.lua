@@ -148,6 +148,13 @@ local function busy(left)
   return {0, left, first() == entry and 1 or 0}
 end
 
+-- Forgets that an owner was asked to give way: its next hold was not. A later one can have the same entry.
+local function forget_question()
+  if claim ~= '' then
+    redis.pcall('hdel', 'lockkeeper_asked' .. string.sub(state, #'lockkeeper' + 1), entry)
+  end
+end
+
 -- Records which of its owner's holds this claim is. Remains of an earlier hold do not count.
 local function count_claim(hold, is_first)
   if claim == '' then
@@ -158,14 +165,11 @@ local function count_claim(hold, is_first)
   end
   redis.call('hset', claims, claim, hold)
   extend(claims, ttl)
-  return true
-end
-
--- An owner may hold the lock again later: a yield request does not outlive this hold.
-local function forget_question()
-  if claim ~= '' then
-    redis.call('hdel', 'lockkeeper_asked' .. string.sub(state, #'lockkeeper' + 1), entry)
+  -- A hold that expired had no release that could forget it.
+  if redis.call('hget', lock, entry) == '1' then
+    forget_question()
   end
+  return true
 end
 
 -- How many records of dead holders may stay until a client that finds the lock free sweeps them.

@@ -11,7 +11,7 @@ local show_for, shown = ARGV[14], ARGV[15]
 local waiters = beside(state, 'lockkeeper_waiters')
 local function admitted_mutex(fence)
   if show_for then
-    redis.call('hdel', waiters, entry)
+    redis.pcall('hdel', waiters, entry)
   end
   return admitted_alone(fence)
 end

@@ -2,7 +2,7 @@
 
 if ARGV[14] then
   -- It was shown among those who wait without a place in the line.
-  redis.call('hdel', 'lockkeeper_waiters' .. string.sub(state, #'lockkeeper' + 1), entry)
+  redis.pcall('hdel', 'lockkeeper_waiters' .. string.sub(state, #'lockkeeper' + 1), entry)
 end
 local found = redis.call('type', lock).ok
 local held = found == 'hash' and redis.call('hexists', lock, entry) == 1
