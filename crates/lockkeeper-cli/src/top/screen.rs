@@ -89,16 +89,18 @@ fn strip(shown: &Shown, width: u16) -> Paragraph<'static> {
 /// The columns that fit into a width.
 fn columns(width: u16, several_engines: bool) -> Vec<(&'static str, Constraint)> {
     let mut columns = vec![("KEY", Constraint::Fill(3)), ("HOLDER", Constraint::Fill(3))];
-    if several_engines {
-        columns.insert(1, ("ENGINE", Constraint::Fill(2)));
+    if several_engines && width >= 60 {
+        columns.insert(1, ("ENGINE", Constraint::Fill(3)));
     }
     if width >= 60 {
         columns.push(("AGE", Constraint::Length(8)));
         columns.push(("LEASE", Constraint::Length(7)));
     }
     columns.push(("WAIT", Constraint::Length(4)));
-    if width >= 100 {
+    if width >= if several_engines { 140 } else { 100 } {
         columns.insert(1, ("KIND", Constraint::Length(20)));
+    }
+    if width >= 100 {
         columns.push(("COMMAND", Constraint::Fill(3)));
     }
     if width >= 140 {
