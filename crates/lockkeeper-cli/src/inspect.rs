@@ -114,7 +114,12 @@ pub(crate) async fn break_lock(args: Break) -> exit::Outcome {
             ));
         }
         let holders = client.inspect(&args.key).await?.map(|snapshot| snapshot.holders);
-        for holder in holders.unwrap_or_default() {
+        let holders = holders.unwrap_or_default();
+        if holders.is_empty() && !args.json {
+            tell(format_args!("nobody held lock {:?}", args.key));
+            return Ok(0);
+        }
+        for holder in holders {
             tell(format_args!("held by {}", describe(&holder)));
         }
         stderr(&format!(

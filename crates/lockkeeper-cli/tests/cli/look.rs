@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::place::{Place, eventually};
+use crate::terminal::Session;
 
 #[test]
 fn show_and_ls_tell_holders_and_waiters_in_order() {
@@ -265,4 +266,13 @@ fn looking_does_not_make_the_lock_directory() {
     assert!(!place.path("locks").exists());
     place.run("run k true").exits(0);
     assert!(place.path("locks").exists());
+}
+
+#[test]
+fn break_asks_only_if_somebody_holds_the_lock() {
+    let place = Place::new();
+    let mut session = Session::at(&place);
+    session.keys("lk break k --why test; echo code $?\n");
+    let seen = session.shows("code 0");
+    assert!(seen.contains("nobody held lock \"k\"") && !seen.contains("[y/N]"), "{seen:?}");
 }
