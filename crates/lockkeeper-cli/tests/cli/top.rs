@@ -191,7 +191,10 @@ fn an_engine_that_does_not_answer_is_shown_and_hostile_names_are_text() {
     let mut job = command.spawn().unwrap();
     let mut screen = Screen::open(&place, &format!("{} redis://127.0.0.1:1", place.url()), 24, 80);
     screen.shows("key<script>");
-    screen.shows("redis://127.0.0.1:1: redis: cannot connect");
+    screen.shows("redis: cannot connect to redis://127.0.0.1:1");
+    // The cause is not cut off, and what is not known is not counted as none.
+    screen.shows("refused");
+    screen.shows("held 1+?");
     screen.keys("\r");
     // A lock file has no control characters, and the screen would show none.
     screen.shows("[2Jnote");
