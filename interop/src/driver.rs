@@ -77,6 +77,11 @@ impl Program {
 }
 
 impl Driver {
+    /// Whether it is a client of ours.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.name.contains("lockkeeper-interop")
+    }
+
     fn is_ready(&self) -> Outcome {
         match self.answer(START)?.as_str() {
             "ready" => Ok(()),

@@ -95,6 +95,10 @@ pub(crate) fn wake(
         holder.expect(&format!("acquire {held} {name}"), "held")?;
         waiter.tell(&format!("acquire {wanted} {name}"))?;
         store.until_waited_for(&name, 1)?;
+        // Ours asks once more after a moment, to be shown as a waiter; from then on it relies on being woken.
+        if waiter.is_ours() && wanted == "mutex" {
+            store.until_shown(&name)?;
+        }
         let started = Instant::now();
         holder.expect(&format!("release {held} {name}"), "released")?;
         waiter.answer(LONG + SLACK)?;

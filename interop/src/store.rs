@@ -102,6 +102,20 @@ impl Store {
         Ok(())
     }
 
+    /// Waits until our waiter for a plain mutex on Redis has recorded that it waits.
+    pub(crate) fn until_shown(&self, name: &str) -> Outcome {
+        let Store::Redis { servers, .. } = self else { return Ok(()) };
+        let waiters = format!("lockkeeper_waiters:{{{name}}}");
+        let started = Instant::now();
+        while !servers.iter().any(|server| server.ask(&["EXISTS", &waiters]) == "1") {
+            if started.elapsed() > PATIENCE {
+                return Err(format!("nobody was ever shown waiting for {name}"));
+            }
+            sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
     fn waiters(&self, name: &str) -> usize {
         match self {
             Store::Redis { servers, .. } => {
