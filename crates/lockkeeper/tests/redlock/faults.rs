@@ -149,6 +149,26 @@ async fn a_server_that_missed_a_release_receives_it_when_it_is_back() {
     }
 }
 
+/// A server that did not answer may still have a release to run, on a connection that was replaced since.
+/// It must not meet the next attempt.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_after_a_silent_server_has_a_token_of_its_own() {
+    let servers = Servers::start(3);
+    let client = Client::connect(format!("{}?node_timeout=100ms", servers.url())).await.unwrap();
+    servers[0].ask(&["SET", "key", "another client", "PX", "60000"]);
+    servers[1].pause();
+    let lock = client.mutex("key");
+    let waiting = tokio::spawn(async move { lock.acquire_within(Duration::from_secs(2)).await });
+    let mut tokens = std::collections::BTreeSet::new();
+    while !waiting.is_finished() {
+        tokens.insert(servers[2].ask(&["GET", "key"]));
+    }
+    servers[1].resume();
+    assert!(waiting.await.unwrap().is_err(), "two of three are missing");
+    tokens.remove("");
+    assert!(tokens.len() > 1, "{tokens:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_majority_nothing_is_free_and_nothing_is_busy() {
     let servers = Servers::start(3);

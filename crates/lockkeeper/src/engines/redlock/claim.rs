@@ -16,6 +16,7 @@ use async_trait::async_trait;
 use crate::core::clock::Moment;
 use crate::engine::{Claim, Fence, Grant, Lease, Mode, Released, Request};
 use crate::error::{Error, Result};
+use crate::owner::Token;
 
 use super::fan_out::{FanOut, NodeCall, question};
 use super::node::Node;
@@ -110,18 +111,31 @@ impl RedlockClaim {
     }
 
     /// Releases what a minority granted. Servers that did not answer get the request as well.
-    async fn undo(&self, votes: &Votes) {
+    ///
+    /// If one of them may still have requests of ours to run, the next attempt has another token: the
+    /// connection may be replaced meanwhile, and then a server that wakes up runs the old release after
+    /// the new request.
+    async fn undo(&mut self, votes: &Votes) {
         let ttl = self.request.ttl;
+        let mut is_certain = votes.given() + votes.others.len() >= self.claims.len();
         let mut calls = self.ask(|at, node, claim| {
             let left_nothing = votes.others.contains(&at);
             (!left_nothing).then(|| question(node.let_go(claim, ttl, false)))
         });
         let mut awaited = votes.given();
         while awaited > 0 {
-            let Some((server, _)) = calls.next().await else { break };
-            awaited -= usize::from(votes.fences[server].is_some());
+            let Some((server, answer)) = calls.next().await else { break };
+            if votes.fences[server].is_some() {
+                awaited -= 1;
+                is_certain &= answer.is_ok();
+            }
         }
         calls.leave();
+        if !is_certain || awaited > 0 {
+            self.request.token = Token::fresh();
+            let claims = self.quorum.nodes.iter().map(|node| node.claim(&self.request));
+            self.claims = claims.collect();
+        }
     }
 
     fn doing(&self, what: &str) -> String {

@@ -30,9 +30,15 @@ struct Survey {
 
 /// Renews leases.
 pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<Renewal>> {
-    // The owner is not in the store.
-    let asked: Arc<[_]> =
-        leases.iter().map(|lease| Lease { owner: None, ..lease.clone() }).collect();
+    // The owner is not in the store, and the token may be that of a later attempt.
+    let asked: Arc<[_]> = leases
+        .iter()
+        .map(|lease| {
+            let held = lease.held::<RedlockHeld>();
+            let token = held.map_or(lease.token, |held| held.lease.token);
+            Lease { owner: None, token, ..lease.clone() }
+        })
+        .collect();
     let questions = quorum.nodes.iter().enumerate();
     let questions = questions.map(|(at, node)| (at, question(node.clone().renew(asked.clone()))));
     let mut calls = FanOut::new(questions.collect());
