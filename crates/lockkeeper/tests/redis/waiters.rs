@@ -69,3 +69,17 @@ async fn a_waiter_is_shown_on_a_full_server_or_waits_unseen() {
     guard.release().await.unwrap();
     timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap().release().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_request_to_give_way_is_not_listed_as_a_lock() {
+    let server = Server::start();
+    let client = Client::connect(server.url() + "?layout=string").await.unwrap();
+    let guard = client.mutex("key").acquire().await.unwrap();
+    assert_eq!(client.request_yield("key").await.unwrap().len(), 1);
+    guard.release().await.unwrap();
+    assert_eq!(server.ask(&["EXISTS", "lockkeeper_asked:{key}"]), "1", "it is kept for a while");
+    for url in [server.url(), server.url() + "?layout=string"] {
+        let listed = Client::connect(url).await.unwrap().list("").await.unwrap();
+        assert!(listed.is_empty(), "{listed:?}");
+    }
+}
