@@ -16,8 +16,7 @@ use crate::detached::handle;
 use crate::exit::{self, Failure};
 use crate::output::{human, print, stderr, tell};
 use crate::run::signals::Signals;
-use crate::table::{Table, plain, short};
-use crate::waiting;
+use crate::table::{Table, clipped, plain, short};
 
 pub(crate) async fn ls(args: Ls) -> exit::Outcome {
     let client = Config::load()?.connect(&args.place).await?;
@@ -86,7 +85,7 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
                     // A line that wraps would scroll the first ones away.
                     false => fitted(&snapshots, height.into())
                         .lines()
-                        .map(|line| waiting::fitted(line, width.into()) + "\n")
+                        .map(|line| clipped(line, width.into()) + "\n")
                         .collect(),
                 };
                 // Home, the text, then whatever is left of the last one.

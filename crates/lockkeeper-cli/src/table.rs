@@ -56,6 +56,15 @@ pub(crate) fn short(text: &str) -> String {
     }
 }
 
+/// Text for one line of a terminal. The last column stays free: a cursor after it would be on the next line.
+pub(crate) fn clipped(text: &str, width: usize) -> String {
+    let most = width.saturating_sub(1).max(1);
+    match text.chars().count() > most {
+        true => text.chars().take(most - 1).chain(['…']).collect(),
+        false => text.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,5 +88,12 @@ mod tests {
     #[test]
     fn hostile_text_cannot_move_the_cursor() {
         assert_eq!(plain("a\x1b[2Jb\u{202e}"), "a\\u{1b}[2Jb\\u{202e}");
+    }
+
+    #[test]
+    fn a_line_is_clipped_to_the_terminal() {
+        assert_eq!(clipped("waiting", 8), "waiting");
+        assert_eq!(clipped("waiting", 7), "waiti…");
+        assert_eq!(clipped("waiting", 0), "…");
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::args::Terms;
 use crate::inspect::describe;
 use crate::output::{Say, human, stderr, tell};
-use crate::table::plain;
+use crate::table::{clipped, plain};
 
 /// A shorter wait is not reported.
 pub(crate) const WORTH_A_WORD: Duration = Duration::from_millis(500);
@@ -143,7 +143,7 @@ impl Line {
             // In the background it would be drawn into what the user types.
             let width =
                 terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| width.0);
-            stderr(&format!("\r{}\x1b[K", fitted(&format!("lockkeeper: {text}"), width.into())));
+            stderr(&format!("\r{}\x1b[K", clipped(&format!("lockkeeper: {text}"), width.into())));
             self.used = true;
         }
     }
@@ -159,15 +159,6 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         self.clear();
-    }
-}
-
-/// Text that leaves the last column free: a cursor after it would be on the next line.
-pub(crate) fn fitted(text: &str, width: usize) -> String {
-    let most = width.saturating_sub(1).max(1);
-    match text.chars().count() > most {
-        true => text.chars().take(most - 1).chain(['…']).collect(),
-        false => text.to_owned(),
     }
 }
 
@@ -192,12 +183,5 @@ mod tests {
         let both = "; held by ann@web1 7 running \"sleep 60\" and 1 more";
         assert_eq!(held_by(&snapshot, true), format!(", 2 of 2 in the queue{both}"));
         assert_eq!(held_by(&snapshot, false), format!(", 2 waiting{both}"));
-    }
-
-    #[test]
-    fn a_line_fits_into_the_terminal() {
-        assert_eq!(fitted("waiting", 8), "waiting");
-        assert_eq!(fitted("waiting", 7), "waiti…");
-        assert_eq!(fitted("waiting", 0), "…");
     }
 }

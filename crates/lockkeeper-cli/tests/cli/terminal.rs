@@ -2,7 +2,7 @@
 //! its terminal back. `script` from util-linux makes a terminal for each test.
 
 use std::io::{Read, Write};
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use lockkeeper_testkit::server::redis::Server;
@@ -16,35 +16,50 @@ pub(crate) struct Session {
     screen: Arc<Mutex<String>>,
 }
 
+/// Starts a command on a terminal of its own, in the environment of a place. Returns its keyboard, and
+/// passes what it prints to `show`.
+pub(crate) fn on_a_terminal(
+    place: &Place,
+    line: &str,
+    environment: &[(&str, &str)],
+    mut show: impl FnMut(&[u8]) + Send + 'static,
+) -> (Child, ChildStdin) {
+    let settings = place.lockkeeper("");
+    let mut command = Command::new("script");
+    command.args(["-qefc", line, "/dev/null"]).current_dir(place.path(""));
+    for (name, value) in settings.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let mut script = command
+        .envs(environment.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .expect("this test needs `script`, from the Debian package bsdutils");
+    let keys = script.stdin.take().unwrap();
+    let mut output = script.stdout.take().unwrap();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(n @ 1..) = output.read(&mut bytes) {
+            show(&bytes[..n]);
+        }
+    });
+    (script, keys)
+}
+
 impl Session {
     pub(crate) fn at(place: &Place) -> Self {
-        // Only for its environment.
-        let settings = place.lockkeeper("");
-        let mut command = std::process::Command::new("script");
-        command.args(["-qefc", "bash --norc --noprofile -i", "/dev/null"]);
-        for (name, value) in settings.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.current_dir(place.path("")).env("PS1", "$ ").env("TERM", "dumb");
-        let mut script = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .expect("this test needs `script`, from the Debian package bsdutils");
-        let keys = script.stdin.take().unwrap();
-        let mut output = script.stdout.take().unwrap();
         let screen = Arc::new(Mutex::new(String::new()));
         let shown = screen.clone();
-        std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(n @ 1..) = output.read(&mut bytes) {
-                shown.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..n]));
-            }
-        });
+        let show = move |bytes: &[u8]| {
+            shown.lock().unwrap().push_str(&String::from_utf8_lossy(bytes));
+        };
+        let environment = [("PS1", "$ "), ("TERM", "dumb")];
+        let (script, keys) = on_a_terminal(place, "bash --norc --noprofile -i", &environment, show);
         let mut session = Self { script, keys, screen };
         session.keys(&format!("lk() {{ {} \"$@\"; }}\n", env!("CARGO_BIN_EXE_lockkeeper")));
         session

@@ -1,13 +1,14 @@
 //! `top`, by what is on the screen. `script` from util-linux makes the terminal, and `vt100` reads it.
 
-use std::io::{Read, Write};
-use std::process::{Child, ChildStdin, Stdio};
+use std::io::Write;
+use std::process::{Child, ChildStdin};
 use std::sync::{Arc, Mutex};
 
 use lockkeeper_testkit::server::redis::Server;
 use nix::sys::signal::Signal;
 
 use crate::place::{Place, eventually};
+use crate::terminal::on_a_terminal;
 
 /// `top` on a terminal of its own.
 struct Screen {
@@ -18,36 +19,14 @@ struct Screen {
 
 impl Screen {
     fn open(place: &Place, words: &str, rows: u16, cols: u16) -> Self {
-        let settings = place.lockkeeper("");
         let program = env!("CARGO_BIN_EXE_lockkeeper");
         let line = format!(
             "stty rows {rows} cols {cols}; {program} top --interval 100ms {words}; echo end $?"
         );
-        let mut command = std::process::Command::new("script");
-        command.args(["-qefc", &line, "/dev/null"]);
-        for (name, value) in settings.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.current_dir(place.path("")).env("TERM", "xterm-256color");
-        let mut script = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .expect("this test needs `script`, from the Debian package bsdutils");
-        let keys = script.stdin.take().unwrap();
-        let mut output = script.stdout.take().unwrap();
         let terminal = Arc::new(Mutex::new(vt100::Parser::new(rows, cols, 0)));
         let shown = terminal.clone();
-        std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(n @ 1..) = output.read(&mut bytes) {
-                shown.lock().unwrap().process(&bytes[..n]);
-            }
-        });
+        let show = move |bytes: &[u8]| shown.lock().unwrap().process(bytes);
+        let (script, keys) = on_a_terminal(place, &line, &[("TERM", "xterm-256color")], show);
         Self { script, keys, terminal }
     }
 

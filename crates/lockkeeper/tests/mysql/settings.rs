@@ -5,6 +5,7 @@ use std::time::Duration;
 use lockkeeper::Client;
 use lockkeeper::engine::Severity;
 use lockkeeper_testkit::server::Mariadb;
+use tokio::time::timeout;
 
 use super::{LEASE, server, strategy};
 
@@ -49,8 +50,8 @@ async fn trial(place: &str) {
     let another = other.mutex("IT'S \\ GRÖSSE").try_acquire().await.unwrap();
     assert!(another.is_some(), "{place}: another key, whatever the collation");
     let waiting = tokio::spawn(other.mutex("it's \\ Größe").ttl(LEASE).acquire());
-    tokio::time::sleep(LEASE + Duration::from_secs(1)).await;
-    guard.check().unwrap_or_else(|loss| panic!("{place}: {loss}"));
+    let lost = timeout(LEASE + Duration::from_secs(1), guard.lost()).await;
+    assert!(lost.is_err(), "{place}: {lost:?}");
     let shown = one.inspect("it's \\ Größe").await.unwrap().unwrap();
     let age = shown.holders[0].since.unwrap().elapsed().unwrap();
     assert!(age > LEASE && age < LEASE * 20, "{place}: held for {age:?}");

@@ -59,12 +59,12 @@ async fn a_waiter_is_shown_on_a_full_server_or_waits_unseen() {
     let holder = connect(&server).await;
     let guard = holder.mutex("N").acquire().await.unwrap();
     let waiter = connect(&server).await;
-    let waiting = tokio::spawn(waiter.mutex("N").note("waits").acquire());
+    let mut waiting = tokio::spawn(waiter.mutex("N").note("waits").acquire());
     notes(&holder, &["waits"]).await;
     server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
     // Longer than it takes until it asks again.
-    sleep(Duration::from_secs(7)).await;
-    assert!(!waiting.is_finished(), "a full server is no reason to give up a wait");
+    let ended = timeout(Duration::from_secs(7), &mut waiting).await;
+    assert!(ended.is_err(), "a full server is no reason to give up a wait");
     server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
     guard.release().await.unwrap();
     timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap().release().await.unwrap();

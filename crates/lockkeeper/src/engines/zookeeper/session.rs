@@ -80,8 +80,7 @@ impl Session {
     pub(super) fn vouched(&self, asked: &Moment) -> Result<Duration> {
         let vouched = vouched(self.length(), self.contacts().iter(), asked);
         if vouched < self.length() / 4 {
-            let why =
-                "this process was stopped for so long that its session may be about to expire";
+            let why = "this process was stopped, and its session may be about to expire";
             return Err(Error::unreachable(NAME, "vouch for a lock".to_owned(), why));
         }
         Ok(vouched)
