@@ -47,10 +47,17 @@ class Kazoo:
         self.locks = {}
 
     def take(self, kind, name, wait):
-        if name not in self.locks:
-            path = f"/{self.root}/{name}"
-            self.locks[name] = self.client.Lock(path, extra_lock_patterns=["-lock-"])
-        return 0 if self.locks[name].acquire(blocking=wait) else None
+        from kazoo.exceptions import NoNodeError
+
+        path = f"/{self.root}/{name}"
+        while True:
+            if name not in self.locks:
+                self.locks[name] = self.client.Lock(path, extra_lock_patterns=["-lock-"])
+            try:
+                return 0 if self.locks[name].acquire(blocking=wait) else None
+            except NoNodeError:
+                # A `Lock` makes its directory once, and the servers remove one that is empty.
+                del self.locks[name]
 
     def release(self, kind, name):
         self.locks[name].release()
