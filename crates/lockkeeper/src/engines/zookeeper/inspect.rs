@@ -35,27 +35,6 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
     Ok(snapshots)
 }
 
-/// Deletes the nodes of all holders of a key.
-pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
-    let session = shared.sessions.get().await?;
-    let seen = look(shared, &session, std::slice::from_ref(key)).await?;
-    let mut broken = Vec::new();
-    for entry in seen.into_iter().flat_map(|seen| seen.holders) {
-        let deletions: Vec<_> =
-            entry.paths.iter().map(|path| session.zk.delete(path, None)).collect();
-        let mut any = false;
-        for deletion in deletions {
-            match deletion.await {
-                Ok(()) => any = true,
-                Err(zk::Error::NoNode) => {}
-                Err(error) => return Err(failed(format!("break {key:?}"))(error)),
-            }
-        }
-        broken.extend(any.then_some(entry.entry));
-    }
-    Ok(broken)
-}
-
 /// Marks the nodes of all holders of a key, which they watch.
 pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
     let session = shared.sessions.get().await?;
@@ -73,16 +52,16 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
 }
 
 /// A lock as it was read.
-struct Seen {
+pub(super) struct Seen {
     key: Key,
-    holders: Vec<Claimant>,
+    pub(super) holders: Vec<Claimant>,
     waiters: Vec<Claimant>,
 }
 
 /// A holder or a waiter, and its nodes.
-struct Claimant {
-    entry: Entry,
-    paths: Vec<String>,
+pub(super) struct Claimant {
+    pub(super) entry: Entry,
+    pub(super) paths: Vec<String>,
 }
 
 impl Seen {
@@ -103,7 +82,7 @@ impl Seen {
 }
 
 /// Reads locks: all requests of one sort are sent together.
-async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Result<Vec<Seen>> {
+pub(super) async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Result<Vec<Seen>> {
     let dirs: Vec<_> = keys.iter().map(|key| shared.dir(key)).collect();
     let within = |name: &str| dirs.iter().map(|dir| format!("{dir}/{name}")).collect::<Vec<_>>();
     // Everything done before this call is seen, at whichever server it was done.
