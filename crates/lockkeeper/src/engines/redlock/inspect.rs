@@ -62,9 +62,7 @@ pub(super) async fn breaks(quorum: &Arc<Quorum>) -> Result<Vec<Break>> {
         (at, question(async move { broken::breaks(node.store()).await }))
     });
     let answers = all(quorum, "list broken locks", questions.collect()).await?;
-    let mut breaks = listed(answers.into_iter().flatten());
-    breaks.dedup();
-    Ok(breaks)
+    Ok(listed(answers.into_iter().flatten()))
 }
 
 /// Asks the holders at every server: they listen to all of them.

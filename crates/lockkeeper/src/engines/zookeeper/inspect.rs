@@ -4,7 +4,9 @@ use zookeeper_client as zk;
 
 use super::Shared;
 use super::error::failed;
-use super::layout::{LEASES, LOCKS, Node, REVOKE, decode, owned_by_a_session, queue, read_record};
+use super::layout::{
+    Kind, LEASES, LOCKS, Node, REVOKE, decode, owned_by_a_session, queue, read_fence, read_record,
+};
 use super::session::Session;
 use crate::core::admission::Turn;
 use crate::engine::{Entry, Fence, Mode, Query, Snapshot};
@@ -115,13 +117,26 @@ pub(super) async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Re
         let permit = |node: Node| (format!("{dir}/{LEASES}/{}", node.name), node);
         let waiter =
             |node: Node| (format!("{dir}/{LOCKS}/{}", node.name), node.waiting_for_permits());
+        // Readers carry the last writer's fence, which is the data of the directory.
+        let shared = base.iter().any(|node| node.kind == Kind::Read);
+        let written = shared.then(|| session.zk.get_data(dir));
         let holders = nodes(holders).chain(leases.into_iter().map(permit)).collect();
         let waiters = nodes(waiters).chain(waiting.into_iter().map(waiter)).collect();
-        all.push((key.clone(), session.read_all(holders), session.read_all(waiters)));
+        all.push((key.clone(), session.read_all(holders), session.read_all(waiters), written));
     }
     let mut seen = Vec::new();
-    for (key, holders, waiters) in all {
-        seen.push(Seen { key, holders: holders.await?, waiters: waiters.await? });
+    for (key, holders, waiters, written) in all {
+        let mut seen_here = Seen { key, holders: holders.await?, waiters: waiters.await? };
+        if let Some(written) = written {
+            let fence = match written.await {
+                Ok((data, _)) => read_fence(&data),
+                Err(zk::Error::NoNode) => None,
+                Err(error) => return Err(failed("look at locks")(error)),
+            };
+            let readers = seen_here.holders.iter_mut().map(|holder| &mut holder.entry);
+            readers.filter(|entry| entry.mode == Mode::Read).for_each(|entry| entry.fence = fence);
+        }
+        seen.push(seen_here);
     }
     Ok(seen)
 }
