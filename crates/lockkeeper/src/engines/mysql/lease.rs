@@ -347,7 +347,7 @@ async fn free(wire: &mut MySqlConnection, ask: &LeaseAsk) -> sqlx::Result<bool> 
     }
 }
 
-fn hexadecimal(key: &Key) -> String {
+pub(super) fn hexadecimal(key: &Key) -> String {
     key.as_str().bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 

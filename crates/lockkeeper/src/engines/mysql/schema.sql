@@ -68,7 +68,24 @@ CREATE TABLE IF NOT EXISTS lockkeeper_freed (
   id    BINARY(32) NOT NULL PRIMARY KEY,  -- SHA-256 of the key: rows in memory have a fixed length
   token VARBINARY(64) NOT NULL,
   until DATETIME(6) NOT NULL
-) ENGINE = MEMORY //
+) ENGINE = InnoDB //
+DROP PROCEDURE IF EXISTS lockkeeper_move //
+-- It is in memory, unless the server is a member of a MySQL group: those do not write such tables.
+CREATE PROCEDURE lockkeeper_move() SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_group, v_disk BIGINT DEFAULT 0;
+  /*!80000 SELECT COUNT(*) INTO v_group FROM performance_schema.global_variables
+    WHERE variable_name = 'group_replication_group_name' AND variable_value <> ''; */
+  SELECT COUNT(*) INTO v_disk FROM information_schema.tables
+    WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_freed' AND engine = 'InnoDB';
+  IF v_group > 0 AND v_disk = 0 THEN
+    ALTER TABLE lockkeeper_freed ENGINE = InnoDB;
+  ELSEIF v_group = 0 AND v_disk > 0 THEN
+    ALTER TABLE lockkeeper_freed ENGINE = MEMORY;
+  END IF;
+END //
+CALL lockkeeper_move() //
+DROP PROCEDURE lockkeeper_move //
 CREATE TABLE IF NOT EXISTS lockkeeper_claim (
   name    VARBINARY(512) NOT NULL,
   token   VARBINARY(64) NOT NULL,
