@@ -11,8 +11,8 @@ use super::supervised::{Home, Supervised};
 use super::{eventually_within, fetched, run};
 use crate::ports::free_port;
 
-/// How long a member may take to join: it copies what it missed, and others first have to give up
-/// on it if it was killed.
+/// How long a member may take to join again: it copies what it missed, and the others first have to
+/// give up on it.
 const JOINING: Duration = Duration::from_secs(120);
 
 /// Members of one group.
@@ -57,11 +57,10 @@ impl Group {
                        FOR CHANNEL 'group_replication_recovery';
                      SET GLOBAL group_replication_bootstrap_group = {bootstrap};
                      START GROUP_REPLICATION;
-                     SET GLOBAL group_replication_bootstrap_group = OFF;
-                     SET PERSIST group_replication_start_on_boot = ON"
+                     SET GLOBAL group_replication_bootstrap_group = OFF"
                 ),
             );
-            group.is_joined_by(n);
+            group.join(n);
         }
         group
     }
@@ -75,17 +74,22 @@ impl Group {
     /// Starts a member that was killed, and waits until it has joined again.
     pub fn restart(&self, n: usize) {
         self[n].restart();
-        self.is_joined_by(n);
+        self.join(n);
     }
 
-    fn is_joined_by(&self, n: usize) {
+    fn join(&self, n: usize) {
         let state = "SELECT member_state FROM performance_schema.replication_group_members
-                     WHERE member_id = @@server_uuid";
+                     WHERE member_port = @@port";
         eventually_within(JOINING, "the member is in its group", || {
             match self[n].sql("mysql", state).as_str() {
-                "ONLINE" => Ok(()),
-                state => Err(state.to_owned()),
+                "ONLINE" => return Ok(()),
+                "RECOVERING" => return Err("it recovers".to_owned()),
+                _ => {}
             }
+            // Refused as long as the others wait for the member that was killed.
+            let start = "START GROUP_REPLICATION";
+            let output = MariadbDialect::client(self[n].port(), "mysql", start).output();
+            Err(format!("{:?}; {}", output.map(|output| output.stderr), self[n].log()))
         });
     }
 }

@@ -66,6 +66,11 @@ pub(super) fn is_deadlock(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(number) == Some(1213)
 }
 
+/// Whether a table in memory has no room for another row.
+pub(super) fn is_full(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(number) == Some(1114)
+}
+
 /// Whether this user may not read a table, or lacks a privilege of the whole server.
 pub(super) fn is_denied(error: &sqlx::Error) -> bool {
     let number = error.as_database_error().and_then(number);

@@ -328,7 +328,8 @@ BEGIN
   END;
   IF v_alone AND a_alone AND v_freed IS NULL THEN
     BEGIN
-      -- There is no room: its release will be written to the disk.
+      -- There is no room: its release will be written to the disk. MySQL fails here all the same,
+      -- and the client asks again for a place in the queue.
       DECLARE CONTINUE HANDLER FOR 1114 BEGIN END;
       INSERT IGNORE INTO lockkeeper_freed VALUES
         (UNHEX(SHA2(a_name, 256)), '', SYSDATE(6) + INTERVAL a_ttl MICROSECOND);
@@ -404,12 +405,12 @@ BEGIN
     FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
   SET v_held = COALESCE(v_held, v_until > SYSDATE(6), FALSE);
   IF v_until IS NOT NULL THEN
-    BEGIN
-      -- There is no room for it in memory, or no such table.
-      DECLARE EXIT HANDLER FOR SQLEXCEPTION
-        UPDATE lockkeeper_lock SET token = NULL WHERE name = a_name AND token = a_token;
-      REPLACE INTO lockkeeper_freed VALUES (UNHEX(SHA2(a_name, 256)), a_token, v_until);
-    END;
+    -- In memory if there is a row for it. A new one may find no room, which MySQL does not let a
+    -- procedure handle.
+    UPDATE lockkeeper_freed SET token = a_token, until = v_until WHERE id = UNHEX(SHA2(a_name, 256));
+    IF ROW_COUNT() = 0 THEN
+      UPDATE lockkeeper_lock SET token = NULL WHERE name = a_name AND token = a_token;
+    END IF;
   END IF;
   DELETE FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
   SELECT CAST(v_held AS SIGNED) AS held;

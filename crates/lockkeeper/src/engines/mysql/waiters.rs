@@ -60,7 +60,7 @@ struct Waiter {
 pub(super) fn waiting_statement(ask: &Ask) -> String {
     format!(
         "{COMMENT}{} {} */ DO GET_LOCK(CONCAT('lockkeeper:',
-           LEFT(SHA2(CONCAT(DATABASE(), x'00', x'{}'), 256), 48)), 3600)",
+           LEFT(SHA2(CONCAT(DATABASE(), x'00', CAST(x'{}' AS BINARY)), 256), 48)), 3600)",
         short(&ask.key),
         printable(take_apart(&ask.who).0),
         hexadecimal(&ask.key),
