@@ -2,18 +2,21 @@
 //! its plugins.
 
 use std::ops::Deref;
+use std::process::Command;
 use std::time::Duration;
 
 use super::database::Dialect;
 use super::galera::Member;
 use super::mariadb::MariadbDialect;
 use super::supervised::{Home, Supervised};
-use super::{eventually_within, fetched, run};
+use super::{eventually_within, fetched, program, run};
 use crate::ports::free_port;
 
 /// How long a member may take to join again: it copies what it missed, and the others first have to
 /// give up on it.
 const JOINING: Duration = Duration::from_secs(120);
+
+const START: &str = "START GROUP_REPLICATION";
 
 /// Members of one group.
 #[derive(Debug)]
@@ -56,11 +59,13 @@ impl Group {
                     "CHANGE REPLICATION SOURCE TO SOURCE_USER = 'root'
                        FOR CHANNEL 'group_replication_recovery';
                      SET GLOBAL group_replication_bootstrap_group = {bootstrap};
-                     START GROUP_REPLICATION;
+                     {START};
                      SET GLOBAL group_replication_bootstrap_group = OFF"
                 ),
             );
             group.join(n);
+            let marker = member.directory().join("joined");
+            std::fs::write(marker, "").expect("there is room for a file");
         }
         group
     }
@@ -83,13 +88,11 @@ impl Group {
         eventually_within(JOINING, "the member is in its group", || {
             match self[n].sql("mysql", state).as_str() {
                 "ONLINE" => return Ok(()),
-                "RECOVERING" => return Err("it recovers".to_owned()),
-                _ => {}
+                "RECOVERING" => {}
+                // Refused as long as the others wait for the member that was killed.
+                _ => drop(MariadbDialect::client(self[n].port(), "mysql", START).output()),
             }
-            // Refused as long as the others wait for the member that was killed.
-            let start = "START GROUP_REPLICATION";
-            let output = MariadbDialect::client(self[n].port(), "mysql", start).output();
-            Err(format!("{:?}; {}", output.map(|output| output.stderr), self[n].log()))
+            Err(self[n].log())
         });
     }
 }
@@ -111,13 +114,16 @@ fn member(address: &str, seeds: &str, mode: &[&str]) -> Member {
         "report-host=127.0.0.1",
         "plugin-load-add=group_replication.so",
         "group-replication-group-name=6c6f636b-6b65-6570-6572-000000000000",
-        "group-replication-start-on-boot=OFF",
         &address,
         seeds,
     ];
     let settings = [&settings[..], mode].concat();
     let server = MariadbDialect::server(home.path(), port, &settings);
-    Member(Supervised::start(home, port, server, MariadbDialect::is_ready))
+    // As usual, a member that is started again takes no writes before it has joined.
+    let start = "[ -e joined ] || set -- \"$@\" --group-replication-start-on-boot=OFF; exec \"$@\"";
+    let mut command = Command::new(program("sh", "dash"));
+    command.args(["-c", start, "sh"]).arg(server.get_program()).args(server.get_args());
+    Member(Supervised::start(home, port, command, MariadbDialect::is_ready))
 }
 
 impl Deref for Group {

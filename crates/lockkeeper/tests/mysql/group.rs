@@ -47,6 +47,16 @@ async fn a_group_with_one_primary_is_used_there() {
     assert!(error.contains("in memory") && error.contains("explain --schema"), "{error}");
     migrate(&group, &urls[0]);
     Client::connect(&urls[0]).await.unwrap();
+    // A server that has left its group, and is made writable again.
+    group[1].sql(
+        "mysql",
+        "STOP GROUP_REPLICATION; SET GLOBAL super_read_only = OFF; SET GLOBAL read_only = OFF",
+    );
+    for way in ["lease", "named", "row"] {
+        let error = Client::connect(strategy(&urls[1], way)).await.unwrap_err();
+        let said = error.to_string();
+        assert!(error.is_retryable() && said.contains("not a member of it now"), "{way}: {said}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,9 +1,11 @@
 //! Servers that share their data with others as equals: Galera, and MySQL Group Replication.
 //!
-//! Members exchange commits and nothing else. What is in a server's memory (named locks, row locks,
-//! tables of the engine `MEMORY`) is known to that member only.
+//! Easy to get wrong: members exchange commits and nothing else. What is in a server's memory (named locks, row locks,
+//! tables of the engine `MEMORY`) is known to that member only. And a server that has left its group
+//! may take writes of which the members never hear.
 
 use std::collections::HashMap;
+use std::io;
 
 use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
@@ -48,7 +50,7 @@ pub(super) async fn cluster_of(sessions: &Sessions<MySqlConnection>) -> Result<C
     session.settle(cluster, "look for a cluster")
 }
 
-/// Finds out how the server of a connection shares its data.
+/// Finds out how the server of a connection shares its data. An error if it should and does not.
 pub(super) async fn cluster(wire: &mut MySqlConnection) -> sqlx::Result<Cluster> {
     let asking = sqlx::query(
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN
@@ -58,8 +60,10 @@ pub(super) async fn cluster(wire: &mut MySqlConnection) -> sqlx::Result<Cluster>
     let cell = |row: &sqlx::mysql::MySqlRow, n| row.try_get::<String, _>(n);
     let variables = rows.iter().map(|row| Ok((cell(row, 0)?, cell(row, 1)?)));
     let cluster = described(&variables.collect::<sqlx::Result<_>>()?);
-    if cluster.is_group() && !is_member(wire).await? {
-        return Ok(Cluster::None);
+    if cluster.is_group() && !is_online(wire).await? {
+        let why = "the server is configured for a group (group_replication_group_name), and not a \
+                   member of it now: it would grant locks that the members grant too";
+        return Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::NotConnected, why)));
     }
     Ok(cluster)
 }
@@ -79,11 +83,11 @@ fn described(variables: &HashMap<String, String>) -> Cluster {
 }
 
 /// Whether a server that is configured for a group takes part in it. If this user may not ask, it
-/// is taken for a member.
-async fn is_member(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
+/// is assumed: a server that starts the group by itself takes no writes before it has joined.
+async fn is_online(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
     let asking = sqlx::query_scalar::<_, i64>(
         "SELECT COUNT(*) FROM performance_schema.replication_group_members
-         WHERE member_state <> 'OFFLINE'",
+         WHERE member_id = @@server_uuid AND member_state = 'ONLINE'",
     );
     match asking.fetch_one(wire).await {
         Err(error) if is_denied(&error) => Ok(true),
