@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use super::error::{failed, is_refusal};
 use super::session_claim::SessionClaim;
-use super::session_lock::{Ask, Marked, Seen, SessionLock, Taken};
+use super::session_lock::{Ask, Looked, Marked, SessionLock, Taken};
 use super::sessions::{Dialect, Session, Sessions, within};
 use super::{ASKED, STATEMENT, broken, fence};
 use crate::core::clock::Moment;
@@ -134,10 +134,11 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
         let mut snapshots: Vec<Snapshot> = Vec::new();
-        for seen in self.shared.look(query).await? {
+        let looked = self.shared.look(query).await?;
+        for seen in looked.seen {
             if snapshots.last().is_none_or(|last| last.key.as_str() != seen.key) {
                 let Ok(key) = Key::new(&seen.key) else { continue };
-                let (holders, waiters) = (Vec::new(), H::SEES_WAITERS.then(Vec::new));
+                let (holders, waiters) = (Vec::new(), looked.with_waiters.then(Vec::new));
                 snapshots.push(Snapshot { key, holders, waiters, fence: Some(fence(seen.last)) });
             }
             let Some(snapshot) = snapshots.last_mut() else { continue };
@@ -151,7 +152,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 
     /// Ends the connections that hold it.
     async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
-        let mut seen = self.shared.look(&Query::Key(key.clone())).await?;
+        let mut seen = self.shared.look(&Query::Key(key.clone())).await?.seen;
         seen.retain(|seen| seen.holds);
         let holders: Vec<_> = seen.iter().map(|seen| seen.entry.clone()).collect();
         let breaking = async {
@@ -169,7 +170,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
         let (mut asked, mut others) = (Vec::new(), false);
-        for seen in self.shared.look(&Query::Key(key.clone())).await? {
+        for seen in self.shared.look(&Query::Key(key.clone())).await?.seen {
             if seen.holds && self.shared.ask(key, &seen.session).await? {
                 asked.push(seen.entry);
             } else {
@@ -197,7 +198,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 }
 
 impl<H: SessionLock> Shared<H> {
-    async fn look(&self, query: &Query) -> Result<Vec<Seen>> {
+    async fn look(&self, query: &Query) -> Result<Looked> {
         let mut session = self.sessions.any().await?;
         let answer = within(STATEMENT, H::look(session.wire(), query)).await;
         session.settle(answer, "look at locks")
