@@ -136,6 +136,10 @@ async fn tls_verifies_the_server() {
     let directory = tempfile::tempdir().unwrap();
     certificates(directory.path());
     let server = Postgres::start();
+    // Only a server that was fetched may lack it.
+    if server.sql("postgres", "SHOW ssl_library").is_empty() {
+        return println!("this PostgreSQL was built without TLS");
+    }
     let (ours, theirs) = (directory.path(), server.directory().join("data"));
     for file in ["server.key", "server.pem"] {
         let (from, to) = (ours.join(file), theirs.join(file));

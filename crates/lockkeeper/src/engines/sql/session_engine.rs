@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use super::error::{failed, is_refusal};
 use super::session_claim::SessionClaim;
-use super::session_lock::{Ask, Marked, Seen, SessionLock, Taken};
+use super::session_lock::{Ask, Looked, Marked, SessionLock, Taken};
 use super::sessions::{Dialect, Session, Sessions, within};
 use super::yielding::{self, Asked};
 use super::{ASKED, STATEMENT, broken, fence};
@@ -130,10 +130,11 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
         let mut snapshots: Vec<Snapshot> = Vec::new();
-        for seen in self.shared.look(query).await? {
+        let looked = self.shared.look(query).await?;
+        for seen in looked.seen {
             if snapshots.last().is_none_or(|last| last.key.as_str() != seen.key) {
                 let Ok(key) = Key::new(&seen.key) else { continue };
-                let (holders, waiters) = (Vec::new(), H::SEES_WAITERS.then(Vec::new));
+                let (holders, waiters) = (Vec::new(), looked.with_waiters.then(Vec::new));
                 snapshots.push(Snapshot { key, holders, waiters, fence: Some(fence(seen.last)) });
             }
             let Some(snapshot) = snapshots.last_mut() else { continue };
@@ -147,7 +148,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 
     /// Ends the connections that hold it.
     async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
-        let mut seen = self.shared.look(&Query::Key(key.clone())).await?;
+        let mut seen = self.shared.look(&Query::Key(key.clone())).await?.seen;
         seen.retain(|seen| seen.holds);
         let holders: Vec<_> = seen.iter().map(|seen| seen.entry.clone()).collect();
         let breaking = async {
@@ -164,7 +165,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        let seen = self.shared.look(&Query::Key(key.clone())).await?;
+        let seen = self.shared.look(&Query::Key(key.clone())).await?.seen;
         let holders = seen.into_iter().filter(|seen| seen.holds).map(|seen| seen.entry);
         let (ours, others): (Vec<_>, Vec<_>) = holders.partition(|holder| holder.who.is_some());
         if ours.is_empty() && !others.is_empty() {
@@ -188,7 +189,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 }
 
 impl<H: SessionLock> Shared<H> {
-    async fn look(&self, query: &Query) -> Result<Vec<Seen>> {
+    async fn look(&self, query: &Query) -> Result<Looked> {
         let mut session = self.sessions.any().await?;
         let answer = within(STATEMENT, H::look(session.wire(), query)).await;
         session.settle(answer, "look at locks")
