@@ -8,6 +8,7 @@ use super::doctor;
 use super::error::{is_deadlock, is_somebody_elses_doing, is_unreadable};
 use super::settings::Settings;
 use crate::engine::Finding;
+use crate::engine::broken::KEPT;
 use crate::engines::sql::{self, Dialect, STATEMENT, Session, Sessions, within};
 use crate::error::{Error, Result};
 
@@ -99,6 +100,25 @@ impl Dialect for MySqlConnection {
     async fn end(&mut self, session: &Session) -> sqlx::Result<()> {
         let ending = sqlx::query("CALL lockkeeper_end(?, ?)");
         ending.bind(session.number).bind(&session.mark).execute(self).await.map(drop)
+    }
+
+    async fn add_break(&mut self, line: &str) -> sqlx::Result<()> {
+        let adding = sqlx::query("INSERT INTO lockkeeper_broken (line) VALUES (?)");
+        adding.bind(line).execute(&mut *self).await?;
+        let removing = sqlx::query(
+            "DELETE b FROM lockkeeper_broken b JOIN
+               (SELECT id FROM lockkeeper_broken ORDER BY id DESC LIMIT 1 OFFSET ?) o ON b.id <= o.id",
+        );
+        removing.bind(KEPT as u64).execute(self).await.map(drop)
+    }
+
+    async fn remove_break(&mut self, line: &str) -> sqlx::Result<()> {
+        let removing = sqlx::query("DELETE FROM lockkeeper_broken WHERE line = ?");
+        removing.bind(line).execute(self).await.map(drop)
+    }
+
+    async fn breaks(&mut self) -> sqlx::Result<Vec<String>> {
+        sqlx::query_scalar("SELECT line FROM lockkeeper_broken").fetch_all(self).await
     }
 
     async fn sweep(&mut self) -> sqlx::Result<()> {

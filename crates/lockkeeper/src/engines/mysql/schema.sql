@@ -117,6 +117,11 @@ CREATE TABLE IF NOT EXISTS lockkeeper_row (
   name VARBINARY(512) NOT NULL PRIMARY KEY,
   pid  BIGINT NULL
 ) ENGINE = InnoDB //
+-- The last locks that were broken. Nothing is decided by it.
+CREATE TABLE IF NOT EXISTS lockkeeper_broken (
+  id   BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  line TEXT CHARACTER SET utf8mb4 NOT NULL  -- when, key, by whom, why, the holders
+) ENGINE = InnoDB //
 DROP PROCEDURE IF EXISTS lockkeeper_attempt //
 -- Enters the queue if it has not yet, and asks whether it is its turn. Times are in microseconds.
 -- With a_alone, an uncontended holder may be recorded in the lock's own row; the answer says

@@ -18,11 +18,11 @@ use super::error::{failed, is_refusal};
 use super::session_claim::SessionClaim;
 use super::session_lock::{Ask, Looked, Marked, SessionLock, Taken};
 use super::sessions::{Dialect, Session, Sessions, within};
-use super::{ASKED, STATEMENT, fence};
+use super::{ASKED, STATEMENT, broken, fence};
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal, Request, Signal,
-    Snapshot,
+    Break, Breaker, Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal,
+    Request, Signal, Snapshot,
 };
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -151,15 +151,21 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
     }
 
     /// Ends the connections that hold it.
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        let mut broken = Vec::new();
-        for seen in self.shared.look(&Query::Key(key.clone())).await?.seen {
-            if seen.holds {
-                self.shared.end(&seen.session).await?;
-                broken.push(seen.entry);
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        let mut seen = self.shared.look(&Query::Key(key.clone())).await?.seen;
+        seen.retain(|seen| seen.holds);
+        let holders: Vec<_> = seen.iter().map(|seen| seen.entry.clone()).collect();
+        let breaking = async {
+            for holder in &seen {
+                self.shared.end(&holder.session).await?;
             }
-        }
-        Ok(broken)
+            Ok(holders.clone())
+        };
+        broken::recorded(&self.shared.sessions, key, by, &holders, breaking).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        broken::breaks(&self.shared.sessions).await
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
