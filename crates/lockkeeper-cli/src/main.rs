@@ -93,7 +93,7 @@ fn dispatch(cli: Cli) -> exit::Outcome {
         Verb::Doctor(args) => block_on(doctor::doctor(args)),
         Verb::Bench(args) => block_on(bench::bench(args)),
         #[cfg(feature = "torture")]
-        Verb::Torture(args) => torture::block_on(torture::torture(*args)),
+        Verb::Torture(args) => torture::torture(&args),
         Verb::Completions(args) => complete::completions(&args),
         Verb::Man(args) => manual::man(args),
     }

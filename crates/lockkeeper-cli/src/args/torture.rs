@@ -1,5 +1,6 @@
 //! The options of `torture`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -55,6 +56,9 @@ pub(crate) struct Torture {
     /// Without URL and --local, implies --simulate.
     #[arg(long, value_name = "NAME", value_parser = bug)]
     pub(crate) mutant: Option<Bug>,
+    /// Write the result to this file, as a page for a browser that needs no other file
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
     /// Do not ask, even if the servers are not on this machine
     #[arg(long)]
     pub(crate) yes: bool,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use lockkeeper_testkit::storm::Judgement;
 use serde::Serialize;
 
+use super::report::Timeline;
 use super::window::Window;
 use crate::table::Table;
 
@@ -51,6 +52,9 @@ pub(super) struct Figures {
     pub(super) memory: usize,
     /// The smallest part of the history that shows each violation.
     pub(super) windows: Vec<Window>,
+    /// The last round, for a page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) timeline: Option<Timeline>,
     #[serde(skip)]
     margins: Vec<Duration>,
 }
@@ -80,6 +84,7 @@ impl Figures {
             files: 0,
             memory: 0,
             windows: Vec::new(),
+            timeline: None,
             margins: Vec::new(),
         }
     }

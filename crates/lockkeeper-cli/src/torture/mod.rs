@@ -7,6 +7,7 @@
 
 mod client;
 mod figures;
+mod report;
 mod rounds;
 mod simulated;
 mod target;
@@ -27,23 +28,36 @@ pub(crate) use target::LOCAL;
 use figures::Report;
 use target::Target;
 
-pub(crate) async fn torture(args: Torture) -> exit::Outcome {
-    let report = tokio::select! {
-        report = run(&args) => report?,
-        code = interrupted() => return Err(Failure::silent(code?)),
+pub(crate) fn torture(args: &Torture) -> exit::Outcome {
+    let seed = args.seed.unwrap_or_else(random);
+    let is_simulated =
+        args.simulate || (args.mutant.is_some() && args.url.is_none() && args.local.is_empty());
+    // A simulation has a runtime of its own.
+    let report = match is_simulated {
+        true => Report::new(vec![simulated::run(args, seed)]),
+        false => real(args, seed)?,
     };
+    if let Some(path) = &args.report {
+        std::fs::write(path, report::page(&report))
+            .map_err(|error| Failure::own(format_args!("write {}", path.display()), error))?;
+    }
     let text = if args.json { report.to_json() } else { report.to_text() };
     print(&text)?;
     Ok(u8::from(!report.is_clean()))
 }
 
-async fn run(args: &Torture) -> Result<Report, Failure> {
-    let seed = args.seed.unwrap_or_else(random);
-    let is_simulated =
-        args.simulate || (args.mutant.is_some() && args.url.is_none() && args.local.is_empty());
-    if is_simulated {
-        return Ok(Report::new(vec![simulated::run(args, seed)]));
-    }
+/// Runs on several threads: proxies go on while a server is started again.
+fn real(args: &Torture, seed: u64) -> Result<Report, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(|error| Failure::own("start", error))?.block_on(async {
+        tokio::select! {
+            report = each(args, seed) => report,
+            code = interrupted() => Err(Failure::silent(code?)),
+        }
+    })
+}
+
+async fn each(args: &Torture, seed: u64) -> Result<Report, Failure> {
     let mut engines = Vec::new();
     for name in Target::names(args) {
         let target = Target::open(args, name).await?;
@@ -52,15 +66,10 @@ async fn run(args: &Torture) -> Result<Report, Failure> {
         if !target.is_here() && !args.yes {
             confirm()?;
         }
+        target.reach().await?;
         engines.push(rounds::run(args, &target, plan, seed).await);
     }
     Ok(Report::new(engines))
-}
-
-/// Runs on several threads: proxies go on while a server is started again.
-pub(crate) fn block_on(work: impl Future<Output = exit::Outcome>) -> exit::Outcome {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    runtime.map_err(|error| Failure::own("start", error))?.block_on(work)
 }
 
 /// Says what will happen, before it does.

@@ -7,6 +7,7 @@ use lockkeeper_testkit::holder::Program;
 use lockkeeper_testkit::storm::{Plan, Storm};
 
 use super::figures::Figures;
+use super::report::Timeline;
 use super::target::Target;
 use super::{client, window};
 use crate::args::Torture;
@@ -41,6 +42,10 @@ pub(super) async fn run(args: &Torture, target: &Target, plan: Plan, seed: u64) 
         }
         figures.add(&judgement, target.may_overlap());
         figures.seconds = started.elapsed().as_secs_f64();
+        figures.timeline = args.report.as_ref().map(|_| {
+            let hosts = target.servers.hosts().len();
+            Timeline::of(&judgement, plan.processes, plan.tasks, hosts)
+        });
         if !figures.is_clean() {
             figures.windows = window::of_storm(&judgement, target.may_overlap());
             return figures;

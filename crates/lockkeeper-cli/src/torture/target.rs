@@ -68,13 +68,17 @@ impl Target {
                 endpoint.scheme()
             )));
         }
-        // An engine that cannot be reached is no finding.
-        lockkeeper::Client::connect(endpoint.spell_out()).await?.close().await;
         let hosts = resolve(&endpoint).await?;
         let is_here = hosts.iter().all(|host| host.ip().is_loopback());
         let hosts = if no_proxy(&endpoint).is_none() { hosts } else { Vec::new() };
         let servers = Box::new(Theirs { url: endpoint.spell_out(), hosts });
         Ok(Self { local: None, servers, guarantees, shown: endpoint.to_string(), is_here })
+    }
+
+    /// Fails if the engine cannot be reached now: that is no finding.
+    pub(super) async fn reach(&self) -> Result<(), Failure> {
+        lockkeeper::Client::connect(self.servers.url()).await?.close().await;
+        Ok(())
     }
 
     /// The URL, without its secrets.
