@@ -203,7 +203,7 @@ pub(crate) async fn interruptible<T>(
 /// Releases the lock. The error is the reason why the lock was no longer held, or `None` if only
 /// the confirmation is missing.
 pub(crate) async fn release(guard: Guard, say: Say) -> Result<(), Option<String>> {
-    let lost = guard.check().err().map(|error| error.to_string());
+    let lost = why_lost(&guard).await;
     let in_trouble = lost.is_some() || guard.trouble().is_some();
     let limit = if in_trouble { LAST_WORD } else { CONFIRMATION };
     match tokio::time::timeout(limit, guard.release()).await {
@@ -224,6 +224,14 @@ pub(crate) async fn release(guard: Guard, say: Say) -> Result<(), Option<String>
             Err(lost)
         }
     }
+}
+
+/// Why a lock is lost, in words; `None` if it is held.
+pub(crate) async fn why_lost(guard: &Guard) -> Option<String> {
+    guard.check().err()?;
+    // The engine may just be asked who broke it.
+    guard.lost().await;
+    guard.check().err().map(|error| error.to_string())
 }
 
 /// Closes an engine, without waiting long for one that did not answer.

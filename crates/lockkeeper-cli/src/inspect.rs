@@ -6,7 +6,7 @@
 use std::io::{self, BufRead, IsTerminal};
 use std::time::SystemTime;
 
-use lockkeeper::engine::{Entry, Snapshot};
+use lockkeeper::engine::{self, BrokenHold, Entry, Snapshot};
 use serde_json::{Value, json};
 
 use crate::acquire::interruptible;
@@ -20,6 +20,9 @@ use crate::table::{Table, clipped, plain, short};
 
 pub(crate) async fn ls(args: Ls) -> exit::Outcome {
     let client = Config::load()?.connect(&args.place).await?;
+    if args.broken {
+        return list_broken(&client.broken(&args.prefix).await?, args.json);
+    }
     let mut snapshots = client.list(&*args.prefix).await?;
     add_leases_of_handles(&mut snapshots);
     if args.json {
@@ -29,6 +32,31 @@ pub(crate) async fn ls(args: Ls) -> exit::Outcome {
     } else {
         print(&table(&snapshots))?;
     }
+    Ok(0)
+}
+
+fn list_broken(breaks: &[engine::Break], json: bool) -> exit::Outcome {
+    if json {
+        print(&format!("{}\n", Value::from_iter(breaks.iter().map(break_to_json))))?;
+        return Ok(0);
+    }
+    if breaks.is_empty() {
+        tell("no lock was broken lately");
+        return Ok(0);
+    }
+    let mut table = Table::new(["KEY", "BROKEN", "BY", "WHY", "HELD BY"]);
+    for one in breaks {
+        let who = |hold: &BrokenHold| hold.who.clone().unwrap_or_else(|| "unknown".to_owned());
+        let ago = SystemTime::now().duration_since(one.at).unwrap_or_default();
+        table.row([
+            one.key.to_string(),
+            format!("{} ago", human(ago)),
+            one.by.clone(),
+            one.why.clone().unwrap_or_default(),
+            one.holders.iter().map(who).collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    print(&table.to_string())?;
     Ok(0)
 }
 
@@ -45,7 +73,7 @@ pub(crate) async fn show(args: Show) -> exit::Outcome {
         Some(snapshot) => {
             print(&table(std::slice::from_ref(snapshot)))?;
             if snapshot.waiters.is_none() {
-                print("waiters unknown: this engine cannot tell\n")?;
+                print("no waiters are known; this engine does not see all of them\n")?;
             }
         }
     }
@@ -131,7 +159,7 @@ pub(crate) async fn break_lock(args: Break) -> exit::Outcome {
             return Err(Failure::new(1, "nothing was broken"));
         }
     }
-    let broken = client.break_lock(&args.key).await?;
+    let broken = client.break_lock_because(&args.key, &args.why).await?;
     if args.json {
         let broken: Vec<_> = broken.iter().map(entry_to_json).collect();
         print(&format!("{}\n", json!({"key": args.key, "why": args.why, "broken": broken})))?;
@@ -279,6 +307,21 @@ fn entry_to_json(entry: &Entry) -> Value {
     })
 }
 
+fn break_to_json(one: &engine::Break) -> Value {
+    let hold = |hold: &BrokenHold| {
+        let fence = hold.fence.map(|fence| fence.get());
+        json!({"who": hold.who, "command": hold.command, "fence": fence})
+    };
+    json!({
+        "key": one.key.as_str(),
+        "at": humantime::format_rfc3339_millis(one.at).to_string(),
+        "by": one.by,
+        "command": one.command,
+        "why": one.why,
+        "holders": one.holders.iter().map(hold).collect::<Vec<_>>(),
+    })
+}
+
 /// The part of a snapshot that does not change by itself.
 fn lasting(snapshot: &Snapshot) -> Value {
     let mut value = to_json(snapshot);
@@ -313,6 +356,7 @@ fn changes(before: &[(String, Value)], now: &[(String, Value)], json: bool) -> V
                 value[list].as_array().into_iter().flatten().filter_map(who).collect::<Vec<_>>()
             };
             let time = humantime::format_rfc3339_seconds(SystemTime::now());
+            let key = plain(key);
             match (names("holders"), names("waiters").len()) {
                 (holders, 0) if holders.is_empty() => format!("{time} {key}: free\n"),
                 (holders, 0) => format!("{time} {key}: held by {}\n", holders.join(", ")),

@@ -38,14 +38,22 @@ impl<const N: usize> fmt::Display for Table<N> {
     }
 }
 
-/// Text without anything that could move a cursor or reverse the line.
+/// Text without anything that could move a cursor, reverse the line, or hide in it: two keys that look
+/// alike are not shown alike.
 pub(crate) fn plain(text: &str) -> String {
-    let harmless = |c: char| {
-        !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
     text.chars()
-        .map(|c| if harmless(c) { c.to_string() } else { c.escape_default().to_string() })
+        .map(|c| if is_visible(c) { c.to_string() } else { c.escape_default().to_string() })
         .collect()
+}
+
+/// Neither a control character, nor one that has no width or changes the direction of the text.
+fn is_visible(c: char) -> bool {
+    let hidden = matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+        | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}'
+        | '\u{fff0}'..='\u{fffb}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}');
+    !c.is_control() && !hidden
 }
 
 /// Text that fits into a line.
@@ -88,6 +96,18 @@ mod tests {
     #[test]
     fn hostile_text_cannot_move_the_cursor() {
         assert_eq!(plain("a\x1b[2Jb\u{202e}"), "a\\u{1b}[2Jb\\u{202e}");
+    }
+
+    #[test]
+    fn text_cannot_hide() {
+        for hidden in
+            "\u{200b}\u{200d}\u{200e}\u{2060}\u{2066}\u{61c}\u{feff}\u{ad}\u{e0041}".chars()
+        {
+            let shown = plain(&format!("key{hidden}"));
+            assert_eq!(shown, format!("key\\u{{{:x}}}", u32::from(hidden)));
+        }
+        let harmless = "Ännchen 日本語 עברית العربية é🦀";
+        assert_eq!(plain(harmless), harmless);
     }
 
     #[test]

@@ -12,8 +12,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
-    Claim, Engine, Entry, Grant, Guarantees, Held, Lease, Mode, Query, Released, Renewal, Request,
-    Snapshot,
+    Break, Breaker, Claim, Engine, Entry, Grant, Guarantees, Held, Lease, Mode, Query, Released,
+    Renewal, Request, Snapshot,
 };
 use lockkeeper::{Fence, Key, Result, Token};
 
@@ -176,8 +176,12 @@ impl Engine for Buggy {
         self.engine.inspect(query).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.engine.break_lock(key).await
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        self.engine.break_lock(key, by).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        self.engine.broken().await
     }
 
     fn lease_of(&self, ttl: Duration) -> Duration {
@@ -296,7 +300,8 @@ impl Claim for BuggyClaim {
         };
         self.unconfirmed |= released.is_err();
         if free_it {
-            engine.engine.break_lock(&self.request.key).await?;
+            let by = Breaker::new(self.request.who.clone(), None);
+            engine.engine.break_lock(&self.request.key, &by).await?;
         }
         released
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
-    Claim, Engine, Entry, Guarantees, Lease, Query, Renewal, Request, Snapshot,
+    Break, Breaker, Claim, Engine, Entry, Guarantees, Lease, Query, Renewal, Request, Snapshot,
 };
 use lockkeeper::engines::memory::Memory;
 use lockkeeper::{Client, Guard, Key, Mode, Result, Token};
@@ -118,7 +118,11 @@ impl Engine for Blind {
         self.store.inspect(query).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.store.break_lock(key).await
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        self.store.break_lock(key, by).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        self.store.broken().await
     }
 }

@@ -9,7 +9,7 @@ use crate::core::acquire::CALL_LIMIT;
 use crate::core::inner::Inner;
 use crate::core::release::BackgroundWork;
 use crate::election::Election;
-use crate::engine::{Engine, Entry, Finding, Guarantees, Mode, Query, Snapshot};
+use crate::engine::{Break, Breaker, Engine, Entry, Finding, Guarantees, Mode, Query, Snapshot};
 use crate::engines;
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Loss, Result};
@@ -174,9 +174,50 @@ impl Client {
     /// # Cancel safety
     /// If it is dropped, the lock may or may not have been broken.
     pub async fn break_lock(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
+        self.break_for(key.as_ref(), None).await
+    }
+
+    /// Like [`break_lock`](Client::break_lock), with a reason.
+    ///
+    /// The engine records who broke the lock, when and why. [`broken`](Client::broken) lists it, and
+    /// the former holder is told: [`Loss::Broken`]. The reason is reduced to one line of at most 200
+    /// characters, with passwords and tokens masked where they can be recognised.
+    ///
+    /// # Errors
+    /// As for `break_lock`. A break that the engine cannot record, for lack of a permission for
+    /// instance, is carried out nevertheless, and logged as a warning.
+    ///
+    /// # Cancel safety
+    /// If it is dropped, the lock may or may not have been broken.
+    pub async fn break_lock_because(
+        &self,
+        key: impl AsRef<str>,
+        why: impl AsRef<str>,
+    ) -> Result<Vec<Entry>> {
+        self.break_for(key.as_ref(), Some(why.as_ref())).await
+    }
+
+    async fn break_for(&self, key: &str, why: Option<&str>) -> Result<Vec<Entry>> {
         let key = Key::new(key)?;
-        tracing::warn!(%key, "breaking a lock");
-        self.inner.engine.break_lock(&key).await
+        let by = Breaker::new(self.inner.who(), why);
+        tracing::warn!(%key, why = by.why, "breaking a lock");
+        self.inner.engine.break_lock(&key, &by).await
+    }
+
+    /// Returns the last locks that were broken and whose key starts with `prefix`, the last one
+    /// first.
+    ///
+    /// An engine keeps the last 50 breaks of all its locks, and lists them for seven days.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] if the engine cannot be queried.
+    ///
+    /// # Cancel safety
+    /// Read-only, so it may be dropped at any time.
+    pub async fn broken(&self, prefix: impl AsRef<str>) -> Result<Vec<Break>> {
+        let mut breaks = self.inner.engine.broken().await?;
+        breaks.retain(|one| one.key.as_str().starts_with(prefix.as_ref()));
+        Ok(breaks)
     }
 
     /// Asks the holders of a lock to release it, and returns those that were asked.

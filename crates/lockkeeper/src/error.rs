@@ -182,6 +182,15 @@ pub enum Loss {
     /// The engine reported that this client no longer holds the lock.
     #[error("the engine says that it is no longer ours")]
     Gone,
+    /// Somebody [broke](crate::Client::break_lock_because) the lock, and recorded it in the store.
+    #[error("broken by {by}{}", .why.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
+    #[non_exhaustive]
+    Broken {
+        /// Who: `user@host pid`.
+        by: String,
+        /// The reason that was given.
+        why: Option<String>,
+    },
     /// The engine lost the connection, session or file that the lock was bound to.
     #[error("the engine can no longer vouch for it: {0}")]
     Disconnected(String),

@@ -151,7 +151,10 @@ impl Guard {
             Err(Error::unreachable(engine, format!("renew the lock {:?}", hold.key()), why))
         };
         match renewal::renew_now(hold).await {
-            Some(Ok(Renewal::Renewed | Renewal::Gone)) => self.check(),
+            Some(Ok(Renewal::Renewed)) => self.check(),
+            Some(Ok(Renewal::Gone)) => {
+                Err(Error::Lost { key: self.key().clone(), reason: self.lost().await })
+            }
             Some(Ok(Renewal::Unknown)) => unanswered("the engine could not be asked"),
             Some(Err(error)) => Err(error),
             None => unanswered("no answer"),

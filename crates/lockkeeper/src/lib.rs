@@ -122,7 +122,7 @@ mod who;
 pub use crate::core::{Backoff, admission, clock};
 pub use client::Client;
 pub use election::{Election, Leader, Observer, Term};
-pub use engine::{Entry, Fence, Finding, Guarantees, Mode, Severity, Snapshot};
+pub use engine::{Break, BrokenHold, Entry, Fence, Finding, Guarantees, Mode, Severity, Snapshot};
 pub use engines::endpoint;
 pub use error::{Error, Loss, Result};
 pub use fenced::{Fenced, Stale};

@@ -374,8 +374,8 @@ async fn run_with<T>(guard: Guard, work: impl AsyncFnOnce(&Guard) -> T) -> Resul
         reason = guard.lost() => return Err(Error::Lost { key: guard.key().clone(), reason }),
         done = work(&guard) => done,
     };
-    if let Some(reason) = guard.loss() {
-        return Err(Error::Late { key: guard.key().clone(), reason });
+    if guard.loss().is_some() {
+        return Err(Error::Late { key: guard.key().clone(), reason: guard.lost().await });
     }
     // The work is done; an unconfirmed release continues in the background.
     let _ = guard.release().await;

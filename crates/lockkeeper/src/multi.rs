@@ -192,10 +192,8 @@ async fn run_with<T>(guard: MultiGuard, work: impl AsyncFnOnce(&MultiGuard) -> T
         (key, reason) = guard.lost() => return Err(Error::Lost { key, reason }),
         done = work(&guard) => done,
     };
-    if let Some((key, reason)) =
-        guard.guards.iter().find_map(|g| Some((g.key().clone(), g.loss()?)))
-    {
-        return Err(Error::Late { key, reason });
+    if let Some(lost) = guard.guards.iter().find(|guard| guard.loss().is_some()) {
+        return Err(Error::Late { key: lost.key().clone(), reason: lost.lost().await });
     }
     let _ = guard.release().await;
     Ok(done)

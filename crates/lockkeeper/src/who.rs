@@ -23,7 +23,8 @@ pub fn whoami() -> String {
 
 /// What stores record for this process and a command line.
 pub(crate) fn signature(command: Option<&str>) -> Arc<str> {
-    let command = command.map(shortened).filter(|command| !command.is_empty());
+    let command = command.map(|command| one_line(command, LENGTH));
+    let command = command.filter(|command| !command.is_empty());
     match command {
         Some(command) => format!("{} {command}", whoami()).into(),
         None => whoami().into(),
@@ -54,13 +55,13 @@ pub(crate) fn take_apart(signature: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// One line of at most [`LENGTH`] characters, with recognisable secrets masked.
-fn shortened(command: &str) -> String {
-    let words = command.split(|c: char| c.is_whitespace() || c.is_control());
+/// One line of at most so many characters, with recognisable secrets masked.
+pub(crate) fn one_line(text: &str, most: usize) -> String {
+    let words = text.split(|c: char| c.is_whitespace() || c.is_control());
     let line = masked(words.filter(|word| !word.is_empty())).join(" ");
-    match line.char_indices().nth(LENGTH) {
+    match line.char_indices().nth(most) {
         None => line,
-        Some(_) => line.chars().take(LENGTH - 1).chain(['…']).collect(),
+        Some(_) => line.chars().take(most - 1).chain(['…']).collect(),
     }
 }
 
@@ -83,9 +84,9 @@ mod tests {
 
     #[test]
     fn a_command_line_is_one_short_line() {
-        assert_eq!(shortened("a\u{1b}[2J\tb"), "a [2J b");
-        let long = shortened(&"é".repeat(200));
+        assert_eq!(one_line("a\u{1b}[2J\tb", LENGTH), "a [2J b");
+        let long = one_line(&"é".repeat(200), LENGTH);
         assert_eq!((long.chars().count(), long.ends_with('…')), (LENGTH, true));
-        assert_eq!(shortened(&"x".repeat(LENGTH)), "x".repeat(LENGTH));
+        assert_eq!(one_line(&"x".repeat(LENGTH), LENGTH), "x".repeat(LENGTH));
     }
 }

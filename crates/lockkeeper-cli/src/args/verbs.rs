@@ -108,6 +108,11 @@ pub(crate) struct Release {
 pub(crate) struct Ls {
     #[command(flatten)]
     pub(crate) place: Where,
+    /// List the locks that were broken lately instead: by whom, when and why
+    ///
+    /// An engine keeps the last 50, for seven days.
+    #[arg(long)]
+    pub(crate) broken: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -197,7 +202,7 @@ pub(crate) struct Ui {
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) place: Where,
-    /// The reason, which is printed together with the former holders
+    /// The reason: it is recorded in the engine, and the former holders are told
     #[arg(long, value_name = "WHY", value_parser = words)]
     pub(crate) why: String,
     /// Do not ask for confirmation

@@ -238,20 +238,20 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
             Ok((stream, _)) = socket.listener.accept() => {
                 let mut stream = BufStream::new(stream);
                 let Some(ask) = hear(&mut stream).await else { continue };
-                let answer = match (guard.check(), ask) {
-                    (Ok(()), Ask::Renew { lease }) => match renew(&guard).await {
+                let answer = match (acquire::why_lost(&guard).await, ask) {
+                    (None, Ask::Renew { lease }) => match renew(&guard).await {
                         Answer::Done => {
                             until = after(lease.or(request.lease));
                             if yielding { Answer::Asked } else { Answer::Done }
                         }
                         answer => answer,
                     },
-                    (Ok(()), Ask::Tell) => Answer::Told {
+                    (None, Ask::Tell) => Answer::Told {
                         key: request.key.clone(),
                         fence: guard.fence().get(),
                         left: (until != u64::MAX).then_some(left),
                     },
-                    (Ok(()), Ask::Release) => {
+                    (None, Ask::Release) => {
                         let lost = acquire::release(guard, Say { quiet: true, verbose: false }).await;
                         let answer = match lost {
                             Ok(()) => Answer::Done,
@@ -265,7 +265,7 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
                         say(&mut stream, &answer).await;
                         return;
                     }
-                    (Err(error), _) => Answer::Lost { reason: error.to_string() },
+                    (Some(reason), _) => Answer::Lost { reason },
                 };
                 let over = matches!((&answer, ask), (Answer::Lost { .. }, Ask::Release));
                 say(&mut stream, &answer).await;

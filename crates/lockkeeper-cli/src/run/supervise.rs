@@ -20,6 +20,7 @@ use crate::run::protocol::{Deadline, Order, Report};
 use crate::run::signals::Signals;
 use crate::run::terminal::{Terminal, someone_would_continue_us, stop};
 use crate::run::timeline::Timeline;
+use crate::table::plain;
 
 /// The lock and the settings that a command runs under.
 #[derive(Debug)]
@@ -282,7 +283,8 @@ impl Watch<'_> {
                 reason.to_string()
             }
         };
-        supervisor.say.warn(format_args!("the lock is lost: {lost}"));
+        // The reason of a break is somebody else's text.
+        supervisor.say.warn(format_args!("the lock is lost: {}", plain(&lost)));
         self.lost = Some(lost);
     }
 

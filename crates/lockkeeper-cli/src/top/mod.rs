@@ -109,7 +109,7 @@ async fn carry_out(collector: &Collector, order: Order) -> String {
         let client = source.client().await?;
         match &order {
             Order::Yield { .. } => client.request_yield(key).await,
-            Order::Break { .. } => client.break_lock(key).await,
+            Order::Break { why, .. } => client.break_lock_because(key, why).await,
         }
     };
     match (done.await, &order) {

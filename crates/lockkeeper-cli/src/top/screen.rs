@@ -211,7 +211,9 @@ fn detail(frame: &mut Frame, area: Rect, item: &Item, view: &View, now: SystemTi
         lines.extend(about(holder, now, format!("lease {}", lease(holder, now))));
     }
     match &lock.waiters {
-        None => lines.push(Line::from("waiters unknown: this engine cannot tell")),
+        None => {
+            lines.push(Line::from("no waiters are known; this engine does not see all of them"))
+        }
         Some(waiters) => {
             lines.push(Line::styled(format!("{} waiting", waiters.len()), bold));
             for (n, waiter) in waiters.iter().enumerate() {

@@ -57,8 +57,12 @@ pub(crate) async fn break_lock(
     if order.why.trim().is_empty() {
         return Err(bad("give a reason, for instance 'host backup-3 is gone'"));
     }
-    carry_out("break", order, peer, app, audit, async |client, key| client.break_lock(key).await)
-        .await
+    let why = match order.who.trim() {
+        "" => order.why.clone(),
+        who => format!("{} ({who})", order.why),
+    };
+    let work = async |client: &Client, key: &str| client.break_lock_because(key, why).await;
+    carry_out("break", order, peer, app, audit, work).await
 }
 
 fn read<'a>(body: &Bytes, app: &'a Arc<App>) -> Result<(Order, &'a Audit), Problem> {
@@ -99,9 +103,6 @@ async fn carry_out(
         Ok(entries) => {
             let now = std::time::SystemTime::now();
             let parties: Vec<_> = entries.into_iter().map(|entry| Party::new(entry, now)).collect();
-            if what == "break" {
-                app.collector.state().history.broken(&source.name, &action.key, &parties);
-            }
             audit.end(&action, json!({"holders": parties})).map_err(unwritten)?;
             Ok(http::json(&json!({"holders": parties})))
         }

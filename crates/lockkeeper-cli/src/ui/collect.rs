@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
-use lockkeeper::engine::Snapshot;
+use lockkeeper::engine::{Break, Snapshot};
 use lockkeeper::{Client, Error};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -83,6 +83,13 @@ pub(crate) struct EngineState {
     pub(crate) locks: Locks,
 }
 
+/// One poll of an engine.
+#[derive(Debug)]
+struct Seen {
+    snapshots: Vec<Snapshot>,
+    breaks: Vec<Break>,
+}
+
 impl Collector {
     pub(crate) fn new(
         sources: Vec<Source>,
@@ -136,7 +143,7 @@ impl Collector {
     pub(crate) async fn look(&self, n: usize) {
         let started = Instant::now();
         let seen = match timeout(PATIENCE, self.sources[n].list()).await {
-            Ok(Ok(snapshots)) => Ok(snapshots),
+            Ok(Ok(seen)) => Ok(seen),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err(format!("no answer for {} s", PATIENCE.as_secs())),
         };
@@ -157,8 +164,16 @@ impl Source {
         Ok(known().get_or_insert(client).clone())
     }
 
-    async fn list(&self) -> Result<Vec<Snapshot>, Error> {
-        self.client().await?.list("").await
+    /// The locks, and then the breaks: whatever a break ended is among them.
+    async fn list(&self) -> Result<Seen, Error> {
+        let client = self.client().await?;
+        let snapshots = client.list("").await?;
+        let breaks = match client.broken("").await {
+            // The store keeps no such list, or this user may not read it.
+            Err(error) if !error.is_retryable() => Vec::new(),
+            breaks => breaks?,
+        };
+        Ok(Seen { snapshots, breaks })
     }
 }
 
@@ -207,14 +222,14 @@ impl State {
     fn note(
         &mut self,
         n: usize,
-        seen: Result<Vec<Snapshot>, String>,
+        seen: Result<Seen, String>,
         now: SystemTime,
         took: Duration,
     ) -> Value {
         let engine = &mut self.engines[n];
         engine.looks += 1;
         match seen {
-            Ok(snapshots) => {
+            Ok(Seen { snapshots, breaks }) => {
                 let fresh = |snapshot: Snapshot| {
                     let before = engine.locks.get(snapshot.key.as_str());
                     Lock::seen(&engine.name, snapshot, before, now)
@@ -225,7 +240,7 @@ impl State {
                 let blind = engine.error.take().is_some();
                 let interval = Interval { from: engine.looked, to: now, blind };
                 (engine.looked, engine.took) = (Some(now), took.as_secs_f64());
-                self.history.observe(&before, &engine.locks, interval);
+                self.history.observe(&before, &engine.locks, &breaks, interval);
                 let processes = Processes::now();
                 let blocking =
                     Blocking::of(self.locks(), |party, holders| processes.above(party, holders));

@@ -5,10 +5,11 @@
 //! only known to lie between two polls. So the store's own `since` is used if there is one, and an
 //! ambiguous end is called `ended` or `unknown`, not guessed.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use lockkeeper::engine::{Break, BrokenHold, Fence};
 use serde::{Deserialize, Serialize};
 
 use super::episode::{Episode, Interval};
@@ -46,6 +47,11 @@ pub(crate) struct Span {
     #[serde(serialize_with = "time::optional", deserialize_with = "time::read_optional")]
     pub(crate) to: Option<SystemTime>,
     pub(crate) outcome: Outcome,
+    /// Who broke it, and why, if that was recorded in the store.
+    #[serde(default)]
+    pub(crate) broken_by: Option<String>,
+    #[serde(default)]
+    pub(crate) why: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,11 +59,11 @@ pub(crate) struct Span {
 pub(crate) enum Outcome {
     /// It lasts.
     Now,
-    /// The hold ended before its lease did: released, or broken elsewhere.
+    /// The hold ended before its lease did.
     Ended,
     /// The lease ran out.
     Expired,
-    /// Broken from this page.
+    /// Broken, as the store recorded it.
     Broken,
     /// The waiter holds the lock now.
     Granted,
@@ -75,8 +81,6 @@ pub(crate) struct History {
     unsaved: Vec<Arc<Record>>,
     /// Contention in progress.
     episodes: HashMap<(EngineName, String), Episode>,
-    /// Holds that were broken from here, whose end has not been seen yet.
-    broken: HashSet<(EngineName, String, String)>,
     /// Contention means that more than this many wait.
     above: usize,
 }
@@ -87,36 +91,31 @@ pub(crate) type Locks = BTreeMap<String, Lock>;
 impl History {
     /// Starts from the records of a file, oldest first.
     pub(crate) fn new(past: Vec<Record>, above: usize) -> Self {
-        let mut history = Self {
-            records: VecDeque::new(),
-            unsaved: Vec::new(),
-            episodes: HashMap::new(),
-            broken: HashSet::new(),
-            above,
-        };
+        let mut history =
+            Self { records: VecDeque::new(), unsaved: Vec::new(), episodes: HashMap::new(), above };
         past.into_iter().for_each(|record| history.push(record));
         history.unsaved.clear();
         history
     }
 
-    /// Compares two polls of one engine.
-    pub(crate) fn observe(&mut self, before: &Locks, after: &Locks, interval: Interval) {
+    /// Compares two polls of one engine, which recorded these breaks.
+    pub(crate) fn observe(
+        &mut self,
+        before: &Locks,
+        after: &Locks,
+        breaks: &[Break],
+        interval: Interval,
+    ) {
         let gone = before.values().filter(|lock| !after.contains_key(&lock.key));
         let pairs = gone.map(|old| (Some(old), None));
         let there = after.values().map(|new| (before.get(&new.key), Some(new)));
         for (old, new) in pairs.chain(there) {
             if let Some(old) = old {
-                self.end_holds(old, new, interval);
+                self.end_holds(old, new, breaks, interval);
                 self.end_waits(old, new, interval);
             }
             self.follow_episode(old, new, interval);
         }
-    }
-
-    /// Records that these holds end because they were broken from this page.
-    pub(crate) fn broken(&mut self, engine: &EngineName, key: &str, holders: &[Party]) {
-        let of = |holder: &Party| (engine.clone(), key.to_owned(), holder.identity.clone());
-        self.broken.extend(holders.iter().map(of));
     }
 
     /// How many holds were lost in the last hour, as far as was seen.
@@ -157,22 +156,27 @@ impl History {
         self.records.push_back(record);
     }
 
-    fn end_holds(&mut self, old: &Lock, new: Option<&Lock>, interval: Interval) {
+    fn end_holds(&mut self, old: &Lock, new: Option<&Lock>, breaks: &[Break], interval: Interval) {
         let there = new.map_or(&[][..], |lock| &lock.holders);
         for holder in old.holders.iter().filter(|holder| !is_among(holder, there)) {
-            let name = (old.engine.clone(), old.key.clone(), holder.identity.clone());
+            let broken = breaks.iter().find(|one| ended(one, old, holder));
             let ran_out = holder.lease_ends.is_some_and(|end| end <= interval.to);
-            let outcome = match (self.broken.remove(&name), ran_out) {
-                (true, _) => Outcome::Broken,
-                (false, true) if interval.blind => Outcome::Unknown,
-                (false, true) => Outcome::Expired,
-                (false, false) => Outcome::Ended,
+            let outcome = match (broken, ran_out) {
+                (Some(_), _) => Outcome::Broken,
+                (None, true) if interval.blind => Outcome::Unknown,
+                (None, true) => Outcome::Expired,
+                (None, false) => Outcome::Ended,
             };
             let end = match outcome {
                 Outcome::Expired => holder.lease_ends.unwrap_or(interval.to),
                 _ => interval.to,
             };
-            self.push(Record::Hold(Span::new(old, holder, Some(interval.clamp(end)), outcome)));
+            let span = Span::new(old, holder, Some(interval.clamp(end)), outcome);
+            self.push(Record::Hold(Span {
+                broken_by: broken.map(|one| one.by.clone()),
+                why: broken.and_then(|one| one.why.clone()),
+                ..span
+            }));
         }
     }
 
@@ -255,8 +259,18 @@ impl Span {
             from,
             to: to.map(|to| to.max(from)),
             outcome,
+            broken_by: None,
+            why: None,
         }
     }
+}
+
+/// Whether this break ended a hold.
+fn ended(one: &Break, lock: &Lock, holder: &Party) -> bool {
+    let same = |hold: &BrokenHold| {
+        hold.fence.map(Fence::get) == holder.fence && (hold.who.is_none() || hold.who == holder.who)
+    };
+    one.key.as_str() == lock.key && holder.fence.is_some() && one.holders.iter().any(same)
 }
 
 fn is_among(party: &Party, others: &[Party]) -> bool {
@@ -270,7 +284,8 @@ fn is_among(party: &Party, others: &[Party]) -> bool {
 mod tests {
     use super::super::model::tests::{at, entry, lock, snapshot};
     use super::*;
-    use lockkeeper::engine::Mode;
+    use lockkeeper::Key;
+    use lockkeeper::engine::{Breaker, Mode};
 
     fn locks(locks: Vec<Lock>) -> Locks {
         locks.into_iter().map(|lock| (lock.key.clone(), lock)).collect()
@@ -298,7 +313,7 @@ mod tests {
         let mut history = History::new(Vec::new(), 0);
         let before = locks(vec![lock("k", &["a@h 1"], &["b@h 2", "c@h 3"])]);
         let after = locks(vec![lock("k", &["b@h 2"], &[])]);
-        history.observe(&before, &after, between(0, 2));
+        history.observe(&before, &after, &[], between(0, 2));
         assert_eq!(
             ends(&history),
             [("hold", Outcome::Ended), ("wait", Outcome::Granted), ("wait", Outcome::Left)]
@@ -312,21 +327,33 @@ mod tests {
         let before =
             locks(vec![Lock::seen(&EngineName::from("e".to_owned()), snapshot, None, at(0))]);
         let mut history = History::new(Vec::new(), 0);
-        history.observe(&before, &Locks::new(), between(0, 2));
+        history.observe(&before, &Locks::new(), &[], between(0, 2));
         assert_eq!(history.lost(at(10)), 1);
         assert_eq!(history.records[0].end(), at(1));
         assert_eq!(history.lost(at(4_000)), 0);
-        history.observe(&before, &Locks::new(), Interval { blind: true, ..between(0, 60) });
+        history.observe(&before, &Locks::new(), &[], Interval { blind: true, ..between(0, 60) });
         assert_eq!(ends(&history), [("hold", Outcome::Expired), ("hold", Outcome::Unknown)]);
     }
 
     #[test]
-    fn a_hold_that_was_broken_here_is_called_so() {
+    fn a_hold_that_was_broken_is_called_so_with_who_and_why() {
         let mut history = History::new(Vec::new(), 0);
-        let before = locks(vec![lock("k", &["a@h 1"], &[])]);
-        history.broken(&EngineName::from("e".to_owned()), "k", &before["k"].holders);
-        history.observe(&before, &Locks::new(), between(0, 2));
-        assert_eq!(ends(&history), [("hold", Outcome::Broken)]);
+        let mut broken = entry("a@h 1", Mode::Mutex, None);
+        broken.fence = Some(Fence::new(7));
+        let mut seen = snapshot("k", &[], &[]);
+        seen.holders = vec![broken.clone()];
+        let before = locks(vec![Lock::seen(&EngineName::from("e".to_owned()), seen, None, at(0))]);
+        let by = Breaker::new("ops@hq 2".into(), Some("deploy stuck"));
+        let it = by.breaks(&Key::new("k").unwrap(), &[broken.clone()]);
+        broken.fence = Some(Fence::new(6));
+        let earlier = by.breaks(&Key::new("k").unwrap(), &[broken]);
+        for breaks in [vec![earlier.clone(), it], vec![earlier]] {
+            history.observe(&before, &Locks::new(), &breaks, between(0, 2));
+        }
+        assert_eq!(ends(&history), [("hold", Outcome::Broken), ("hold", Outcome::Ended)]);
+        let Record::Hold(span) = &*history.records[0] else { panic!("it is a hold") };
+        let told = (span.broken_by.as_deref(), span.why.as_deref());
+        assert_eq!(told, (Some("ops@hq 2"), Some("deploy stuck")));
     }
 
     #[test]
@@ -348,9 +375,9 @@ mod tests {
         let mut history = History::new(Vec::new(), 0);
         let contended = locks(vec![lock("k", &["a@h 1"], &["b@h 2"])]);
         let calm = locks(vec![lock("k", &["a@h 1"], &[])]);
-        history.observe(&calm, &contended, between(0, 2));
+        history.observe(&calm, &contended, &[], between(0, 2));
         assert!(history.episode(&contended["k"]).is_some());
-        history.observe(&contended, &calm, between(2, 4));
+        history.observe(&contended, &calm, &[], between(2, 4));
         assert!(history.episode(&contended["k"]).is_none());
         assert_eq!(ends(&history).last(), Some(&("episode", Outcome::Now)));
     }

@@ -159,7 +159,7 @@ fn a_lost_lock_is_79_with_the_reason() {
     eventually("the holder learns of it", || {
         (place.run(&format!("renew {handle}")).code == Some(79)).then_some(())
     });
-    place.run(&format!("release {handle}")).exits(79).says("no longer ours");
+    place.run(&format!("release {handle}")).exits(79).says("broken by").says(": test");
 }
 
 #[test]

@@ -98,6 +98,35 @@ fn break_prints_the_former_holders_and_the_fence_still_rises() {
 }
 
 #[test]
+fn broken_locks_are_listed_with_who_broke_them_and_why() {
+    let place = Place::new();
+    place.run("ls --broken").exits(0).says("no lock was broken");
+    assert_eq!(place.run("ls --broken --json").exits(0).stdout, "[]\n");
+    for (key, why) in [("team/a", "stuck"), ("b", "host \u{1b}[2J gone")] {
+        let holder = place.start(&format!("run --ttl 300ms {key} -- sleep 60"));
+        place.until(key, 1, 0);
+        let mut breaking = place.lockkeeper(&format!("break {key} --yes --why"));
+        assert!(breaking.arg(why).status().unwrap().success());
+        let pid = holder.pid().to_string();
+        holder.end().exits(79);
+        let listed = place.run("ls --broken --json").exits(0).stdout;
+        let listed: Value = serde_json::from_str(&listed).unwrap();
+        assert_eq!(listed[0]["key"], key);
+        let holder = &listed[0]["holders"][0];
+        assert!(holder["who"].as_str().unwrap().ends_with(&format!(" {pid}")), "{holder}");
+        assert!(holder["fence"].is_u64() && holder["command"].is_string(), "{holder}");
+        assert!(listed[0]["command"].as_str().unwrap().contains("break"), "{listed}");
+    }
+    let table = place.run("ls --broken").exits(0).stdout;
+    let lines: Vec<_> = table.lines().collect();
+    assert_eq!(lines.len(), 3, "{table}");
+    assert!(lines[1].starts_with("b ") && lines[1].contains("host [2J gone"), "{table}");
+    assert!(lines[2].starts_with("team/a") && lines[2].contains("stuck"), "{table}");
+    assert_eq!(place.run("ls --broken team/").exits(0).stdout.lines().count(), 2);
+    place.run("ls").exits(0).says("no locks in use");
+}
+
+#[test]
 fn explain_prints_what_is_not_promised() {
     let place = Place::new();
     let file = place.run("explain file:").exits(0).stdout;

@@ -18,7 +18,7 @@ fn a_broken_lock_ends_the_command_with_79() {
         place.start("run --ttl 300ms --status-file status k -- echo $$ > pid; sleep 600 & wait");
     let command: i32 = place.content("pid").trim().parse().unwrap();
     place.run("break k --yes --why test").exits(0).says("broken because: test");
-    run.end().exits(79).says("the lock is lost");
+    run.end().exits(79).says("the lock is lost: broken by").says(": test");
     assert!(!is_there(command));
     let status = place.status("status");
     assert_eq!((&status["outcome"], &status["exit_code"]), (&"lost".into(), &79.into()));

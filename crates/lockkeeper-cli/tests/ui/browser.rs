@@ -140,7 +140,8 @@ fn a_lock_is_broken_only_with_its_key_and_a_reason() {
         (&"ann".into(), &"host backup-3 is gone".into())
     );
     browser.click("#cancel");
-    browser.reads("#detail table[aria-label='Last holders']", "broken here");
+    browser.reads("#detail table[aria-label='Last holders']", "broken by");
+    browser.reads("#detail table[aria-label='Last holders']", "host backup-3 is gone (ann)");
     browser.reads("#lost", "1");
 }
 

@@ -85,7 +85,9 @@ fn a_break_needs_the_key_and_a_reason_and_is_written_down() {
     assert_eq!(lines[1]["outcome"]["holders"][0]["kind"], "mutex");
     page.until("/api/v1/history", |answer| {
         let records = answer["records"].as_array().unwrap();
-        records.iter().any(|record| record["outcome"] == "broken").then_some(())
+        let broken = records.iter().find(|record| record["outcome"] == "broken")?;
+        assert_eq!(broken["why"], "host backup-3 is gone (ann)");
+        Some(())
     });
 }
 

@@ -13,6 +13,7 @@
 //! paused time; the others run in real time, with leases as short as they allow.
 
 mod api;
+mod broken;
 mod cancel;
 mod check;
 mod election;
@@ -125,6 +126,9 @@ macro_rules! __cases {
             leases::a_requested_renewal_reports_a_loss_at_once
             leases::a_holder_is_asked_to_give_way
             leases::a_request_to_give_way_ends_with_its_hold
+
+            broken::a_break_is_recorded_and_its_victim_is_told
+            broken::breaks_are_kept_up_to_a_number
 
             processes::a_stopped_holder_knows_when_it_resumes
             processes::a_stopped_holder_of_a_fixed_lease_knows_when_it_resumes

@@ -19,7 +19,7 @@ pub struct Galera(Vec<Member>);
 
 /// One of them.
 #[derive(Debug)]
-pub struct Member(Supervised);
+pub struct Member(pub(super) Supervised);
 
 impl Galera {
     /// Three members, of which one may fail.

@@ -6,6 +6,7 @@
 mod database;
 pub mod etcd;
 mod galera;
+mod group;
 mod mariadb;
 mod pgbouncer;
 mod postgres;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 pub use database::{DatabaseServer, Dialect};
 pub use galera::{Galera, Member};
+pub use group::Group;
 pub use mariadb::{Mariadb, MariadbDialect};
 pub use pgbouncer::Pgbouncer;
 pub use postgres::{Postgres, PostgresDialect};

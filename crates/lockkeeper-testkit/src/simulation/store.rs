@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
-    Claim, Engine, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal, Request,
-    Snapshot,
+    Break, Breaker, Claim, Engine, Entry, Grant, Guarantees, Lease, Mode, Query, Released, Renewal,
+    Request, Snapshot,
 };
 use lockkeeper::engines::memory::Memory;
 use lockkeeper::{Guard, Key, Result};
@@ -42,7 +42,8 @@ impl Store {
     /// Breaks a lock, and records that.
     pub(super) async fn evict(&self, key: &str) {
         let key = Key::new(key).expect("the keys of a simulation are fine");
-        let evicted = self.memory.break_lock(&key).await.expect("memory does not fail");
+        let by = Breaker::new(lockkeeper::whoami().into(), None);
+        let evicted = self.memory.break_lock(&key, &by).await.expect("memory does not fail");
         for fence in evicted.iter().filter_map(|entry| entry.fence) {
             self.recorder.evicted(key.as_str(), fence.get());
         }
@@ -87,8 +88,12 @@ impl Engine for Store {
         self.memory.inspect(query).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.memory.break_lock(key).await
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        self.memory.break_lock(key, by).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        self.memory.broken().await
     }
 
     fn clock(&self) -> Clock {

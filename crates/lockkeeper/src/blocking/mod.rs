@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::core::inner::LINGER;
-use crate::engine::{Entry, Finding, Guarantees, Snapshot};
+use crate::engine::{Break, Entry, Finding, Guarantees, Snapshot};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -160,6 +160,26 @@ impl Client {
     /// Same as there.
     pub fn break_lock(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
         self.room.wait(self.room.client.break_lock(key))
+    }
+
+    /// See [`crate::Client::break_lock_because`].
+    ///
+    /// # Errors
+    /// Same as there.
+    pub fn break_lock_because(
+        &self,
+        key: impl AsRef<str>,
+        why: impl AsRef<str>,
+    ) -> Result<Vec<Entry>> {
+        self.room.wait(self.room.client.break_lock_because(key, why))
+    }
+
+    /// See [`crate::Client::broken`].
+    ///
+    /// # Errors
+    /// Same as there.
+    pub fn broken(&self, prefix: impl AsRef<str>) -> Result<Vec<Break>> {
+        self.room.wait(self.room.client.broken(prefix))
     }
 
     /// See [`crate::Client::request_yield`].

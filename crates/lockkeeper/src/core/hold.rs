@@ -49,11 +49,11 @@ pub(crate) struct Hold {
     /// The number of guards. Changed only with `local` locked.
     pub(crate) guards: AtomicUsize,
     state: Mutex<State>,
-    changed: Notify,
+    pub(super) changed: Notify,
     /// Taken by the code that releases it.
     claim: Mutex<Option<Box<dyn Claim>>>,
     /// From the grant until all guards are gone.
-    span: tracing::Span,
+    pub(super) span: tracing::Span,
 }
 
 #[derive(Debug)]
@@ -61,6 +61,8 @@ pub(crate) struct State {
     /// `None` while the engine holds it without a time limit.
     pub(crate) validity: Option<Validity>,
     pub(crate) over: Option<Loss>,
+    /// Whether the engine is being asked if somebody broke it.
+    pub(super) asking_why: bool,
     /// When the renewals check it next.
     due: Option<Instant>,
     /// The task that waits for the engine to report the lock gone.
@@ -118,6 +120,7 @@ impl Hold {
             state: Mutex::new(State {
                 validity: limited.then(|| Validity::new(since, ttl, margin)),
                 over: None,
+                asking_why: false,
                 due: None,
                 listener: None,
                 answers: Answers::default(),
@@ -302,6 +305,7 @@ impl Hold {
                 state.answers.never_came(&self.inner.place);
             }
             state.over = Some(loss.clone());
+            state.asking_why = loss == Loss::Gone;
             if let Some(listener) = state.listener.take() {
                 listener.abort();
             }
@@ -322,6 +326,9 @@ impl Hold {
             }
         }
         self.changed.notify_waiters();
+        if loss == Loss::Gone {
+            self.inner.runtime.spawn(self.clone().ask_why());
+        }
     }
 
     /// Why it is no longer held, by the clock at this moment.
@@ -355,7 +362,12 @@ impl Hold {
             // Register before checking, or a change in between is missed.
             changed.as_mut().enable();
             if let Some(loss) = self.loss() {
-                return loss;
+                if self.state().asking_why {
+                    changed.await;
+                    continue;
+                }
+                // Who broke it may have been learned since.
+                return self.loss().unwrap_or(loss);
             }
             if self.inner.is_stopping() {
                 return Loss::Shutdown;

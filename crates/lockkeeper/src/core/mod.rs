@@ -4,6 +4,7 @@ pub(crate) mod acquire;
 pub mod admission;
 pub(crate) mod answers;
 pub(crate) mod backoff;
+mod broken;
 pub mod clock;
 pub(crate) mod count;
 pub(crate) mod hold;

@@ -74,7 +74,8 @@ impl Meters {
             Loss::Released => return kind.released.record(held),
             Loss::Expired => "expired",
             Loss::Ended => "ended",
-            Loss::Gone => "gone",
+            // Who broke it is only learned later.
+            Loss::Gone | Loss::Broken { .. } => "gone",
             Loss::Disconnected(_) => "disconnected",
             Loss::Shutdown => "shutdown",
         };

@@ -19,7 +19,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Entry, Fence, Finding, Guarantees, Lease, Query, Released, Renewal, Request, Snapshot,
+    Break, Breaker, Entry, Fence, Finding, Guarantees, Lease, Query, Released, Renewal, Request,
+    Snapshot,
 };
 use crate::core::clock::{Clock, Moment};
 use crate::error::{Error, Loss, Result};
@@ -65,8 +66,15 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
 
     /// Takes a lock away from its holders and returns them. For operators.
     ///
-    /// Waiters stay in the queue; the next grant has a higher fence than the broken one.
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>>;
+    /// Waiters stay in the queue; the next grant has a higher fence than the broken one. The break
+    /// is recorded before its holders can learn of it, if the store can keep the record: a lock that
+    /// cannot be recorded is broken nevertheless.
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>>;
+
+    /// Returns the last breaks of locks, the last one first: [`Breaker::breaks`], as recorded.
+    async fn broken(&self) -> Result<Vec<Break>> {
+        Err(Error::unsupported(self.guarantees().engine, "list broken locks: it records none"))
+    }
 
     /// Asks the holders of a lock to release it, and returns those that were asked. Nothing is
     /// taken away.

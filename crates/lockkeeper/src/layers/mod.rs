@@ -9,8 +9,8 @@ use async_trait::async_trait;
 
 use crate::core::clock::{Clock, Moment};
 use crate::engine::{
-    Claim, Engine, Entry, Finding, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
-    Snapshot,
+    Break, Breaker, Claim, Engine, Entry, Finding, Grant, Guarantees, Lease, Query, Released,
+    Renewal, Request, Snapshot,
 };
 use crate::error::Result;
 use crate::key::Key;
@@ -69,8 +69,12 @@ impl<L: Layer> Engine for L {
         self.inner().inspect(query).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.inner().break_lock(key).await
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        self.inner().break_lock(key, by).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        self.inner().broken().await
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {

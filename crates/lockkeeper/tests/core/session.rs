@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
-    Claim, Death, Engine, Entry, Grant, Guarantees, Lease, Query, Released, Renewal, Request,
-    Snapshot,
+    Break, Breaker, Claim, Death, Engine, Entry, Grant, Guarantees, Lease, Query, Released,
+    Renewal, Request, Snapshot,
 };
 use lockkeeper::engines::memory::Memory;
 use lockkeeper::{Client, Error, Key, Loss, Release, Result};
@@ -65,8 +65,12 @@ impl Engine for Session {
         self.memory.inspect(query).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.memory.break_lock(key).await
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        self.memory.break_lock(key, by).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        self.memory.broken().await
     }
 
     fn clock(&self) -> Clock {

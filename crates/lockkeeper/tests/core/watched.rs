@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
-    Claim, Engine, Entry, Grant, Guarantees, Held, Lease, Query, Released, Renewal, Request,
-    Signal, Snapshot,
+    Break, Breaker, Claim, Engine, Entry, Grant, Guarantees, Held, Lease, Query, Released, Renewal,
+    Request, Signal, Snapshot,
 };
 use lockkeeper::testing::Memory;
 use lockkeeper::{Key, Loss, Result};
@@ -65,8 +65,12 @@ impl Engine for Watched {
         self.memory.inspect(query).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.memory.break_lock(key).await
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        self.memory.break_lock(key, by).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        self.memory.broken().await
     }
 
     fn clock(&self) -> Clock {

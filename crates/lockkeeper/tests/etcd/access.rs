@@ -44,6 +44,7 @@ async fn the_least_rights_that_are_documented_are_enough_for_everything() {
         let guard = lock.ttl(TTL).acquire().await.unwrap();
         assert_eq!(client.list("").await.unwrap().len(), 1);
         assert_eq!(client.break_lock(guard.key()).await.unwrap().len(), 1);
+        assert_eq!(client.broken("").await.unwrap()[0].key, *guard.key());
         assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
     }
     let findings = client.doctor().await.unwrap();

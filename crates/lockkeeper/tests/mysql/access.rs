@@ -5,7 +5,7 @@ use lockkeeper::engine::Severity;
 use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::server::Mariadb;
 
-use super::{LEASE, database, server};
+use super::{LEASE, database, server, strategy};
 
 #[tokio::test]
 async fn a_read_only_server_is_refused_with_what_to_do() {
@@ -87,11 +87,47 @@ async fn a_user_with_few_rights_can_do_everything_that_is_needed() {
         let client = Client::connect(format!("{poor}&strategy={way}")).await.unwrap();
         let guard = client.mutex("key").ttl(LEASE).acquire().await.unwrap();
         assert_eq!(client.break_lock("key").await.unwrap().len(), 1);
-        assert_eq!(guard.lost().await, lockkeeper::Loss::Gone);
+        assert!(matches!(guard.lost().await, lockkeeper::Loss::Broken { .. }), "{way}");
         let findings = client.doctor().await.unwrap();
         assert!(findings.iter().all(|f| f.severity < Severity::Problem), "{findings:?}");
     }
     std::fs::write(file.path(), "wrong canary\n").unwrap();
     let error = Client::connect(&poor).await.unwrap_err();
     assert!(!error.is_retryable() && !format!("{error} {error:?}").contains("canary"), "{error:?}");
+}
+
+#[tokio::test]
+async fn waiters_are_unknown_to_a_user_that_may_not_see_them_all() {
+    let url = server().url();
+    let user = format!("blind_{}", database(&url));
+    let named = strategy(&url, "named");
+    let (holder, other) =
+        (Client::connect(&named).await.unwrap(), Client::connect(&named).await.unwrap());
+    let sql = |statement: &str| server().sql("mysql", statement);
+    sql(&format!("CREATE USER {user}; GRANT ALL ON {}.* TO {user}", database(&url)));
+    let blind = Client::connect(named.replace("root@", &format!("{user}@"))).await.unwrap();
+    let guard = holder.mutex("key").ttl(LEASE).acquire().await.unwrap();
+    let waiting = tokio::spawn(other.mutex("key").ttl(LEASE).acquire());
+    let waiters = async |client: &Client| client.inspect("key").await.unwrap().unwrap().waiters;
+    while waiters(&holder).await.expect("root sees all").is_empty() {
+        assert!(!waiting.is_finished(), "{:?}", waiting.await);
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert!(waiters(&blind).await.is_none());
+    let said = async || {
+        let findings = blind.doctor().await.unwrap();
+        findings.into_iter().find(|finding| finding.what.contains("waiters")).unwrap().what
+    };
+    assert!(said().await.contains("needs"), "{}", said().await);
+    let right = match server().is_mysql() {
+        true => "SELECT ON performance_schema.*",
+        false => "PROCESS ON *.*",
+    };
+    sql(&format!("GRANT {right} TO {user}"));
+    // Connections remember the rights of the whole server that they had at their start.
+    let seeing = Client::connect(named.replace("root@", &format!("{user}@"))).await.unwrap();
+    let seen = waiters(&seeing).await.expect("it may see all");
+    assert_eq!(seen[0].who.as_deref(), Some(lockkeeper::whoami().as_str()), "{seen:?}");
+    guard.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
 }

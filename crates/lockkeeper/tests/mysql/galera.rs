@@ -3,7 +3,7 @@
 use lockkeeper::Client;
 use lockkeeper::engine::Severity;
 use lockkeeper_testkit::load::Load;
-use lockkeeper_testkit::server::Galera;
+use lockkeeper_testkit::server::{Galera, Member};
 use tokio::task::JoinSet;
 
 use super::{LEASE, server, strategy};
@@ -18,6 +18,30 @@ async fn locks_taken_through_different_members_exclude_each_other_while_members_
     }
     let cluster = Galera::three();
     let urls = cluster.urls("load_of_members");
+    load_while_members_are_killed(&cluster, &urls, |n| cluster[n].restart()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_member_granted_all_of_them_know() {
+    if server().is_mysql() {
+        return println!("MySQL has no Galera");
+    }
+    let cluster = Galera::three();
+    let clients = members_know_of_each_other(&cluster.urls("known"), "Galera").await;
+    // A member without a quorum grants nothing, and answers nothing that it may not know.
+    cluster[0].kill();
+    cluster[1].kill();
+    let error = clients[2].mutex("free").acquire_within(LEASE * 2).await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    let error = clients[2].inspect("key").await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+}
+
+pub(super) async fn load_while_members_are_killed(
+    members: &[Member],
+    urls: &[String],
+    restart: impl Fn(usize),
+) {
     let mut connecting = JoinSet::new();
     for url in urls.iter().cycle().take(6).cloned() {
         connecting.spawn(async move { Client::connect(url).await });
@@ -26,11 +50,11 @@ async fn locks_taken_through_different_members_exclude_each_other_while_members_
     // The others suspect a member that is silent for five seconds.
     let load = Load::start(clients, 2, 2, 4 * LEASE);
     load.goes_on(50).await;
-    for (n, member) in cluster.iter().enumerate() {
+    for (n, member) in members.iter().enumerate() {
         member.kill();
         println!("member {n} is dead");
         load.goes_on(20).await;
-        member.restart();
+        restart(n);
         println!("member {n} is back");
         load.goes_on(20).await;
     }
@@ -40,19 +64,14 @@ async fn locks_taken_through_different_members_exclude_each_other_while_members_
     assert_eq!(judged.overlaps, 0);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_one_member_granted_all_of_them_know() {
-    if server().is_mysql() {
-        return println!("MySQL has no Galera");
-    }
-    let cluster = Galera::three();
-    let urls = cluster.urls("known");
+/// Returns a client of each.
+pub(super) async fn members_know_of_each_other(urls: &[String], cluster: &str) -> Vec<Client> {
     let mut clients = Vec::new();
-    for url in &urls {
+    for url in urls {
         clients.push(Client::connect(url).await.unwrap());
         for way in ["named", "row"] {
             let error = Client::connect(strategy(url, way)).await.unwrap_err().to_string();
-            assert!(error.contains("Galera") && error.contains("strategy=lease"), "{error}");
+            assert!(error.contains(cluster) && error.contains("strategy=lease"), "{error}");
         }
     }
     let mut last = 0;
@@ -68,11 +87,5 @@ async fn what_one_member_granted_all_of_them_know() {
     let findings = clients[1].doctor().await.unwrap();
     assert!(findings.iter().all(|finding| finding.severity < Severity::Problem), "{findings:?}");
     assert!(findings.iter().any(|finding| finding.advice.contains("clock")), "{findings:?}");
-    // A member without a quorum grants nothing, and answers nothing that it may not know.
-    cluster[0].kill();
-    cluster[1].kill();
-    let error = clients[2].mutex("free").acquire_within(LEASE * 2).await.unwrap_err();
-    assert!(error.is_retryable(), "{error}");
-    let error = clients[2].inspect("key").await.unwrap_err();
-    assert!(error.is_retryable(), "{error}");
+    clients
 }

@@ -3,6 +3,7 @@
 mod access;
 mod conformance;
 mod galera;
+mod group;
 mod settings;
 mod tables;
 mod uncontended;

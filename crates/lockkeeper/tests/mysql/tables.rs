@@ -56,6 +56,7 @@ async fn a_name_of_any_characters_is_handed_on() {
         while one.inspect(key).await.unwrap().unwrap().waiters.is_none_or(|them| them.is_empty())
             && server().busy_sessions(database(&url)) == 0
         {
+            assert!(!waiting.is_finished(), "{way}: {:?}", waiting.await);
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let fence = guard.fence();

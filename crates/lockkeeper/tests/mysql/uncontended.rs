@@ -109,18 +109,15 @@ async fn a_release_for_which_memory_has_no_room_goes_to_the_disk() {
     let url = server().url();
     let sql = |statement: &str| server().sql(database(&url), statement);
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
-    sql(&format!(
-        "SET max_heap_table_size = 16384;
-         ALTER TABLE lockkeeper_freed ENGINE = MEMORY;
-         DELIMITER //
-         CREATE PROCEDURE fill() BEGIN
-           DECLARE CONTINUE HANDLER FOR 1114 BEGIN END;
-           INSERT INTO lockkeeper_freed
-             SELECT UNHEX(SHA2(seq, 256)), 'somebody', '2100-01-01' FROM {};
-         END //
-         CALL fill() //",
+    let mut wire = MySqlConnection::connect(&url).await.unwrap();
+    let small = "SET max_heap_table_size = 16384; ALTER TABLE lockkeeper_freed ENGINE = MEMORY";
+    sqlx::raw_sql(small).execute(&mut wire).await.unwrap();
+    let fill = format!(
+        "INSERT INTO lockkeeper_freed SELECT UNHEX(SHA2(seq, 256)), 'somebody', '2100-01-01' FROM {}",
         numbers(10_000)
-    ));
+    );
+    let full = sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&mut wire).await.unwrap_err();
+    assert!(full.to_string().contains("is full"), "{full}");
     for _ in 0..2 {
         for client in [&one, &other] {
             let guard = client.mutex("key").ttl(LONG).acquire_within(SOON).await.unwrap();

@@ -47,8 +47,9 @@ async fn leases_need_no_session_and_other_locks_are_refused_without_one() {
         guard.release().await.unwrap();
         let guard = waiting.await.unwrap().unwrap();
         assert!(guard.fence() > fence);
-        assert_eq!(one.break_lock("it's \\ $1").await.unwrap()[0].mode, Mode::Mutex);
-        assert_eq!(guard.lost().await, lockkeeper::Loss::Gone);
+        let broken = one.break_lock_because("it's \\ $1", "it's \\ $2").await.unwrap();
+        assert_eq!(broken[0].mode, Mode::Mutex);
+        assert!(guard.lost().await.to_string().ends_with(": it's \\ $2"));
         let findings = one.doctor().await.unwrap();
         assert!(findings.iter().all(|f| f.severity < Severity::Problem), "{findings:?}");
         assert!(findings.iter().any(|f| f.what.contains("by transaction")), "{findings:?}");

@@ -121,6 +121,7 @@ async fn the_least_rights_suffice_and_nothing_more_is_possible() {
     client.list("").await.unwrap();
     let _held = client.mutex("mutex").acquire().await.unwrap();
     assert_eq!(client.break_lock("mutex").await.unwrap().len(), 1);
+    assert_eq!(client.broken("").await.unwrap().len(), 1);
     let findings = client.doctor().await.unwrap();
     assert!(findings.iter().all(|f| f.severity < Severity::Problem), "{findings:#?}");
     // Not one key further.

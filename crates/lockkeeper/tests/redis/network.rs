@@ -319,6 +319,28 @@ async fn many_waiters_for_a_distant_replica_are_all_served() {
     }
 }
 
+/// The release of a grant that too few replicas have may still be on its way when the next attempt is
+/// made, over another connection. It must not end what that one is granted.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_after_an_unanswered_release_has_a_token_of_its_own() {
+    let server = Server::start();
+    let proxy = Proxy::start(address(&server)).await;
+    let client = connect(&format!("redis://{}?wait_replicas=1", proxy.address())).await;
+    let lock = client.mutex("key");
+    // The attempt and its WAIT, which leave together, are answered; the release is not.
+    proxy.swallow_reply_after(1);
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    let mut tokens = std::collections::BTreeSet::new();
+    while !waiting.is_finished() {
+        tokens.insert(server.ask(&["HKEYS", "key"]));
+    }
+    proxy.swallowed().await;
+    let refused = waiting.await.unwrap().unwrap_err();
+    assert!(refused.to_string().contains("0 of 1 replicas have it"), "{refused}");
+    tokens.remove("");
+    assert!(tokens.len() > 1, "{tokens:?}");
+}
+
 /// Migrates a slot while locks of every kind are held in it, and acquires some more.
 async fn a_slot_moves(cluster: &Cluster, options: &str, half: bool) {
     let url = cluster.url() + options;

@@ -48,8 +48,9 @@ export function timeline(records) {
 
 /** How a hold or a wait ended, in words. */
 export function outcome(span) {
+  if (span.outcome === "broken" && span.broken_by) return `broken by ${span.broken_by}${span.why ? `: ${span.why}` : ""}`;
   return {
-    now: span.what === "wait" ? "waits" : "holds", ended: "ended", expired: "lease expired", broken: "broken here",
+    now: span.what === "wait" ? "waits" : "holds", ended: "ended", expired: "lease expired", broken: "broken",
     granted: "got the lock", left: "left", unknown: "unknown: the store could not be reached",
   }[span.outcome] ?? span.outcome;
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
+use super::Shared;
 use super::client::{Client, Compare, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use super::cluster::PATIENCE;
 use super::error::NAME;
-use super::layout::{QueueEntry, Range, Record, Slot, fence, queue_of, refuse_data};
-use super::{Shared, nested};
+use super::layout::{QueueEntry, Range, Record, Slot, fence, queue_of};
 use crate::core::admission::Turn;
 use crate::engine::{Entry, Mode, Query, Snapshot};
 use crate::engines::queued;
@@ -23,8 +23,8 @@ const PAGE: i64 = 1000;
 /// How many leases are queried at once.
 const AT_ONCE: usize = 64;
 
-/// How often a yield request is retried if the queue changed meanwhile.
-const TRIES: usize = 5;
+/// How often a change is retried if another client was faster.
+pub(super) const TRIES: usize = 5;
 
 pub(super) async fn inspect(shared: &Arc<Shared>, query: &Query) -> Result<Vec<Snapshot>> {
     let mut queues: BTreeMap<Key, Vec<QueueEntry>> = BTreeMap::new();
@@ -55,25 +55,6 @@ pub(super) async fn inspect(shared: &Arc<Shared>, query: &Query) -> Result<Vec<S
         }
     }
     Ok(seen.into_iter().map(|(snapshot, _)| snapshot).collect())
-}
-
-/// Deletes the entries of all holders, if they are still the same ones.
-pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
-    let queue = read_queue(shared, key).await?;
-    refuse_data(key, &queue)?;
-    let snapshot = snapshot(shared, key.clone(), &queue).await?;
-    let mut broken = Vec::new();
-    for (holder, entry) in snapshot.holders.into_iter().zip(queue) {
-        let same = Compare::created(entry.name.clone(), entry.created);
-        let slots = holder.slots.iter().map(|slot| shared.names.slot(key, *slot));
-        let doomed = std::iter::once(entry.name).chain(slots);
-        let delete = doomed.map(RequestOp::delete).collect();
-        let txn = TxnRequest::when([same], nested(delete));
-        if shared.txn("break a lock", txn, &mut false).await?.succeeded {
-            broken.push(holder);
-        }
-    }
-    Ok(broken)
 }
 
 /// Marks the entries of all holders, which they watch. Other clients do not, and cannot be asked.
@@ -122,7 +103,7 @@ async fn mark(shared: &Shared, entry: QueueEntry) -> Result<bool> {
     Ok(shared.txn("ask a holder to give way", txn, &mut false).await?.succeeded)
 }
 
-async fn read_queue(shared: &Shared, key: &Key) -> Result<Vec<QueueEntry>> {
+pub(super) async fn read_queue(shared: &Shared, key: &Key) -> Result<Vec<QueueEntry>> {
     let stored = read_range(shared, shared.names.queue(key)).await?;
     Ok(queue_of(&shared.names, key, &stored))
 }
@@ -145,7 +126,7 @@ async fn read_range(shared: &Shared, (mut start, end): Range) -> Result<Vec<KeyV
 }
 
 /// Sorts a queue into holders and waiters. All holders are ahead of all waiters.
-async fn snapshot(shared: &Shared, key: Key, queue: &[QueueEntry]) -> Result<Snapshot> {
+pub(super) async fn snapshot(shared: &Shared, key: Key, queue: &[QueueEntry]) -> Result<Snapshot> {
     let mode = queue.first().map_or(Mode::Mutex, QueueEntry::mode);
     let beside = match mode {
         Mode::Mutex => Vec::new(),

@@ -58,6 +58,11 @@ impl KeyNames {
         format!("{}lockkeeper.greeting", self.prefix).into_bytes()
     }
 
+    /// The key that lists the last locks that were broken.
+    pub(super) fn broken(&self) -> Vec<u8> {
+        format!("{}lockkeeper.broken", self.prefix).into_bytes()
+    }
+
     /// The permits of a semaphore that are taken, one key each.
     pub(super) fn slots(&self, key: &Key) -> Range {
         let start = format!("{}lockkeeper.slot:{}:", self.prefix, escaped(key)).into_bytes();

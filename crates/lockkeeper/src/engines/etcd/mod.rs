@@ -4,6 +4,7 @@
 //! and is the fence. Each waiter watches the entry ahead of it. `etcdctl lock` and services that
 //! use etcd's own `concurrency` package wait in the same queues.
 
+mod broken;
 mod claim;
 mod client;
 mod cluster;
@@ -36,8 +37,8 @@ use self::watch::Watches;
 use super::Registration;
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query, Reentrance,
-    Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order,
+    Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::endpoint::Endpoint;
 use crate::error::Result;
@@ -140,8 +141,12 @@ impl Engine for Etcd {
         inspect::inspect(&self.shared, query).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        inspect::break_lock(&self.shared, key).await
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        broken::break_lock(&self.shared, key, by).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        broken::breaks(&self.shared).await
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::record::{Record, State};
-use super::{Shared, failed, is_foreign, or_conflict};
-use crate::engine::{Entry, Query, Snapshot};
+use super::{Shared, broken, failed, is_foreign, or_conflict};
+use crate::engine::{Breaker, Entry, Query, Snapshot};
 use crate::error::Result;
 use crate::key::Key;
 
@@ -47,8 +47,23 @@ fn look(shared: &Shared, path: &Path) -> Result<Option<Snapshot>> {
 }
 
 /// Marks every grant of the key as broken.
-pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
-    mark_grants(shared, key, |record| record.state = State::Broken).await
+pub(super) async fn break_lock(shared: &Shared, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+    let seen = look(shared, &shared.directory.file_of(key))?;
+    let holders = seen.map(|seen| seen.holders).unwrap_or_default();
+    // First of all: a holder may look at any time.
+    let line = (!holders.is_empty()).then(|| by.breaks(key, &holders).line());
+    if let Some(line) = &line
+        && let Err(error) = broken::add(&shared.directory, line).await
+    {
+        tracing::warn!(%error, %key, "a broken lock could not be recorded");
+    }
+    let marked = mark_grants(shared, key, |record| record.state = State::Broken).await?;
+    if let Some(line) = line.filter(|_| marked.is_empty()) {
+        broken::remove(&shared.directory, &line)
+            .await
+            .map_err(|error| failed("list a broken lock", error))?;
+    }
+    Ok(marked)
 }
 
 /// Records in every grant of the key that its holder is asked to release it, which the holder polls

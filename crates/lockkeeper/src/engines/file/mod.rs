@@ -10,6 +10,7 @@
 //! Easy to get wrong: byte numbers are never reused, so a late watcher of a dead claim's byte
 //! disturbs nobody; and every decision is made under the deciding byte of the current epoch.
 
+mod broken;
 mod claim;
 mod directory;
 mod doctor;
@@ -39,8 +40,8 @@ use self::record::{Left, LockFile, NotOurs, Record, State};
 use super::Registration;
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query, Reentrance,
-    Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order,
+    Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -146,8 +147,12 @@ impl Engine for Files {
         inspect::inspect(&self.shared, query)
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        inspect::break_lock(&self.shared, key).await.map_err(|error| or_conflict(key, error))
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        inspect::break_lock(&self.shared, key, by).await.map_err(|error| or_conflict(key, error))
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        broken::breaks(&self.shared.directory).map_err(|error| failed("list broken locks", error))
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {

@@ -18,8 +18,8 @@ use self::store::{Signals, Store};
 use super::Registration;
 use crate::core::clock::{Clock, Moment};
 use crate::engine::{
-    Claim, Death, Engine, Entry, FenceSource, Grant, Guarantees, Lease, Order, Query, Reentrance,
-    Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Grant, Guarantees, Lease, Order,
+    Query, Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -129,11 +129,18 @@ impl Engine for Memory {
         Ok(snapshots)
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
         self.shared.travel().await;
-        let broken = self.shared.lock().evict(key.as_str());
+        let broken = self.shared.lock().break_lock(key, by);
         self.shared.travel().await;
         Ok(broken)
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        self.shared.travel().await;
+        let breaks = self.shared.lock().broken();
+        self.shared.travel().await;
+        Ok(breaks)
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {

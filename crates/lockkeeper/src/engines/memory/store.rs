@@ -1,7 +1,7 @@
 //! What the store keeps: for each key, a queue of holders and waiters, granted by the admission
 //! rule.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -10,8 +10,9 @@ use tokio::time::Instant;
 
 use crate::core::admission::{self, Queued, Turn};
 use crate::core::clock::Moment;
+use crate::engine::broken;
 use crate::engine::{
-    Entry, Fence, Grant, Lease, Mode, Query, Released, Renewal, Request, Snapshot,
+    Break, Breaker, Entry, Fence, Grant, Lease, Mode, Query, Released, Renewal, Request, Snapshot,
 };
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::Result;
@@ -35,6 +36,8 @@ pub(super) struct Store {
     queues: BTreeMap<Key, Queue>,
     /// The last fence granted, on any key.
     fence: u64,
+    /// The last breaks.
+    broken: VecDeque<Break>,
 }
 
 /// The holders of and waiters for one key, in order of arrival.
@@ -161,6 +164,21 @@ impl Store {
             !evicted.is_empty()
         });
         evicted
+    }
+
+    /// Removes the holders of a key, and records that.
+    pub(super) fn break_lock(&mut self, key: &Key, by: &Breaker) -> Vec<Entry> {
+        let evicted = self.evict(key.as_str());
+        if !evicted.is_empty() {
+            self.broken.truncate(broken::KEPT - 1);
+            self.broken.push_front(by.breaks(key, &evicted));
+        }
+        evicted
+    }
+
+    /// The last breaks.
+    pub(super) fn broken(&self) -> Vec<Break> {
+        broken::listed(self.broken.iter().cloned())
     }
 
     /// Asks the holders of a key to release it.

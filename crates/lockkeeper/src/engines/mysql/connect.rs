@@ -1,13 +1,14 @@
 //! From settings to a usable database: session settings and tables.
 
 use async_trait::async_trait;
-use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
 
+use super::cluster::{Cluster, cluster, cluster_of};
 use super::doctor;
 use super::error::{is_deadlock, is_somebody_elses_doing, is_unreadable};
 use super::settings::Settings;
 use crate::engine::Finding;
+use crate::engine::broken::KEPT;
 use crate::engines::sql::{self, Dialect, STATEMENT, Session, Sessions, within};
 use crate::error::{Error, Result};
 
@@ -37,7 +38,7 @@ impl Dialect for MySqlConnection {
     /// One client at a time, since procedures are dropped and created again. The lock ends with the
     /// connection.
     async fn make_tables(&mut self) -> sqlx::Result<()> {
-        let alone = !is_galera(self).await?;
+        let alone = cluster(self).await? != Cluster::Galera;
         if alone {
             let waiting = sqlx::query("DO GET_LOCK('lockkeeper: making tables', 60)");
             waiting.execute(&mut *self).await?;
@@ -68,10 +69,15 @@ impl Dialect for MySqlConnection {
         )
         .execute(&mut *self)
         .await?;
-        if is_galera(self).await? {
-            sqlx::raw_sql("SET SESSION wsrep_sync_wait = 7").execute(self).await?;
-        }
-        Ok(())
+        let catch_up = match cluster(self).await? {
+            Cluster::None => return Ok(()),
+            Cluster::Galera => "SET SESSION wsrep_sync_wait = 7",
+            Cluster::MultiPrimary => "SET SESSION group_replication_consistency = 'BEFORE'",
+            Cluster::SinglePrimary => {
+                "SET SESSION group_replication_consistency = 'BEFORE_ON_PRIMARY_FAILOVER'"
+            }
+        };
+        sqlx::raw_sql(catch_up).execute(self).await.map(drop)
     }
 
     /// Our client port distinguishes two connections with the same number, before and after a
@@ -94,6 +100,25 @@ impl Dialect for MySqlConnection {
     async fn end(&mut self, session: &Session) -> sqlx::Result<()> {
         let ending = sqlx::query("CALL lockkeeper_end(?, ?)");
         ending.bind(session.number).bind(&session.mark).execute(self).await.map(drop)
+    }
+
+    async fn add_break(&mut self, line: &str) -> sqlx::Result<()> {
+        let adding = sqlx::query("INSERT INTO lockkeeper_broken (line) VALUES (?)");
+        adding.bind(line).execute(&mut *self).await?;
+        let removing = sqlx::query(
+            "DELETE b FROM lockkeeper_broken b JOIN
+               (SELECT id FROM lockkeeper_broken ORDER BY id DESC LIMIT 1 OFFSET ?) o ON b.id <= o.id",
+        );
+        removing.bind(KEPT as u64).execute(self).await.map(drop)
+    }
+
+    async fn remove_break(&mut self, line: &str) -> sqlx::Result<()> {
+        let removing = sqlx::query("DELETE FROM lockkeeper_broken WHERE line = ?");
+        removing.bind(line).execute(self).await.map(drop)
+    }
+
+    async fn breaks(&mut self) -> sqlx::Result<Vec<String>> {
+        sqlx::query_scalar("SELECT line FROM lockkeeper_broken").fetch_all(self).await
     }
 
     async fn sweep(&mut self) -> sqlx::Result<()> {
@@ -133,6 +158,10 @@ pub(super) async fn prepare(settings: Settings) -> Result<Sessions<MySqlConnecti
             "this server is read-only, as replicas are; name the primary",
         ));
     }
+    let cluster = cluster_of(&sessions).await?;
+    if cluster.is_group() {
+        check_tables_of_group(&sessions, cluster).await?;
+    }
     sql::prepare(&sessions, settings.create).await?;
     Ok(sessions)
 }
@@ -140,29 +169,42 @@ pub(super) async fn prepare(settings: Settings) -> Result<Sessions<MySqlConnecti
 /// The same for session locks, which only one member of a cluster knows.
 pub(super) async fn prepare_to_bind(settings: Settings) -> Result<Sessions<MySqlConnection>> {
     let sessions = prepare(settings).await?;
-    if is_member(&sessions).await? {
+    if let Some(cluster) = cluster_of(&sessions).await?.of_primaries() {
         return Err(Error::broken(
             NAME,
             "hold locks by connections",
-            "this server is a member of a Galera cluster, whose other members know nothing of \
-             such locks; use strategy=lease",
+            format!(
+                "this server is a member of {cluster}, whose other members know nothing of such locks; \
+                 use strategy=lease"
+            ),
         ));
     }
     Ok(sessions)
 }
 
-/// Whether the server is a member of a Galera cluster.
-pub(super) async fn is_member(sessions: &Sessions<MySqlConnection>) -> Result<bool> {
+/// A group does not write tables that are in memory, and a member that meets a table which it has
+/// made itself leaves the group: clients at different members must not make tables at once.
+async fn check_tables_of_group(
+    sessions: &Sessions<MySqlConnection>,
+    cluster: Cluster,
+) -> Result<()> {
     let mut session = sessions.any().await?;
-    let galera = within(STATEMENT, is_galera(session.wire())).await;
-    session.settle(galera, "look for a cluster")
-}
-
-/// Whether the server is one of several multi-primary servers.
-async fn is_galera(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
-    let asking = sqlx::query("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'");
-    let row = asking.fetch_optional(wire).await?;
-    Ok(row.is_some_and(|row| row.get::<&str, _>(1) == "ON"))
+    let asking = sqlx::query_scalar::<_, String>(
+        "SELECT CAST(engine AS CHAR) FROM information_schema.tables
+         WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_freed'",
+    );
+    let answer = within(STATEMENT, asking.fetch_optional(session.wire())).await;
+    let problem = match session.settle(answer, "look at the tables")?.as_deref() {
+        Some("MEMORY") => {
+            "a group does not write tables that are in memory, as lockkeeper_freed is"
+        }
+        None if cluster == Cluster::MultiPrimary => {
+            "members of a multi-primary group must not make tables at the same time"
+        }
+        _ => return Ok(()),
+    };
+    let advice = "run what `lockkeeper explain --schema mysql:` prints at one member";
+    Err(Error::broken(NAME, "keep locks here", format!("{problem}; {advice}")))
 }
 
 /// The statements of the schema, which is written for a client that splits it at `DELIMITER`.

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
 
+use super::cluster::{Cluster, cluster};
 use super::error::number;
+use super::waiters::waiters;
 use crate::engine::{Finding, Severity};
 use crate::engines::sql::{
     Dialect, STATEMENT, Sessions, seconds_since_1970, version_finding, within,
@@ -20,21 +22,32 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         let settings = settings(wire).await?;
         let allowed = may_write(wire).await?;
         let tables = wire.tables().await?.unwrap_or(0);
+        let cluster = cluster(wire).await?;
+        let sees_waiters = waiters(wire).await?.is_some();
         let asking = sqlx::query(
             "SELECT VERSION() AS version, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) AS moved,
                ABS(UNIX_TIMESTAMP(SYSDATE(6)) - ?) AS skew
              FROM (SELECT SLEEP(0.02)) AS a_moment",
         );
         let row = asking.bind(seconds_since_1970()).fetch_one(wire).await?;
-        Ok((settings, allowed, tables, row))
+        Ok((settings, allowed, tables, cluster, sees_waiters, row))
     };
     let answer = within(STATEMENT, asking).await;
-    let (settings, allowed, tables, row) = session.settle(answer, "look at the server")?;
+    let (settings, allowed, tables, cluster, sees_waiters, row) =
+        session.settle(answer, "look at the server")?;
     let setting = |name: &str| settings.get(name).map_or("unknown", String::as_str);
     let count = |name: &str| setting(name).parse::<i64>().ok();
     let mut findings = vec![
         Finding::fine(row.get::<&str, _>("version")),
         version_finding::<MySqlConnection>(tables),
+        // Locks work without it.
+        Finding::fine(match sees_waiters {
+            true => "waiters of strategy=named are shown",
+            false => {
+                "waiters of strategy=named are unknown: this user needs PROCESS with MariaDB, SELECT on \
+                 performance_schema.* with MySQL"
+            }
+        }),
     ];
     let mut judge = |is_fine, otherwise, what: String, advice: &str| {
         findings.push(Finding::check(is_fine, otherwise, what, advice));
@@ -90,7 +103,8 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
     let waits = settings.get("rpl_semi_sync_source_enabled");
     let waits = waits.map_or_else(|| setting("rpl_semi_sync_master_enabled"), String::as_str);
     let replicas = count("slaves_connected");
-    let has_replicas = replicas.map_or(binlog == "ON", |replicas| replicas > 0);
+    let has_replicas =
+        !cluster.is_group() && replicas.map_or(binlog == "ON", |replicas| replicas > 0);
     let number = replicas.map_or_else(|| "unknown".to_owned(), |replicas| replicas.to_string());
     judge(
         !has_replicas || waits == "ON",
@@ -100,11 +114,17 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         ),
         "a failover to a replica that lags forgets the last grants; enable semi-synchronous replication",
     );
-    let galera = setting("wsrep_on");
+    let primaries = cluster.of_primaries();
     judge(
-        galera != "ON",
+        primaries.is_none(),
         Severity::Warning,
-        "whether the server is a member of a Galera cluster".into(),
+        match (primaries, cluster) {
+            (Some(cluster), _) => format!("the server is a member of {cluster}"),
+            (_, Cluster::SinglePrimary) => {
+                "the server is the primary of a group (Group Replication)".into()
+            }
+            _ => "whether other servers take writes too".into(),
+        },
         "only strategy=lease works here, and every member counts by its own clock: keep their clocks \
          within a third of the shortest ttl",
     );
@@ -140,7 +160,7 @@ async fn settings(wire: &mut MySqlConnection) -> sqlx::Result<HashMap<String, St
     for statement in [
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', 'log_bin',
            'sync_binlog', 'binlog_format', 'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled',
-           'wsrep_on', 'wait_timeout', 'max_connections', 'read_only')",
+           'wait_timeout', 'max_connections', 'read_only')",
         "SHOW GLOBAL STATUS WHERE Variable_name IN ('Slaves_connected', 'Threads_connected')",
         "SHOW SESSION VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')",
     ] {

@@ -37,11 +37,11 @@ impl ServerErrors for MySqlConnection {
     }
 
     /// Deadlocks, row lock timeouts, killed connections, servers that start, stop or are full,
-    /// members of a cluster without a quorum.
+    /// members of a cluster without a quorum, commits that a group undid.
     fn may_pass(error: &dyn DatabaseError) -> bool {
         let passing = [
-            1040, 1047, 1053, 1077, 1079, 1159, 1161, 1180, 1203, 1205, 1213, 1317, 1927, 3168,
-            4031,
+            1040, 1047, 1053, 1077, 1079, 1159, 1161, 1180, 1203, 1205, 1213, 1317, 1927, 3100,
+            3101, 3168, 4031,
         ];
         number(error).is_some_and(|number| passing.contains(&number))
             || error.code().is_some_and(|code| code == "40001" || code.starts_with("08"))
@@ -64,6 +64,17 @@ pub(super) fn is_unreadable(error: &sqlx::Error) -> bool {
 /// Whether a statement was rolled back in favour of another one.
 pub(super) fn is_deadlock(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(number) == Some(1213)
+}
+
+/// Whether a table in memory has no room for another row.
+pub(super) fn is_full(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(number) == Some(1114)
+}
+
+/// Whether this user may not read a table, or lacks a privilege of the whole server.
+pub(super) fn is_denied(error: &sqlx::Error) -> bool {
+    let number = error.as_database_error().and_then(number);
+    matches!(number, Some(1142 | 1227))
 }
 
 /// The server's error number.

@@ -19,6 +19,7 @@ use sqlx::{FromRow, Row as _};
 use tokio::time::sleep;
 
 use super::connect::NAME;
+use super::error::is_full;
 use super::uncontended::{LeaseHeld, Uncontended};
 use crate::core::clock::{Clock, Moment, usable};
 use crate::core::{Backoff, admission};
@@ -101,7 +102,11 @@ impl LeaseTable for Leases {
         let (is_alone, fence, slots) = match taken {
             Some(fence) => (true, fence, Vec::new()),
             None => {
-                let row = queue(wire, ask, alone.is_some()).await?;
+                let row = match queue(wire, ask, alone.is_some()).await {
+                    // The lock may be ours by now. Asking again moves it to the queue.
+                    Err(error) if is_full(&error) => queue(wire, ask, false).await?,
+                    row => row?,
+                };
                 if let Some(found) = row.try_get("clash")? {
                     return Ok(Answer::Clash(found));
                 }
@@ -347,7 +352,7 @@ async fn free(wire: &mut MySqlConnection, ask: &LeaseAsk) -> sqlx::Result<bool> 
     }
 }
 
-fn hexadecimal(key: &Key) -> String {
+pub(super) fn hexadecimal(key: &Key) -> String {
     key.as_str().bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 

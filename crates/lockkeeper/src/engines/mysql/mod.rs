@@ -5,6 +5,7 @@
 //! clients, so waiters poll: often if they are first in the queue, rarely if not, and without a
 //! write. With `named` and `row`, the server itself holds and queues as long as a connection lives.
 
+mod cluster;
 mod connect;
 mod doctor;
 mod error;
@@ -13,11 +14,13 @@ mod named;
 mod row;
 mod settings;
 mod uncontended;
+mod waiters;
 
 use std::sync::Arc;
 
+use self::cluster::{Cluster, cluster_of};
 pub use self::connect::SCHEMA;
-use self::connect::{is_member, prepare, prepare_to_bind};
+use self::connect::{prepare, prepare_to_bind};
 use self::lease::Leases;
 use self::named::Named;
 use self::row::Rows;
@@ -52,7 +55,8 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
     Ok(match settings.strategy {
         Strategy::Lease => {
             let sessions = prepare(settings).await?;
-            let alone = (!is_member(&sessions).await?).then(Uncontended::default);
+            let is_alone = cluster_of(&sessions).await? == Cluster::None;
+            let alone = is_alone.then(Uncontended::default);
             Arc::new(LeaseEngine::new(sessions, Leases(alone)))
         }
         Strategy::Named => Arc::new(SessionEngine::<Named>::new(prepare_to_bind(settings).await?)),

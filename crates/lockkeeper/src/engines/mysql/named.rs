@@ -14,10 +14,11 @@ use sqlx::Row;
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 
 use super::connect::NAME;
+use super::waiters::{waiters, waiting_statement};
 use crate::engine::{Entry, Guarantees, Mode, Query, Support};
 use crate::engines::sql::{
-    Ask, Dedicated, Marked, Seen, ServerErrors, Session, SessionLock, Taken, fence, promises,
-    since, unmarked,
+    Ask, Dedicated, Looked, Marked, Seen, ServerErrors, Session, SessionLock, Taken, fence,
+    promises, since, unmarked,
 };
 use crate::key::Key;
 
@@ -56,8 +57,6 @@ impl SessionLock for Named {
         Support::No("a named lock has one holder; strategy=lease has permits"),
     );
 
-    const SEES_WAITERS: bool = false;
-
     /// Also sets it not to wait for rows that others have locked; MySQL waits for at least a
     /// second.
     async fn limit(wire: &mut MySqlConnection, silence: Duration) -> sqlx::Result<()> {
@@ -68,11 +67,8 @@ impl SessionLock for Named {
 
     async fn take(wire: &mut MySqlConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
         if wait {
-            let waiting = sqlx::query(
-                "DO GET_LOCK(CONCAT('lockkeeper:',
-                   LEFT(SHA2(CONCAT(DATABASE(), x'00', CAST(? AS BINARY)), 256), 48)), 3600)",
-            );
-            waiting.bind(ask.key.as_str().as_bytes()).execute(&mut *wire).await?;
+            let waiting = sqlx::AssertSqlSafe(waiting_statement(ask));
+            sqlx::raw_sql(waiting).execute(&mut *wire).await?;
         }
         let statement = if wait {
             IF_OURS
@@ -129,7 +125,7 @@ impl SessionLock for Named {
         Ok(asked.is_some())
     }
 
-    async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
+    async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Looked> {
         macro_rules! locks {
             ($which:literal) => {
                 concat!(
@@ -148,8 +144,16 @@ impl SessionLock for Named {
             Query::Prefix(prefix) => (locks!("LEFT(b.name, LENGTH(?)) = ?"), prefix.as_str()),
         };
         let asking = sqlx::query(statement).bind(text.as_bytes()).bind(text.as_bytes());
-        let rows = asking.fetch_all(wire).await?;
-        rows.iter().filter_map(|row| seen(row).transpose()).collect()
+        let rows = asking.fetch_all(&mut *wire).await?;
+        let holders = rows.iter().filter_map(|row| seen(row).transpose());
+        let holders: Vec<_> = holders.collect::<sqlx::Result<_>>()?;
+        if holders.is_empty() {
+            return Ok(Looked { seen: holders, with_waiters: true });
+        }
+        Ok(match waiters(wire).await? {
+            Some(waiters) => Looked { seen: waiters.behind(holders), with_waiters: true },
+            None => Looked { seen: holders, with_waiters: false },
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use sqlx::mysql::MySqlConnection;
 use super::connect::NAME;
 use super::named::{Named, limit, seen};
 use crate::engine::{Guarantees, Query, Support};
-use crate::engines::sql::{Ask, Dedicated, Marked, Seen, SessionLock, Taken, promises};
+use crate::engines::sql::{Ask, Dedicated, Looked, Marked, SessionLock, Taken, promises};
 use crate::key::Key;
 
 /// Row locks.
@@ -28,8 +28,6 @@ impl SessionLock for Rows {
         Support::No("a row has one holder; strategy=lease has readers"),
         Support::No("a row has one holder; strategy=lease has permits"),
     );
-
-    const SEES_WAITERS: bool = false;
 
     async fn limit(wire: &mut MySqlConnection, silence: Duration) -> sqlx::Result<()> {
         limit(wire, silence).await
@@ -79,7 +77,7 @@ impl SessionLock for Rows {
         Named::is_asked(wire, key, holder).await
     }
 
-    async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
+    async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Looked> {
         macro_rules! rows {
             ($which:literal) => {
                 concat!(
@@ -102,6 +100,8 @@ impl SessionLock for Rows {
         dirty.execute(&mut *wire).await?;
         let asking = sqlx::query(statement).bind(text.as_bytes()).bind(text.as_bytes());
         let rows = asking.fetch_all(wire).await?;
-        rows.iter().filter_map(|row| seen(row).transpose()).collect()
+        let seen =
+            rows.iter().filter_map(|row| seen(row).transpose()).collect::<sqlx::Result<_>>()?;
+        Ok(Looked { seen, with_waiters: false })
     }
 }

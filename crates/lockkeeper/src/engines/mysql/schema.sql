@@ -68,7 +68,24 @@ CREATE TABLE IF NOT EXISTS lockkeeper_freed (
   id    BINARY(32) NOT NULL PRIMARY KEY,  -- SHA-256 of the key: rows in memory have a fixed length
   token VARBINARY(64) NOT NULL,
   until DATETIME(6) NOT NULL
-) ENGINE = MEMORY //
+) ENGINE = InnoDB //
+DROP PROCEDURE IF EXISTS lockkeeper_move //
+-- It is in memory, unless the server is a member of a MySQL group: those do not write such tables.
+CREATE PROCEDURE lockkeeper_move() SQL SECURITY INVOKER MODIFIES SQL DATA
+BEGIN
+  DECLARE v_group, v_disk BIGINT DEFAULT 0;
+  /*!80000 SELECT COUNT(*) INTO v_group FROM performance_schema.global_variables
+    WHERE variable_name = 'group_replication_group_name' AND variable_value <> ''; */
+  SELECT COUNT(*) INTO v_disk FROM information_schema.tables
+    WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_freed' AND engine = 'InnoDB';
+  IF v_group > 0 AND v_disk = 0 THEN
+    ALTER TABLE lockkeeper_freed ENGINE = InnoDB;
+  ELSEIF v_group = 0 AND v_disk > 0 THEN
+    ALTER TABLE lockkeeper_freed ENGINE = MEMORY;
+  END IF;
+END //
+CALL lockkeeper_move() //
+DROP PROCEDURE lockkeeper_move //
 CREATE TABLE IF NOT EXISTS lockkeeper_claim (
   name    VARBINARY(512) NOT NULL,
   token   VARBINARY(64) NOT NULL,
@@ -99,6 +116,11 @@ CREATE TABLE IF NOT EXISTS lockkeeper_bound (
 CREATE TABLE IF NOT EXISTS lockkeeper_row (
   name VARBINARY(512) NOT NULL PRIMARY KEY,
   pid  BIGINT NULL
+) ENGINE = InnoDB //
+-- The last locks that were broken. Nothing is decided by it.
+CREATE TABLE IF NOT EXISTS lockkeeper_broken (
+  id   BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  line TEXT CHARACTER SET utf8mb4 NOT NULL  -- when, key, by whom, why, the holders
 ) ENGINE = InnoDB //
 DROP PROCEDURE IF EXISTS lockkeeper_attempt //
 -- Enters the queue if it has not yet, and asks whether it is its turn. Times are in microseconds.
@@ -311,7 +333,8 @@ BEGIN
   END;
   IF v_alone AND a_alone AND v_freed IS NULL THEN
     BEGIN
-      -- There is no room: its release will be written to the disk.
+      -- There is no room: its release will be written to the disk. MySQL fails here all the same,
+      -- and the client asks again for a place in the queue.
       DECLARE CONTINUE HANDLER FOR 1114 BEGIN END;
       INSERT IGNORE INTO lockkeeper_freed VALUES
         (UNHEX(SHA2(a_name, 256)), '', SYSDATE(6) + INTERVAL a_ttl MICROSECOND);
@@ -387,12 +410,12 @@ BEGIN
     FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
   SET v_held = COALESCE(v_held, v_until > SYSDATE(6), FALSE);
   IF v_until IS NOT NULL THEN
-    BEGIN
-      -- There is no room for it in memory, or no such table.
-      DECLARE EXIT HANDLER FOR SQLEXCEPTION
-        UPDATE lockkeeper_lock SET token = NULL WHERE name = a_name AND token = a_token;
-      REPLACE INTO lockkeeper_freed VALUES (UNHEX(SHA2(a_name, 256)), a_token, v_until);
-    END;
+    -- In memory if there is a row for it. A new one may find no room, which MySQL does not let a
+    -- procedure handle.
+    UPDATE lockkeeper_freed SET token = a_token, until = v_until WHERE id = UNHEX(SHA2(a_name, 256));
+    IF ROW_COUNT() = 0 THEN
+      UPDATE lockkeeper_lock SET token = NULL WHERE name = a_name AND token = a_token;
+    END IF;
   END IF;
   DELETE FROM lockkeeper_claim WHERE name = a_name AND token = a_token;
   SELECT CAST(v_held AS SIGNED) AS held;

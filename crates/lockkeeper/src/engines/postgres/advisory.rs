@@ -12,7 +12,8 @@ use std::time::Duration;
 use super::connect::NAME;
 use crate::engine::{Entry, Guarantees, Mode, Query, Support};
 use crate::engines::sql::{
-    Ask, Dedicated, Marked, Seen, Session, SessionLock, Taken, fence, promises, since, unmarked,
+    Ask, Dedicated, Looked, Marked, Seen, Session, SessionLock, Taken, fence, promises, since,
+    unmarked,
 };
 use crate::key::Key;
 use crate::who::take_apart;
@@ -30,8 +31,6 @@ impl SessionLock for Advisory {
         Support::Yes,
         Support::No("advisory locks do not count; strategy=lease does"),
     );
-
-    const SEES_WAITERS: bool = true;
 
     /// Usually it is free, and its next fence is from a range that is already committed: then one
     /// plain statement acquires it, and reads the row only once the lock is ours. The function
@@ -130,7 +129,7 @@ impl SessionLock for Advisory {
         looking.bind(key.as_str()).bind(holder as i32).fetch_one(wire).await
     }
 
-    async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
+    async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Looked> {
         macro_rules! locks {
             ($which:literal) => {
                 concat!(
@@ -158,7 +157,8 @@ impl SessionLock for Advisory {
             Query::Prefix(prefix) => (locks!("starts_with(b.key, $1)"), prefix.as_str()),
         };
         let rows = sqlx::query(statement).bind(text).fetch_all(wire).await?;
-        rows.iter().map(seen).collect()
+        let seen = rows.iter().map(seen).collect::<sqlx::Result<_>>()?;
+        Ok(Looked { seen, with_waiters: true })
     }
 }
 

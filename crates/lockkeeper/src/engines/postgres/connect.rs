@@ -7,8 +7,9 @@ use sqlx::postgres::PgConnection;
 use super::doctor;
 use super::error::is_unknown_function;
 use super::settings::{Settings, Strategy};
-use super::statement::transaction;
+use super::statement::{Sending, Value, transaction};
 use crate::engine::Finding;
+use crate::engine::broken::KEPT;
 use crate::engines::sql::{self, Dialect, STATEMENT, Session, Sessions, within};
 use crate::error::{Error, Result};
 
@@ -79,6 +80,25 @@ impl Dialect for PgConnection {
              WHERE pid = $1::integer AND backend_start::text IS NOT DISTINCT FROM $2",
         );
         ending.bind(session.number).bind(&session.mark).execute(self).await.map(drop)
+    }
+
+    /// A plain statement, as behind a pooler: breaks are rare.
+    async fn add_break(&mut self, line: &str) -> sqlx::Result<()> {
+        let adding = "WITH added AS (INSERT INTO lockkeeper_broken (line) VALUES ($1))
+             DELETE FROM lockkeeper_broken WHERE id <=
+               (SELECT id FROM lockkeeper_broken ORDER BY id DESC OFFSET $2 - 1 LIMIT 1)";
+        let values = [Value::Text(line), Value::Number(KEPT as i64)];
+        Sending::Plain.ask(self, adding, &values).await.map(drop)
+    }
+
+    async fn remove_break(&mut self, line: &str) -> sqlx::Result<()> {
+        let removing = "DELETE FROM lockkeeper_broken WHERE line = $1";
+        Sending::Plain.ask(self, removing, &[Value::Text(line)]).await.map(drop)
+    }
+
+    async fn breaks(&mut self) -> sqlx::Result<Vec<String>> {
+        let rows = Sending::Plain.ask(self, "SELECT line FROM lockkeeper_broken", &[]).await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
     }
 
     async fn sweep(&mut self) -> sqlx::Result<()> {

@@ -10,7 +10,7 @@ use sqlx::postgres::PgConnection;
 use super::advisory::{Advisory, application_name, milliseconds, seen};
 use super::connect::NAME;
 use crate::engine::{Guarantees, Query, Support};
-use crate::engines::sql::{Ask, Dedicated, Marked, Seen, SessionLock, Taken, promises};
+use crate::engines::sql::{Ask, Dedicated, Looked, Marked, SessionLock, Taken, promises};
 use crate::key::Key;
 
 /// Row locks.
@@ -26,8 +26,6 @@ impl SessionLock for Rows {
         Support::No("a row has one holder; strategy=lease and advisory have readers"),
         Support::No("a row has one holder; strategy=lease has permits"),
     );
-
-    const SEES_WAITERS: bool = true;
 
     async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
         loop {
@@ -94,7 +92,7 @@ impl SessionLock for Rows {
 
     /// The transaction that locked a row is named in the row's header. One waiter waits for that
     /// transaction, and the others for the first waiter's place.
-    async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Vec<Seen>> {
+    async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Looked> {
         macro_rules! rows {
             ($which:literal) => {
                 concat!(
@@ -126,6 +124,7 @@ impl SessionLock for Rows {
             Query::Prefix(prefix) => (rows!("starts_with(key, $1)"), prefix.as_str()),
         };
         let rows = sqlx::query(statement).bind(text).fetch_all(wire).await?;
-        rows.iter().map(seen).collect()
+        let seen = rows.iter().map(seen).collect::<sqlx::Result<_>>()?;
+        Ok(Looked { seen, with_waiters: true })
     }
 }

@@ -98,6 +98,12 @@ CREATE TABLE IF NOT EXISTS lockkeeper_row (
   key text COLLATE "C" PRIMARY KEY
 );
 
+-- The last locks that were broken. Nothing is decided by it.
+CREATE TABLE IF NOT EXISTS lockkeeper_broken (
+  id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  line text NOT NULL             -- when, key, by whom, why, the holders
+);
+
 CREATE OR REPLACE FUNCTION lockkeeper_micros() RETURNS bigint LANGUAGE sql VOLATILE AS $$
   SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 $$;

@@ -16,6 +16,7 @@ use redis::Value;
 use crate::core::clock::Moment;
 use crate::engine::{Claim, Fence, Grant, Lease, Mode, Released, Request};
 use crate::error::{Error, Result};
+use crate::owner::Token;
 
 use super::Store;
 use super::answer::{Answer, Remaining, describe, read_answer};
@@ -266,6 +267,13 @@ impl RedisClaim {
         }
     }
 
+    /// Takes a new token, after a release that nobody confirmed: a server that wakes up may run it
+    /// after the next attempt. What the old token still holds ends with its lease.
+    fn start_over(&mut self) {
+        let request = Request { token: Token::fresh(), ..self.request.clone() };
+        *self = Self::new(self.store.clone(), request);
+    }
+
     /// Interprets the answer to an attempt. Separate from the attempt, because whatever a future
     /// keeps across an await makes it larger, and the allocator is slower above 1 KiB.
     fn answered(
@@ -323,7 +331,10 @@ impl Claim for RedisClaim {
         let (replicas, wanted) = (reply.replicas, self.store.settings.replicas);
         let grant = self.answered(reply, before, asked)?;
         if grant.is_some() && replicas < wanted {
-            self.release().await?;
+            if let Err(error) = self.release().await {
+                self.start_over();
+                return Err(error);
+            }
             let few = format!("{replicas} of {wanted} replicas have it");
             return Err(Error::unreachable(NAME, self.doing("acquire"), few));
         }

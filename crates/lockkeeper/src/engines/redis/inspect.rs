@@ -1,4 +1,4 @@
-//! Holders and waiters, and breaking a lock.
+//! Holders and waiters.
 //!
 //! Locks are found by the data that we keep next to them, and among the hashes by their layout. A
 //! string that only foreign clients used is shown if it is requested by its key: it may as well be
@@ -21,7 +21,7 @@ use super::answer::what_is_there;
 use super::connection::{Call, Connection};
 use super::error::{code, garbage, sort};
 use super::layout::{KeyNames, lock_of_state, pattern_of};
-use super::script::{BREAK, CANDIDATES, INSPECT};
+use super::script::{CANDIDATES, INSPECT};
 use super::settings::Layout;
 
 /// How many keys a server scans per step.
@@ -48,30 +48,6 @@ pub(in crate::engines) async fn inspect(store: &Store, query: &Query) -> Result<
         }
     }
     Ok(snapshots)
-}
-
-pub(in crate::engines) async fn break_lock(store: &Store, key: &Key) -> Result<Vec<Entry>> {
-    let broken = look_at(store, key).await?.map(|seen| seen.holders).unwrap_or_default();
-    let names = store.names(key);
-    let keys = keys(&names);
-    let (stem, mutexes, others) =
-        (names.stem(), names.base_channel(Mode::Mutex), names.base_channel(Mode::Read));
-    let (first, second) = (names.wake_channel(Mode::Mutex), names.wake_channel(Mode::Read));
-    let strings = names.string_channel();
-    let args =
-        [&stem, store.publish(), &mutexes, &others, &first, &second, &strings, are_strings(store)];
-    let call = Call { script: &BREAK, keys: &keys, args: &args, hinted: false, replicas: 0 };
-    let doing = format!("break {key:?}");
-    let reply =
-        store.servers.call(names.slot(), &call).await.map_err(|error| sort(&doing, error))?;
-    match &reply.value {
-        Value::Int(_) => Ok(broken),
-        // It was a lock a moment ago, or was not held.
-        other => match <(i64, String)>::from_redis_value_ref(other) {
-            Ok((_, found)) => Err(no_lock(store, key, found)),
-            Err(_) => Err(garbage(doing, other)),
-        },
-    }
 }
 
 /// The keys with this prefix that may be locks, in order.
@@ -176,12 +152,12 @@ async fn look(store: &Store, keys: &[Key]) -> Result<Vec<Result<Snapshot>>> {
 }
 
 /// Whether locks are strings, as an argument of the scripts.
-fn are_strings(store: &Store) -> &'static str {
+pub(super) fn are_strings(store: &Store) -> &'static str {
     if store.settings.layout == Layout::String { "1" } else { "0" }
 }
 
 /// The error for a key that holds something else.
-fn no_lock(store: &Store, key: &Key, kind: String) -> Error {
+pub(super) fn no_lock(store: &Store, key: &Key, kind: String) -> Error {
     let found = match (kind.as_str(), store.settings.layout) {
         ("string", Layout::String) => "a string is there that never expires, so it may be data: choose another key, or delete it by hand if it is the lock of a client that sets no expiry".to_owned(),
         ("string", Layout::Hash) => "a string is there, which may be data: choose another key, or add ?layout=string to the URL if it is a lock made with SET NX".to_owned(),
@@ -191,7 +167,7 @@ fn no_lock(store: &Store, key: &Key, kind: String) -> Error {
 }
 
 /// The keys of both queues: of fair mutexes, and of everything else.
-fn keys(names: &KeyNames) -> Vec<String> {
+pub(super) fn keys(names: &KeyNames) -> Vec<String> {
     let mut keys = names.queue_keys(Mode::Mutex);
     keys.push(names.queue_keys(Mode::Read).swap_remove(2));
     keys

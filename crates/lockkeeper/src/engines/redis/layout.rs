@@ -157,6 +157,11 @@ impl KeyNames {
 
 const STATE: &str = "lockkeeper";
 
+/// The list of the last locks that were broken, in stores that are used with this prefix.
+pub(in crate::engines) fn broken_list(prefix: &str) -> String {
+    format!("lockkeeper_broken:{prefix}")
+}
+
 /// The prefix of the keys of single read holds, if this is the name of our hash next to a lock.
 pub(in crate::engines) fn stem_of(state: &str) -> Option<&str> {
     let rest = state.strip_prefix(STATE)?;

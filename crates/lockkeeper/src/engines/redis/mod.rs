@@ -12,8 +12,8 @@ use redis::{ErrorKind, Value};
 
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order, Query, Reentrance,
-    Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order,
+    Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
@@ -22,6 +22,7 @@ use crate::key::Key;
 
 pub(super) mod answer;
 mod batch;
+pub(super) mod broken;
 pub(super) mod claim;
 mod cluster;
 pub(super) mod connection;
@@ -167,8 +168,12 @@ impl Engine for Redis {
         inspect::inspect(&self.store, query).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        inspect::break_lock(&self.store, key).await
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        broken::break_lock(&self.store, key, by).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        broken::breaks(&self.store).await
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {

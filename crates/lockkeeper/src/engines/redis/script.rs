@@ -39,6 +39,7 @@ scripts! {
     RENEW = "renew";
     INSPECT = "layout" "inspect";
     BREAK = "layout" "break";
+    BROKEN = "broken";
     CANDIDATES = "candidates";
     CONFIRM = "confirm";
     YIELD = "yield";

@@ -6,13 +6,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::engine::{Entry, Query, Snapshot};
+use crate::engine::broken::listed;
+use crate::engine::{Break, Breaker, Entry, Query, Snapshot};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
 use super::Quorum;
 use super::fan_out::{FanOut, NodeCall, question};
-use crate::engines::redis::{inspect, yielding};
+use crate::engines::redis::{broken, inspect, yielding};
 
 pub(super) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<Snapshot>> {
     let query = Arc::new(query.clone());
@@ -35,15 +36,33 @@ pub(super) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<S
     Ok(merged.filter(is_of_interest).collect())
 }
 
-pub(super) async fn break_lock(quorum: &Arc<Quorum>, key: &Key) -> Result<Vec<Entry>> {
+/// Breaks the lock at every server, and records that at every server.
+pub(super) async fn break_lock(
+    quorum: &Arc<Quorum>,
+    key: &Key,
+    by: &Breaker,
+) -> Result<Vec<Entry>> {
     let held = inspect(quorum, &Query::Key(key.clone())).await?;
+    let holders: Vec<_> = held.into_iter().flat_map(|snapshot| snapshot.holders).collect();
+    let record = (!holders.is_empty()).then(|| by.breaks(key, &holders));
     let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
-        let (node, key) = (node.clone(), key.clone());
-        let asked = async move { inspect::break_lock(node.store(), &key).await };
+        let (node, key, record) = (node.clone(), key.clone(), record.clone());
+        let asked =
+            async move { broken::break_recorded(node.store(), &key, record.as_ref()).await };
         (at, question(asked))
     });
     all(quorum, &format!("break {key:?}"), questions.collect()).await?;
-    Ok(held.into_iter().flat_map(|snapshot| snapshot.holders).collect())
+    Ok(holders)
+}
+
+/// The last breaks that any server recorded.
+pub(super) async fn breaks(quorum: &Arc<Quorum>) -> Result<Vec<Break>> {
+    let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
+        let node = node.clone();
+        (at, question(async move { broken::breaks(node.store()).await }))
+    });
+    let answers = all(quorum, "list broken locks", questions.collect()).await?;
+    Ok(listed(answers.into_iter().flatten()))
 }
 
 /// Asks the holders at every server: they listen to all of them.

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
-    Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+    Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease,
+    Order, Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
@@ -207,8 +207,12 @@ impl Engine for Redlock {
         inspect::inspect(&self.quorum, query).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        inspect::break_lock(&self.quorum, key).await
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        inspect::break_lock(&self.quorum, key, by).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        inspect::breaks(&self.quorum).await
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {

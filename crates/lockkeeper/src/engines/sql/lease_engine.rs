@@ -15,11 +15,11 @@ use tokio::time::sleep;
 use super::lease_claim::LeaseClaim;
 use super::rows::{Row, snapshots};
 use super::sessions::{Dialect, Sessions, within};
-use super::{ASKED, STATEMENT};
+use super::{ASKED, STATEMENT, broken};
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease, Order, Query,
-    Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+    Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease,
+    Order, Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
 };
 use crate::error::Result;
 use crate::key::Key;
@@ -163,12 +163,21 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
         session.settle(answer, "look at locks").map(snapshots)
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        let mut session = self.shared.sessions.of(key).await?;
-        let breaking = self.shared.table.break_lock(session.wire(), key);
-        let answer = within(STATEMENT, breaking).await;
-        let broken = session.settle(answer, "break a lock")?;
-        Ok(broken.into_iter().map(Row::entry).collect())
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        let seen = self.inspect(&Query::Key(key.clone())).await?;
+        let holders: Vec<_> = seen.into_iter().flat_map(|seen| seen.holders).collect();
+        let breaking = async {
+            let mut session = self.shared.sessions.of(key).await?;
+            let breaking = self.shared.table.break_lock(session.wire(), key);
+            let answer = within(STATEMENT, breaking).await;
+            let broken = session.settle(answer, "break a lock")?;
+            Ok(broken.into_iter().map(Row::entry).collect())
+        };
+        broken::recorded(&self.shared.sessions, key, by, &holders, breaking).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        broken::breaks(&self.shared.sessions).await
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {

@@ -1,5 +1,6 @@
 //! What the engines over SQL databases share: their own connections, names of modes, and times.
 
+mod broken;
 mod error;
 mod lease_claim;
 mod lease_engine;
@@ -21,7 +22,7 @@ pub(crate) use self::lease_engine::{Answer, Busy, LeaseAsk, LeaseEngine, LeaseTa
 pub(crate) use self::rows::{Row, fence, since, unmarked};
 pub(crate) use self::schema::{prepare, version_finding};
 pub(crate) use self::session_engine::{Dedicated, SessionEngine};
-pub(crate) use self::session_lock::{Ask, Marked, Seen, SessionLock, Taken, promises};
+pub(crate) use self::session_lock::{Ask, Looked, Marked, Seen, SessionLock, Taken, promises};
 pub(crate) use self::sessions::{Dialect, Session, Sessions, within};
 pub(crate) use self::settings::Settings;
 use crate::core::Backoff;

@@ -16,13 +16,13 @@ use tokio::time::sleep;
 
 use super::error::{failed, is_refusal};
 use super::session_claim::SessionClaim;
-use super::session_lock::{Ask, Marked, Seen, SessionLock, Taken};
+use super::session_lock::{Ask, Looked, Marked, SessionLock, Taken};
 use super::sessions::{Dialect, Session, Sessions, within};
-use super::{ASKED, STATEMENT, fence};
+use super::{ASKED, STATEMENT, broken, fence};
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal, Request, Signal,
-    Snapshot,
+    Break, Breaker, Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal,
+    Request, Signal, Snapshot,
 };
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -134,10 +134,11 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
         let mut snapshots: Vec<Snapshot> = Vec::new();
-        for seen in self.shared.look(query).await? {
+        let looked = self.shared.look(query).await?;
+        for seen in looked.seen {
             if snapshots.last().is_none_or(|last| last.key.as_str() != seen.key) {
                 let Ok(key) = Key::new(&seen.key) else { continue };
-                let (holders, waiters) = (Vec::new(), H::SEES_WAITERS.then(Vec::new));
+                let (holders, waiters) = (Vec::new(), looked.with_waiters.then(Vec::new));
                 snapshots.push(Snapshot { key, holders, waiters, fence: Some(fence(seen.last)) });
             }
             let Some(snapshot) = snapshots.last_mut() else { continue };
@@ -150,20 +151,26 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
     }
 
     /// Ends the connections that hold it.
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        let mut broken = Vec::new();
-        for seen in self.shared.look(&Query::Key(key.clone())).await? {
-            if seen.holds {
-                self.shared.end(&seen.session).await?;
-                broken.push(seen.entry);
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        let mut seen = self.shared.look(&Query::Key(key.clone())).await?.seen;
+        seen.retain(|seen| seen.holds);
+        let holders: Vec<_> = seen.iter().map(|seen| seen.entry.clone()).collect();
+        let breaking = async {
+            for holder in &seen {
+                self.shared.end(&holder.session).await?;
             }
-        }
-        Ok(broken)
+            Ok(holders.clone())
+        };
+        broken::recorded(&self.shared.sessions, key, by, &holders, breaking).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        broken::breaks(&self.shared.sessions).await
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
         let (mut asked, mut others) = (Vec::new(), false);
-        for seen in self.shared.look(&Query::Key(key.clone())).await? {
+        for seen in self.shared.look(&Query::Key(key.clone())).await?.seen {
             if seen.holds && self.shared.ask(key, &seen.session).await? {
                 asked.push(seen.entry);
             } else {
@@ -191,7 +198,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 }
 
 impl<H: SessionLock> Shared<H> {
-    async fn look(&self, query: &Query) -> Result<Vec<Seen>> {
+    async fn look(&self, query: &Query) -> Result<Looked> {
         let mut session = self.sessions.any().await?;
         let answer = within(STATEMENT, H::look(session.wire(), query)).await;
         session.settle(answer, "look at locks")

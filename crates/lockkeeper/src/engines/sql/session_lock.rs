@@ -56,11 +56,8 @@ pub(crate) trait SessionLock: fmt::Debug + Send + Sync + 'static {
     /// Whether a holding connection is marked so.
     async fn is_asked(wire: &mut Self::Wire, key: &Key, holder: i64) -> sqlx::Result<bool>;
 
-    /// Whether [`look`](SessionLock::look) returns waiters.
-    const SEES_WAITERS: bool;
-
     /// The holders and waiters, in order.
-    async fn look(wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Vec<Seen>>;
+    async fn look(wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Looked>;
 }
 
 /// What such a lock promises, whatever its kind.
@@ -128,6 +125,14 @@ impl Marked {
             Some(fence) => Marked::Fenced(fence),
         }
     }
+}
+
+/// What a server tells about locks.
+#[derive(Debug)]
+pub(crate) struct Looked {
+    pub(crate) seen: Vec<Seen>,
+    /// Whether the waiters are among them.
+    pub(crate) with_waiters: bool,
 }
 
 /// A connection that holds or waits.

@@ -49,6 +49,15 @@ pub(crate) trait Dialect: Connection + ServerErrors + Sized {
     /// Ends another connection, and waits until its locks are released.
     async fn end(&mut self, session: &Session) -> sqlx::Result<()>;
 
+    /// Adds a line to the list of breaks, and removes the oldest.
+    async fn add_break(&mut self, line: &str) -> sqlx::Result<()>;
+
+    /// Removes a line from it.
+    async fn remove_break(&mut self, line: &str) -> sqlx::Result<()>;
+
+    /// Its lines, in any order.
+    async fn breaks(&mut self) -> sqlx::Result<Vec<String>>;
+
     /// Removes unused rows.
     async fn sweep(&mut self) -> sqlx::Result<()>;
 

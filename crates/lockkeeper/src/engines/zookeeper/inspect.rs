@@ -4,7 +4,9 @@ use zookeeper_client as zk;
 
 use super::Shared;
 use super::error::failed;
-use super::layout::{LEASES, LOCKS, Node, REVOKE, decode, owned_by_a_session, queue, read_record};
+use super::layout::{
+    Kind, LEASES, LOCKS, Node, REVOKE, decode, owned_by_a_session, queue, read_fence, read_record,
+};
 use super::session::Session;
 use crate::core::admission::Turn;
 use crate::engine::{Entry, Fence, Mode, Query, Snapshot};
@@ -35,27 +37,6 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
     Ok(snapshots)
 }
 
-/// Deletes the nodes of all holders of a key.
-pub(super) async fn break_lock(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
-    let session = shared.sessions.get().await?;
-    let seen = look(shared, &session, std::slice::from_ref(key)).await?;
-    let mut broken = Vec::new();
-    for entry in seen.into_iter().flat_map(|seen| seen.holders) {
-        let deletions: Vec<_> =
-            entry.paths.iter().map(|path| session.zk.delete(path, None)).collect();
-        let mut any = false;
-        for deletion in deletions {
-            match deletion.await {
-                Ok(()) => any = true,
-                Err(zk::Error::NoNode) => {}
-                Err(error) => return Err(failed(format!("break {key:?}"))(error)),
-            }
-        }
-        broken.extend(any.then_some(entry.entry));
-    }
-    Ok(broken)
-}
-
 /// Marks the nodes of all holders of a key, which they watch.
 pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
     let session = shared.sessions.get().await?;
@@ -73,16 +54,16 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
 }
 
 /// A lock as it was read.
-struct Seen {
+pub(super) struct Seen {
     key: Key,
-    holders: Vec<Claimant>,
+    pub(super) holders: Vec<Claimant>,
     waiters: Vec<Claimant>,
 }
 
 /// A holder or a waiter, and its nodes.
-struct Claimant {
-    entry: Entry,
-    paths: Vec<String>,
+pub(super) struct Claimant {
+    pub(super) entry: Entry,
+    pub(super) paths: Vec<String>,
 }
 
 impl Seen {
@@ -103,7 +84,7 @@ impl Seen {
 }
 
 /// Reads locks: all requests of one sort are sent together.
-async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Result<Vec<Seen>> {
+pub(super) async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Result<Vec<Seen>> {
     let dirs: Vec<_> = keys.iter().map(|key| shared.dir(key)).collect();
     let within = |name: &str| dirs.iter().map(|dir| format!("{dir}/{name}")).collect::<Vec<_>>();
     // Everything done before this call is seen, at whichever server it was done.
@@ -136,13 +117,26 @@ async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Result<Vec<Se
         let permit = |node: Node| (format!("{dir}/{LEASES}/{}", node.name), node);
         let waiter =
             |node: Node| (format!("{dir}/{LOCKS}/{}", node.name), node.waiting_for_permits());
+        // Readers carry the last writer's fence, which is the data of the directory.
+        let shared = base.iter().any(|node| node.kind == Kind::Read);
+        let written = shared.then(|| session.zk.get_data(dir));
         let holders = nodes(holders).chain(leases.into_iter().map(permit)).collect();
         let waiters = nodes(waiters).chain(waiting.into_iter().map(waiter)).collect();
-        all.push((key.clone(), session.read_all(holders), session.read_all(waiters)));
+        all.push((key.clone(), session.read_all(holders), session.read_all(waiters), written));
     }
     let mut seen = Vec::new();
-    for (key, holders, waiters) in all {
-        seen.push(Seen { key, holders: holders.await?, waiters: waiters.await? });
+    for (key, holders, waiters, written) in all {
+        let mut seen_here = Seen { key, holders: holders.await?, waiters: waiters.await? };
+        if let Some(written) = written {
+            let fence = match written.await {
+                Ok((data, _)) => read_fence(&data),
+                Err(zk::Error::NoNode) => None,
+                Err(error) => return Err(failed("look at locks")(error)),
+            };
+            let readers = seen_here.holders.iter_mut().map(|holder| &mut holder.entry);
+            readers.filter(|entry| entry.mode == Mode::Read).for_each(|entry| entry.fence = fence);
+        }
+        seen.push(seen_here);
     }
     Ok(seen)
 }

@@ -21,6 +21,9 @@ pub(super) const LOCKS: &str = "locks";
 /// The directory of its permits that are taken.
 pub(super) const LEASES: &str = "leases";
 
+/// The node beside the locks that lists the last breaks. No key is encoded like this.
+pub(super) const BROKEN: &str = "%broken";
+
 /// The data of a node whose holder is asked to give way, as Curator writes it.
 pub(super) const REVOKE: &[u8] = b"__REVOKE__";
 

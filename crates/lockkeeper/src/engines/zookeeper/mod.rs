@@ -7,6 +7,7 @@
 //! Easy to get wrong: a follower may show a past in which our session was alive. So grants and
 //! renewals are always confirmed by a write, to which a majority has to agree.
 
+mod broken;
 mod claim;
 mod doctor;
 mod error;
@@ -40,8 +41,8 @@ use super::{Registration, queued};
 use crate::core::admission::Turn;
 use crate::core::clock::Moment;
 use crate::engine::{
-    Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Mode, Order, Query,
-    Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Mode,
+    Order, Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
 };
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -137,8 +138,12 @@ impl Engine for ZooKeeper {
         inspect::inspect(&self.shared, query).await
     }
 
-    async fn break_lock(&self, key: &Key) -> Result<Vec<Entry>> {
-        inspect::break_lock(&self.shared, key).await
+    async fn break_lock(&self, key: &Key, by: &Breaker) -> Result<Vec<Entry>> {
+        broken::break_lock(&self.shared, key, by).await
+    }
+
+    async fn broken(&self) -> Result<Vec<Break>> {
+        broken::breaks(&self.shared).await
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {

@@ -1,0 +1,34 @@
+//! Finds out who broke a lock that is gone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::hold::Hold;
+use crate::engine::Break;
+use crate::error::Loss;
+use crate::who::whoami;
+
+/// How long a holder that lost its lock waits to be told who broke it.
+const TOLD_WITHIN: Duration = Duration::from_millis(500);
+
+impl Hold {
+    /// Asks the engine whether somebody broke the lock, and if so, makes that the reason of the loss.
+    ///
+    /// The hold is over already: [`loss`](Hold::loss) does not wait for this, and
+    /// [`lost`](Hold::lost) does so only briefly.
+    pub(super) async fn ask_why(self: Arc<Self>) {
+        let breaks = tokio::time::timeout(TOLD_WITHIN, self.inner.engine.broken()).await;
+        let breaks = breaks.ok().and_then(Result::ok).unwrap_or_default();
+        let who = whoami();
+        let it = breaks.into_iter().find(|one| one.ended(&self.key, self.fence, &who));
+        let mut state = self.state();
+        state.asking_why = false;
+        if let Some(Break { by, why, .. }) = it {
+            let loss = Loss::Broken { by, why };
+            tracing::warn!(parent: &self.span, key = %self.key, reason = %loss, "lock was broken");
+            state.over = Some(loss);
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+}
