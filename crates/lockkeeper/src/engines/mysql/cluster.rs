@@ -1,8 +1,8 @@
 //! Servers that share their data with others as equals: Galera, and MySQL Group Replication.
 //!
-//! Easy to get wrong: members exchange commits and nothing else. What is in a server's memory (named locks, row locks,
-//! tables of the engine `MEMORY`) is known to that member only. And a server that has left its group
-//! may take writes of which the members never hear.
+//! Easy to get wrong: members exchange commits and nothing else. What is in a server's memory
+//! (named locks, row locks, tables of the engine `MEMORY`) is known to that member only. And a
+//! server that has left its group may take writes that the members never see.
 
 use std::collections::HashMap;
 use std::io;
