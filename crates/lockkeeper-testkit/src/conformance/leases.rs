@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::engine::Death;
+use lockkeeper::engine::{Death, Support};
 use lockkeeper::{Error, Loss, Owner, Release};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -194,4 +194,23 @@ pub(super) async fn a_holder_is_asked_to_give_way(store: Store) {
     assert!(other.request_yield("key").await.unwrap().is_empty());
     let next = take(other.mutex("key")).await;
     assert!(poll_once(&mut Box::pin(next.yield_requested())).await.is_pending());
+}
+
+/// All of them, and none that comes later, although they share a fence.
+pub(super) async fn readers_are_asked_to_give_way(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    if store.guarantees().await.read_write != Support::Yes {
+        return;
+    }
+    let readers = [take(client.read("key")).await, take(other.read("key")).await];
+    assert_eq!(other.request_yield("key").await.unwrap().len(), 2);
+    for reader in readers {
+        timeout(SOON, reader.yield_requested()).await.expect("the reader is told");
+        reader.check().unwrap();
+        reader.release().await.unwrap();
+    }
+    let next = take(client.read("key")).await;
+    // Longer than any engine takes between two looks.
+    let asked = timeout(Duration::from_secs(3), next.yield_requested()).await;
+    assert!(asked.is_err(), "it was asked for the readers before");
 }

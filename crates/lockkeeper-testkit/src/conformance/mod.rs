@@ -125,6 +125,7 @@ macro_rules! __cases {
             leases::a_broken_lock_is_free_and_its_holder_learns
             leases::a_requested_renewal_reports_a_loss_at_once
             leases::a_holder_is_asked_to_give_way
+            leases::readers_are_asked_to_give_way
             leases::a_request_to_give_way_ends_with_its_hold
 
             broken::a_break_is_recorded_and_its_victim_is_told

@@ -1,8 +1,11 @@
 //! Finds out who broke a lock that is gone.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tokio::time::timeout;
+
+use super::acquire::CALL_LIMIT;
 use super::hold::Hold;
 use crate::engine::Break;
 use crate::error::Loss;
@@ -15,12 +18,21 @@ impl Hold {
     /// Asks the engine whether somebody broke the lock, and if so, makes that the reason of the loss.
     ///
     /// The hold is over already: [`loss`](Hold::loss) does not wait for this, and
-    /// [`lost`](Hold::lost) does so only briefly.
+    /// [`lost`](Hold::lost) does so only briefly. An answer that comes later is still shown.
     pub(super) async fn ask_why(self: Arc<Self>) {
-        let breaks = tokio::time::timeout(TOLD_WITHIN, self.inner.engine.broken()).await;
-        let breaks = breaks.ok().and_then(Result::ok).unwrap_or_default();
+        let mut asking = std::pin::pin!(timeout(CALL_LIMIT, self.inner.engine.broken()));
+        let answer = match timeout(TOLD_WITHIN, &mut asking).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.state().asking_why = false;
+                self.changed.notify_waiters();
+                asking.await
+            }
+        };
+        let breaks = answer.ok().and_then(Result::ok).unwrap_or_default();
+        let since = SystemTime::now().checked_sub(self.since.elapsed()).unwrap_or(UNIX_EPOCH);
         let who = whoami();
-        let it = breaks.into_iter().find(|one| one.ended(&self.key, self.fence, &who));
+        let it = breaks.into_iter().find(|one| one.ended(&self.key, self.fence, &who, since));
         let mut state = self.state();
         state.asking_why = false;
         if let Some(Break { by, why, .. }) = it {

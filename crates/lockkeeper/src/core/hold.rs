@@ -45,7 +45,7 @@ pub(crate) struct Hold {
     margin: Duration,
     /// Whether only its guards release it.
     kept_when_lost: bool,
-    since: Instant,
+    pub(super) since: Instant,
     /// The number of guards. Changed only with `local` locked.
     pub(crate) guards: AtomicUsize,
     state: Mutex<State>,

@@ -17,6 +17,9 @@ pub(crate) const KEPT: usize = 50;
 /// How long a break is listed.
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// How much the clock of a client may be behind ours.
+const SKEW: Duration = Duration::from_secs(60);
+
 /// How many holders of a broken lock are recorded.
 const MOST_HOLDERS: usize = 8;
 
@@ -90,13 +93,16 @@ pub struct BrokenHold {
 }
 
 impl Break {
-    /// Whether it ended this hold. Fences alone would do, if readers did not share them. Some stores
-    /// know only the start of `who`.
-    pub(crate) fn ended(&self, key: &Key, fence: Fence, who: &str) -> bool {
+    /// Whether it ended a hold of ours that began at this time, by our clock.
+    ///
+    /// Readers share a fence, some stores know only the start of `who`, and some do not know the
+    /// fence. Clocks differ.
+    pub(crate) fn ended(&self, key: &Key, fence: Fence, who: &str, since: SystemTime) -> bool {
         let is_it = |hold: &BrokenHold| {
-            hold.fence == Some(fence) && hold.who.as_ref().is_none_or(|of| who.starts_with(of))
+            hold.fence.is_none_or(|of| of == fence)
+                && hold.who.as_ref().is_none_or(|of| who.starts_with(of))
         };
-        self.key == *key && self.holders.iter().any(is_it)
+        self.key == *key && self.at + SKEW > since && self.holders.iter().any(is_it)
     }
 
     /// The line that a store keeps.
@@ -193,10 +199,24 @@ mod tests {
         let back = Break::parse(&text).unwrap();
         one.at = back.at;
         assert_eq!(back, one);
-        assert!(back.ended(&one.key, Fence::new(7), "ann@web 12"));
-        assert!(!back.ended(&one.key, Fence::new(7), "bob@web 12"));
-        assert!(!back.ended(&one.key, Fence::new(8), "ann@web 12"));
-        assert!(!back.ended(&Key::new("orders").unwrap(), Fence::new(7), "ann@web 12"));
+    }
+
+    #[test]
+    fn only_the_hold_that_was_broken_is_told() {
+        let mut one = broken("deploy stuck");
+        one.holders.truncate(1);
+        let (key, fence, now) = (one.key.clone(), Fence::new(7), one.at);
+        assert!(one.ended(&key, fence, "ann@web 12", now));
+        assert!(!one.ended(&key, fence, "bob@web 12", now));
+        assert!(!one.ended(&key, Fence::new(8), "ann@web 12", now));
+        assert!(!one.ended(&Key::new("orders").unwrap(), fence, "ann@web 12", now));
+        assert!(!one.ended(&key, fence, "ann@web 12", now + SKEW));
+        one.holders[0].fence = None;
+        assert!(one.ended(&key, fence, "ann@web 12", now));
+    }
+
+    #[test]
+    fn garbage_is_left_out() {
         for garbage in ["", "x", "1\t", "1\tkey\twho", "\t\t\t\t"] {
             assert_eq!(Break::parse(garbage), None, "{garbage:?}");
         }

@@ -22,7 +22,7 @@ async fn a_user_with_few_rights_can_do_everything() {
         &format!(
             "CREATE ROLE {name} LOGIN;
              GRANT SELECT, INSERT, UPDATE, DELETE ON lockkeeper_lock, lockkeeper_claim, lockkeeper_bound,
-               lockkeeper_last, lockkeeper_row, lockkeeper_broken TO {name};
+               lockkeeper_last, lockkeeper_row, lockkeeper_asked, lockkeeper_broken TO {name};
              GRANT SELECT ON lockkeeper_all TO {name}"
         ),
     );

@@ -332,10 +332,22 @@ async fn guarded_transaction<D: Dialect>(
         clients.push((way, client, held.fence()));
         held.release().await.unwrap();
     }
+    let mut holders = Vec::new();
+    for (way, client, _) in &clients {
+        let held = client.mutex(format!("{way} held")).ttl(LEASE).acquire().await.unwrap();
+        statements += &format!("{guard}('{way} held', {});", held.fence());
+        holders.push((way, client, held));
+    }
     statements += &format!("{linger}; COMMIT");
     let name = database(&url).to_owned();
     let foreign = std::thread::spawn(move || server.sql(&name, &statements));
     until("a transaction is guarded", || server.sleeping_sessions(database(&url)) == 1).await;
+    for (way, client, held) in &holders {
+        let asked = timeout(Duration::from_secs(2), client.request_yield(held.key())).await;
+        assert_eq!(asked.expect("it waits for no transaction").unwrap().len(), 1, "{way}");
+        timeout(SOON, held.yield_requested()).await.expect("the holder is told");
+        held.check().unwrap();
+    }
     let mut waiters = Vec::new();
     for (way, client, fence) in &clients {
         let other = client.clone();

@@ -83,7 +83,7 @@ fn described(variables: &HashMap<String, String>) -> Cluster {
 }
 
 /// Whether a server that is configured for a group takes part in it. If this user may not ask, it
-/// is assumed: a server that starts the group by itself takes no writes before it has joined.
+/// is assumed: with `group_replication_start_on_boot` a server takes no writes before it has joined.
 async fn is_online(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
     let asking = sqlx::query_scalar::<_, i64>(
         "SELECT COUNT(*) FROM performance_schema.replication_group_members

@@ -11,6 +11,7 @@ use crate::engine::Finding;
 use crate::engine::broken::KEPT;
 use crate::engines::sql::{self, Dialect, STATEMENT, Session, Sessions, within};
 use crate::error::{Error, Result};
+use crate::key::Key;
 
 /// The tables and procedures that this engine needs, as a migration to run by hand.
 ///
@@ -100,6 +101,26 @@ impl Dialect for MySqlConnection {
     async fn end(&mut self, session: &Session) -> sqlx::Result<()> {
         let ending = sqlx::query("CALL lockkeeper_end(?, ?)");
         ending.bind(session.number).bind(&session.mark).execute(self).await.map(drop)
+    }
+
+    async fn ask(&mut self, key: &Key, fences: &[i64]) -> sqlx::Result<()> {
+        for fence in fences {
+            let asking = sqlx::query(
+                "INSERT INTO lockkeeper_asked (name, fence, at) VALUES (?, ?, SYSDATE(6))
+                 ON DUPLICATE KEY UPDATE at = SYSDATE(6)",
+            );
+            asking.bind(key.as_str().as_bytes()).bind(fence).execute(&mut *self).await?;
+        }
+        Ok(())
+    }
+
+    async fn is_asked(&mut self, key: &Key, fence: i64, lately: i64) -> sqlx::Result<bool> {
+        let looking = sqlx::query(
+            "SELECT 1 FROM lockkeeper_asked
+             WHERE name = ? AND fence = ? AND at > SYSDATE(6) - INTERVAL ? MICROSECOND",
+        );
+        let looking = looking.bind(key.as_str().as_bytes()).bind(fence).bind(lately);
+        Ok(looking.fetch_optional(self).await?.is_some())
     }
 
     async fn add_break(&mut self, line: &str) -> sqlx::Result<()> {

@@ -246,35 +246,6 @@ impl LeaseTable for Leases {
         holders.retain(|row| row.fence.is_some());
         Ok(holders)
     }
-
-    async fn ask(&self, wire: &mut MySqlConnection, key: &Key) -> sqlx::Result<()> {
-        let alone = sqlx::query(
-            "UPDATE lockkeeper_lock SET who = CONCAT('asked ', who)
-             WHERE name = ? AND token IS NOT NULL AND who NOT LIKE 'asked %'",
-        );
-        alone.bind(key.as_str().as_bytes()).execute(&mut *wire).await?;
-        let line = sqlx::query(
-            "UPDATE lockkeeper_claim SET who = CONCAT('asked ', who)
-             WHERE name = ? AND fence IS NOT NULL AND who NOT LIKE 'asked %'",
-        );
-        line.bind(key.as_str().as_bytes()).execute(wire).await.map(drop)
-    }
-
-    async fn is_asked(
-        &self,
-        wire: &mut MySqlConnection,
-        key: &Key,
-        token: &str,
-    ) -> sqlx::Result<bool> {
-        let looking = sqlx::query(
-            "SELECT 1 FROM lockkeeper_lock WHERE name = ? AND token = ? AND who LIKE 'asked %'
-             UNION ALL
-             SELECT 1 FROM lockkeeper_claim WHERE name = ? AND token = ? AND who LIKE 'asked %'",
-        );
-        let (key, token) = (key.as_str().as_bytes(), token.as_bytes());
-        let looking = looking.bind(key).bind(token).bind(key).bind(token);
-        Ok(looking.fetch_optional(wire).await?.is_some())
-    }
 }
 
 /// Acquires a lock that we ourselves had last, if it was not taken since, and returns its fence. It

@@ -18,9 +18,8 @@ use super::waiters::{waiters, waiting_statement};
 use crate::engine::{Entry, Guarantees, Mode, Query, Support};
 use crate::engines::sql::{
     Ask, Dedicated, Looked, Marked, Seen, ServerErrors, Session, SessionLock, Taken, fence,
-    promises, since, unmarked,
+    promises, since,
 };
-use crate::key::Key;
 
 /// Commits a fence if a condition confirms that the lock is ours.
 macro_rules! fence_if {
@@ -108,23 +107,6 @@ impl SessionLock for Named {
         Ok(giving.fetch_one(wire).await? > 0)
     }
 
-    async fn ask(wire: &mut MySqlConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
-        let asking = sqlx::query(
-            "UPDATE lockkeeper_bound SET who = CONCAT('asked ', who)
-             WHERE name = ? AND pid = ? AND who NOT LIKE 'asked %'",
-        );
-        asking.bind(key.as_str().as_bytes()).bind(holder).execute(&mut *wire).await?;
-        Self::is_asked(wire, key, holder).await
-    }
-
-    async fn is_asked(wire: &mut MySqlConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
-        let looking = sqlx::query(
-            "SELECT 1 FROM lockkeeper_bound WHERE name = ? AND pid = ? AND who LIKE 'asked %'",
-        );
-        let asked = looking.bind(key.as_str().as_bytes()).bind(holder).fetch_optional(wire).await?;
-        Ok(asked.is_some())
-    }
-
     async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Looked> {
         macro_rules! locks {
             ($which:literal) => {
@@ -194,7 +176,7 @@ pub(super) fn seen(row: &MySqlRow) -> sqlx::Result<Option<Seen>> {
         ..Entry::new(number.to_string(), Mode::Mutex)
     };
     let entry = match who {
-        Some(who) => entry.by(unmarked(&who)),
+        Some(who) => entry.by(&who),
         None => entry,
     };
     let session = Session { number, mark: None };

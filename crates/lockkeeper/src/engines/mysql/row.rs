@@ -10,10 +10,9 @@ use async_trait::async_trait;
 use sqlx::mysql::MySqlConnection;
 
 use super::connect::NAME;
-use super::named::{Named, limit, seen};
+use super::named::{limit, seen};
 use crate::engine::{Guarantees, Query, Support};
 use crate::engines::sql::{Ask, Dedicated, Looked, Marked, SessionLock, Taken, promises};
-use crate::key::Key;
 
 /// Row locks.
 #[derive(Debug)]
@@ -67,14 +66,6 @@ impl SessionLock for Rows {
         let giving = sqlx::query_scalar::<_, i64>("CALL lockkeeper_unhold(?)");
         let held = giving.bind(ask.key.as_str().as_bytes()).fetch_all(wire).await?;
         Ok(held.first() == Some(&1))
-    }
-
-    async fn ask(wire: &mut MySqlConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
-        Named::ask(wire, key, holder).await
-    }
-
-    async fn is_asked(wire: &mut MySqlConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
-        Named::is_asked(wire, key, holder).await
     }
 
     async fn look(wire: &mut MySqlConnection, query: &Query) -> sqlx::Result<Looked> {

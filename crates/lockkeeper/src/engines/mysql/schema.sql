@@ -117,6 +117,14 @@ CREATE TABLE IF NOT EXISTS lockkeeper_row (
   name VARBINARY(512) NOT NULL PRIMARY KEY,
   pid  BIGINT NULL
 ) ENGINE = InnoDB //
+-- Holders that are asked to give way. Not in the row of their lock: a guarded transaction may have
+-- locked that.
+CREATE TABLE IF NOT EXISTS lockkeeper_asked (
+  name  VARBINARY(512) NOT NULL,
+  fence BIGINT NOT NULL,
+  at    DATETIME(6) NOT NULL,
+  PRIMARY KEY (name, fence)
+) ENGINE = InnoDB //
 -- The last locks that were broken. Nothing is decided by it.
 CREATE TABLE IF NOT EXISTS lockkeeper_broken (
   id   BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
@@ -443,6 +451,7 @@ BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   DELETE FROM lockkeeper_freed WHERE until < SYSDATE(6) LIMIT 2000;
   DELETE FROM lockkeeper_claim WHERE until < SYSDATE(6) - INTERVAL 1 MINUTE LIMIT 100;
+  DELETE FROM lockkeeper_asked WHERE at < SYSDATE(6) - INTERVAL 1 DAY LIMIT 100;
   SELECT swept_lock, swept_bound INTO v_lock, v_bound FROM lockkeeper_version LIMIT 1;
   SELECT MAX(name) INTO v_lock_end
     FROM (SELECT name FROM lockkeeper_lock WHERE name > v_lock ORDER BY name LIMIT 1000) n;

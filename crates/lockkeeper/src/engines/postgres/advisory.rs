@@ -13,7 +13,6 @@ use super::connect::NAME;
 use crate::engine::{Entry, Guarantees, Mode, Query, Support};
 use crate::engines::sql::{
     Ask, Dedicated, Looked, Marked, Seen, Session, SessionLock, Taken, fence, promises, since,
-    unmarked,
 };
 use crate::key::Key;
 use crate::who::take_apart;
@@ -112,30 +111,13 @@ impl SessionLock for Advisory {
         sqlx::query_scalar(giving).bind(number(&ask.key)).fetch_one(wire).await
     }
 
-    async fn ask(wire: &mut PgConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
-        let asking = sqlx::query(
-            "UPDATE lockkeeper_last SET who = CASE WHEN who LIKE 'asked %' THEN who ELSE 'asked ' || who END
-             WHERE key = $1 AND pid = $2",
-        );
-        let asked = asking.bind(key.as_str()).bind(holder as i32).execute(wire).await?;
-        Ok(asked.rows_affected() > 0)
-    }
-
-    async fn is_asked(wire: &mut PgConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
-        let looking = sqlx::query_scalar(
-            "SELECT EXISTS (
-               SELECT FROM lockkeeper_last WHERE key = $1 AND pid = $2 AND who LIKE 'asked %')",
-        );
-        looking.bind(key.as_str()).bind(holder as i32).fetch_one(wire).await
-    }
-
     async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Looked> {
         macro_rules! locks {
             ($which:literal) => {
                 concat!(
                     "SELECT b.key, coalesce(f.fence, b.fence) AS fence, l.pid::bigint AS number,
                        l.granted AS holds, l.mode = 'ShareLock' AS shared,
-                       coalesce(t.who, substr(a.application_name, 12)) AS who, t.note,
+                       coalesce(t.who, substring(a.application_name FROM '^lockkeeper (.+)$')) AS who, t.note,
                        a.backend_start::text AS mark,
                        (extract(epoch FROM clock_timestamp() - coalesce(t.since, l.waitstart)) * 1000000)::bigint
                          AS age
@@ -175,7 +157,7 @@ pub(super) fn seen(row: &PgRow) -> sqlx::Result<Seen> {
         ..Entry::new(number.to_string(), mode)
     };
     let entry = match row.try_get::<Option<String>, _>("who")? {
-        Some(who) => entry.by(unmarked(&who)),
+        Some(who) => entry.by(&who),
         None => entry,
     };
     let session = Session { number, mark: row.try_get("mark")? };

@@ -5,13 +5,15 @@ use sqlx::Row;
 use sqlx::postgres::PgConnection;
 
 use super::doctor;
-use super::error::is_unknown_function;
+use super::error::{is_queue_full, is_unknown_function};
+use super::lease::only;
 use super::settings::{Settings, Strategy};
 use super::statement::{Sending, Value, transaction};
 use crate::engine::Finding;
 use crate::engine::broken::KEPT;
 use crate::engines::sql::{self, Dialect, STATEMENT, Session, Sessions, within};
 use crate::error::{Error, Result};
+use crate::key::Key;
 
 /// The tables and functions that this engine needs, as a migration to run by hand.
 ///
@@ -80,6 +82,27 @@ impl Dialect for PgConnection {
              WHERE pid = $1::integer AND backend_start::text IS NOT DISTINCT FROM $2",
         );
         ending.bind(session.number).bind(&session.mark).execute(self).await.map(drop)
+    }
+
+    /// Plain statements, as behind a pooler: requests are rare.
+    async fn ask(&mut self, key: &Key, fences: &[i64]) -> sqlx::Result<()> {
+        let asking = "INSERT INTO lockkeeper_asked (key, fence) SELECT $1, unnest($2)
+             ON CONFLICT (key, fence) DO UPDATE SET at = clock_timestamp()";
+        let values = [Value::Text(key.as_str()), Value::Numbers(fences)];
+        Sending::Plain.ask(self, asking, &values).await?;
+        let telling = "SELECT pg_notify('lockkeeper_asked', $1)";
+        match Sending::Plain.ask(self, telling, &values[..1]).await {
+            // It is recorded, and its holders look for it anyway.
+            Err(error) if is_queue_full(&error) => Ok(()),
+            told => told.map(drop),
+        }
+    }
+
+    async fn is_asked(&mut self, key: &Key, fence: i64, lately: i64) -> sqlx::Result<bool> {
+        let looking = "SELECT EXISTS (SELECT FROM lockkeeper_asked WHERE key = $1 AND fence = $2
+               AND at > clock_timestamp() - $3 * interval '1 microsecond')";
+        let values = [Value::Text(key.as_str()), Value::Number(fence), Value::Number(lately)];
+        only(&Sending::Plain.ask(self, looking, &values).await?)?.try_get(0)
     }
 
     /// A plain statement, as behind a pooler: breaks are rare.

@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{FromRow, Row as _};
 use std::time::Duration;
+use tokio::sync::broadcast;
 use tokio::time::{sleep, timeout};
 
 use super::connect::NAME;
@@ -169,32 +170,8 @@ impl LeaseTable for Leases {
         rows.iter().map(Row::from_row).collect()
     }
 
-    async fn ask(&self, wire: &mut PgConnection, key: &Key) -> sqlx::Result<()> {
-        let asking = "WITH alone AS (
-               UPDATE lockkeeper_lock SET who = 'asked ' || who
-               WHERE key = $1 AND token <> '' AND who NOT LIKE 'asked %')
-             UPDATE lockkeeper_claim SET who = 'asked ' || who
-             WHERE key = $1 AND fence IS NOT NULL AND who NOT LIKE 'asked %'";
-        // Twice: a client that begins to wait moves the holder from one table to the other, and a statement
-        // that waited for that does not see where it went.
-        for _ in 0..2 {
-            self.sending().ask(wire, asking, &[Value::Text(key.as_str())]).await?;
-        }
-        Ok(())
-    }
-
-    async fn is_asked(
-        &self,
-        wire: &mut PgConnection,
-        key: &Key,
-        token: &str,
-    ) -> sqlx::Result<bool> {
-        let looking = "SELECT EXISTS (
-               SELECT FROM lockkeeper_lock WHERE key = $1 AND token = $2 AND who LIKE 'asked %'
-               UNION ALL
-               SELECT FROM lockkeeper_claim WHERE key = $1 AND token = $2 AND who LIKE 'asked %')";
-        let values = [Value::Text(key.as_str()), Value::Text(token)];
-        only(&self.sending().ask(wire, looking, &values).await?)?.try_get(0)
+    async fn requests(&self) -> Option<broadcast::Receiver<String>> {
+        self.listener.as_ref()?.requests().await.ok()
     }
 }
 
@@ -278,7 +255,7 @@ pub(super) const fn promises(polls: bool) -> Guarantees {
 }
 
 /// The row of a statement that always returns one.
-fn only(rows: &[PgRow]) -> sqlx::Result<&PgRow> {
+pub(super) fn only(rows: &[PgRow]) -> sqlx::Result<&PgRow> {
     rows.first().ok_or(sqlx::Error::RowNotFound)
 }
 

@@ -8,18 +8,26 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
-use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tokio::sync::{Mutex as AsyncMutex, Notify, broadcast};
 use tokio::task::JoinHandle;
 
 use crate::engines::sql::{STATEMENT, failed, within};
 use crate::error::Result;
 use crate::owner::random;
 
+/// The channel of requests to give way, for all clients: the payload is the key.
+const ASKED: &str = "lockkeeper_asked";
+
+/// How many requests a holder may fall behind. Then it looks for its own.
+const BEHIND: usize = 64;
+
 /// Waits for notifications on behalf of all claims of a client.
 pub(super) struct Listener {
     options: PgConnectOptions,
     channel: String,
     turns: Arc<Turns>,
+    /// The keys whose holders are asked to give way.
+    requests: broadcast::Sender<String>,
     task: AsyncMutex<Option<JoinHandle<()>>>,
 }
 
@@ -37,7 +45,8 @@ pub(super) struct Turn {
 impl Listener {
     pub(super) fn new(options: PgConnectOptions) -> Self {
         let channel = format!("lockkeeper_{:032x}", random());
-        Self { options, channel, turns: Arc::default(), task: AsyncMutex::default() }
+        let requests = broadcast::Sender::new(BEHIND);
+        Self { options, channel, turns: Arc::default(), requests, task: AsyncMutex::default() }
     }
 
     /// The channel of this client.
@@ -49,6 +58,13 @@ impl Listener {
     pub(super) fn register(&self, token: &str) -> Turn {
         let notify = self.turns.lock().entry(token.to_owned()).or_default().clone();
         Turn { turns: self.turns.clone(), token: token.to_owned(), notify }
+    }
+
+    /// The requests to give way from now on, as [`LeaseTable::requests`](crate::engines::sql::LeaseTable::requests).
+    pub(super) async fn requests(&self) -> Result<broadcast::Receiver<String>> {
+        let requests = self.requests.subscribe();
+        self.start().await?;
+        Ok(requests)
     }
 
     /// Starts to listen. True if it did not before: then notifications may have been missed.
@@ -64,31 +80,39 @@ impl Listener {
             let pool = PgPoolOptions::new().max_connections(1).max_lifetime(None);
             let pool = pool.idle_timeout(None).connect_lazy_with(self.options.clone());
             let mut listener = PgListener::connect_with(&pool).await?;
-            listener.listen(&self.channel).await?;
+            listener.listen_all([&*self.channel, ASKED]).await?;
             Ok(listener)
         };
         let listener = within(STATEMENT, listening)
             .await
             .map_err(|error| failed::<sqlx::PgConnection>(error, "listen for released locks"))?;
-        *task = Some(tokio::spawn(listen(listener, self.turns.clone())));
+        *task = Some(tokio::spawn(listen(listener, self.turns.clone(), self.requests.clone())));
         Ok(true)
     }
 }
 
 /// Ends when the connection cannot be restored; the next waiting claim starts another.
-async fn listen(mut listener: PgListener, turns: Arc<Turns>) {
+async fn listen(mut listener: PgListener, turns: Arc<Turns>, requests: broadcast::Sender<String>) {
+    let everyone = || {
+        turns.everyone();
+        // There may be no holder that listens.
+        let _ = requests.send(String::new());
+    };
     loop {
         match listener.try_recv().await {
+            Ok(Some(message)) if message.channel() == ASKED => {
+                let _ = requests.send(message.payload().to_owned());
+            }
             Ok(Some(message)) => {
                 if let Some(turn) = turns.lock().get(message.payload()) {
                     turn.notify_one();
                 }
             }
             // The connection was lost and restored: notifications may have been missed.
-            Ok(None) => turns.everyone(),
+            Ok(None) => everyone(),
             Err(error) => {
                 tracing::debug!(%error, "no longer listening for released locks");
-                return turns.everyone();
+                return everyone();
             }
         }
     }

@@ -7,11 +7,10 @@
 use async_trait::async_trait;
 use sqlx::postgres::PgConnection;
 
-use super::advisory::{Advisory, application_name, milliseconds, seen};
+use super::advisory::{application_name, milliseconds, seen};
 use super::connect::NAME;
 use crate::engine::{Guarantees, Query, Support};
 use crate::engines::sql::{Ask, Dedicated, Looked, Marked, SessionLock, Taken, promises};
-use crate::key::Key;
 
 /// Row locks.
 #[derive(Debug)]
@@ -82,14 +81,6 @@ impl SessionLock for Rows {
         sqlx::query("ROLLBACK").execute(wire).await.map(|_| true)
     }
 
-    async fn ask(wire: &mut PgConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
-        Advisory::ask(wire, key, holder).await
-    }
-
-    async fn is_asked(wire: &mut PgConnection, key: &Key, holder: i64) -> sqlx::Result<bool> {
-        Advisory::is_asked(wire, key, holder).await
-    }
-
     /// The transaction that locked a row is named in the row's header. One waiter waits for that
     /// transaction, and the others for the first waiter's place.
     async fn look(wire: &mut PgConnection, query: &Query) -> sqlx::Result<Looked> {
@@ -106,7 +97,7 @@ impl SessionLock for Rows {
                      )
                      SELECT r.key, coalesce(f.fence, b.fence, 0) AS fence, l.pid::bigint AS number,
                        l.granted AS holds, false AS shared,
-                       coalesce(t.who, substr(a.application_name, 12)) AS who, t.note,
+                       coalesce(t.who, substring(a.application_name FROM '^lockkeeper (.+)$')) AS who, t.note,
                        a.backend_start::text AS mark,
                        (extract(epoch FROM clock_timestamp() - coalesce(t.since, l.waitstart)) * 1000000)::bigint
                          AS age

@@ -98,6 +98,15 @@ CREATE TABLE IF NOT EXISTS lockkeeper_row (
   key text COLLATE "C" PRIMARY KEY
 );
 
+-- Holders that are asked to give way. Not in the row of their lock: a guarded transaction may have
+-- locked that.
+CREATE TABLE IF NOT EXISTS lockkeeper_asked (
+  key   text COLLATE "C" NOT NULL,
+  fence bigint NOT NULL,
+  at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (key, fence)
+);
+
 -- The last locks that were broken. Nothing is decided by it.
 CREATE TABLE IF NOT EXISTS lockkeeper_broken (
   id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -326,6 +335,9 @@ $$;
 CREATE OR REPLACE FUNCTION lockkeeper_sweep() RETURNS void LANGUAGE sql AS $$
   DELETE FROM lockkeeper_claim WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM lockkeeper_claim WHERE until < clock_timestamp() - interval '1 minute'
+    LIMIT 100 FOR UPDATE SKIP LOCKED));
+  DELETE FROM lockkeeper_asked WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM lockkeeper_asked WHERE at < clock_timestamp() - interval '1 day'
     LIMIT 100 FOR UPDATE SKIP LOCKED));
   -- The clock continues a fence that is forgotten.
   DELETE FROM lockkeeper_lock WHERE ctid = ANY (ARRAY(

@@ -61,7 +61,9 @@ pub(super) async fn breaks(quorum: &Arc<Quorum>) -> Result<Vec<Break>> {
         let node = node.clone();
         (at, question(async move { broken::breaks(node.store()).await }))
     });
-    let answers = all(quorum, "list broken locks", questions.collect()).await?;
+    // A majority had the lock, and has the record. A former holder does not wait for the others.
+    let enough = quorum.majority();
+    let answers = first(enough, quorum, "list broken locks", questions.collect()).await?;
     Ok(listed(answers.into_iter().flatten()))
 }
 
@@ -83,14 +85,27 @@ async fn all<T: Send + 'static>(
     doing: &str,
     questions: Vec<(usize, NodeCall<Result<T>>)>,
 ) -> Result<Vec<T>> {
+    first(quorum.nodes.len(), quorum, doing, questions).await
+}
+
+/// The first answers, up to a number; an error if they are no majority.
+async fn first<T: Send + 'static>(
+    enough: usize,
+    quorum: &Quorum,
+    doing: &str,
+    questions: Vec<(usize, NodeCall<Result<T>>)>,
+) -> Result<Vec<T>> {
     let mut calls = FanOut::new(questions);
     let (mut answers, mut silent) = (Vec::new(), Vec::new());
-    while let Some((server, answer)) = calls.next().await {
+    while answers.len() < enough
+        && let Some((server, answer)) = calls.next().await
+    {
         match answer {
             Ok(answer) => answers.push(answer),
             Err(error) => silent.push((server, error)),
         }
     }
+    calls.leave();
     if answers.len() >= quorum.majority() {
         return Ok(answers);
     }

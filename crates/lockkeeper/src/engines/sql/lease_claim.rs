@@ -7,9 +7,10 @@ use async_trait::async_trait;
 
 use super::lease_engine::{Answer, Busy, LeaseAsk, LeaseHeld, LeaseTable, Shared};
 use super::sessions::within;
+use super::yielding::Asked;
 use super::{LOOK_AGAIN, STATEMENT, fence};
 use crate::core::clock::Moment;
-use crate::engine::{Claim, Grant, Released, Request};
+use crate::engine::{Claim, Grant, Mode, Released, Request};
 use crate::error::Result;
 
 #[derive(Debug)]
@@ -33,7 +34,7 @@ impl<T: LeaseTable> LeaseClaim<T> {
 #[async_trait]
 impl<T: LeaseTable> Claim for LeaseClaim<T> {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
-        let Request { key, ttl, .. } = &self.ask.request;
+        let Request { key, ttl, mode, .. } = &self.ask.request;
         let mut session = self.shared.sessions.of(key).await?;
         let wire = session.wire();
         let asking = self.shared.table.attempt(wire, &self.ask, &mut self.memory, asked);
@@ -43,8 +44,11 @@ impl<T: LeaseTable> Claim for LeaseClaim<T> {
                 let held = Arc::new(LeaseHeld {
                     of_table: held,
                     shared: self.shared.clone(),
-                    key: key.clone(),
-                    token: self.ask.request.token,
+                    asked: Asked {
+                        key: key.clone(),
+                        fence: number,
+                        reads_since: (*mode == Mode::Read).then(|| asked.runtime()),
+                    },
                 });
                 Ok(Some(Grant { fence: fence(number), slots, ttl: *ttl, since: asked, held }))
             }

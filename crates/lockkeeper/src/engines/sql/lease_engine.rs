@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::time::sleep;
+use tokio::sync::broadcast;
+use tokio::time::{sleep, timeout};
 
 use super::lease_claim::LeaseClaim;
 use super::rows::{Row, snapshots};
 use super::sessions::{Dialect, Sessions, within};
-use super::{ASKED, STATEMENT, broken};
+use super::yielding::{self, Asked};
+use super::{ASKED, ASKED_ANYWAY, STATEMENT, broken};
 use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease,
@@ -23,7 +25,6 @@ use crate::engine::{
 };
 use crate::error::Result;
 use crate::key::Key;
-use crate::owner::Token;
 
 /// How a kind of database keeps leases.
 #[async_trait]
@@ -77,11 +78,11 @@ pub(crate) trait LeaseTable: fmt::Debug + Send + Sync + 'static {
     /// Breaks a lock, and returns its holders.
     async fn break_lock(&self, wire: &mut Self::Wire, key: &Key) -> sqlx::Result<Vec<Row>>;
 
-    /// Marks all holders of a lock as asked to give way: `asked ` before their `who`.
-    async fn ask(&self, wire: &mut Self::Wire, key: &Key) -> sqlx::Result<()>;
-
-    /// Whether a holding claim is marked so.
-    async fn is_asked(&self, wire: &mut Self::Wire, key: &Key, token: &str) -> sqlx::Result<bool>;
+    /// The keys whose holders are asked to give way from now on; an empty text means that any may
+    /// have been. `None` if holders cannot be notified.
+    async fn requests(&self) -> Option<broadcast::Receiver<String>> {
+        None
+    }
 }
 
 /// A request.
@@ -181,15 +182,10 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        let mut session = self.shared.sessions.of(key).await?;
-        let table = &self.shared.table;
-        let asking = async {
-            table.ask(session.wire(), key).await?;
-            table.rows(session.wire(), &Query::Key(key.clone())).await
-        };
-        let answer = within(STATEMENT, asking).await;
-        let rows = session.settle(answer, "ask for a lock")?;
-        Ok(snapshots(rows).into_iter().flat_map(|seen| seen.holders).collect())
+        let seen = self.inspect(&Query::Key(key.clone())).await?;
+        let holders: Vec<_> = seen.into_iter().flat_map(|seen| seen.holders).collect();
+        yielding::ask(&self.shared.sessions, key, &holders).await?;
+        Ok(holders)
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
@@ -206,8 +202,7 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
 pub(super) struct LeaseHeld<T: LeaseTable> {
     pub(super) of_table: Arc<dyn Held>,
     pub(super) shared: Arc<Shared<T>>,
-    pub(super) key: Key,
-    pub(super) token: Token,
+    pub(super) asked: Asked,
 }
 
 impl<T: LeaseTable> LeaseHeld<T> {
@@ -220,20 +215,31 @@ impl<T: LeaseTable> LeaseHeld<T> {
 
 impl<T: LeaseTable> Held for LeaseHeld<T> {
     fn yield_requested(&self) -> Option<Signal> {
-        let (shared, key, token) = (self.shared.clone(), self.key.clone(), self.token.to_string());
+        let (shared, asked) = (self.shared.clone(), self.asked.clone());
         Some(Box::pin(async move {
-            while !shared.is_asked(&key, &token).await.unwrap_or(false) {
-                sleep(ASKED).await;
+            loop {
+                // Before we look: what is asked for after that is heard of.
+                let requests = shared.table.requests().await;
+                if asked.is_asked(&shared.sessions).await.unwrap_or(false) {
+                    return;
+                }
+                match requests {
+                    Some(requests) => {
+                        let _ = timeout(ASKED_ANYWAY, heard(requests, &asked.key)).await;
+                    }
+                    None => sleep(ASKED).await,
+                }
             }
         }))
     }
 }
 
-impl<T: LeaseTable> Shared<T> {
-    async fn is_asked(&self, key: &Key, token: &str) -> Result<bool> {
-        let mut session = self.sessions.of(key).await?;
-        let answer = within(STATEMENT, self.table.is_asked(session.wire(), key, token)).await;
-        session.settle(answer, "look for a yield request")
+/// Resolves when the holders of a key may have been asked.
+async fn heard(mut requests: broadcast::Receiver<String>, key: &Key) {
+    while let Ok(asked) = requests.recv().await {
+        if asked.is_empty() || asked == key.as_str() {
+            return;
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod session_engine;
 mod session_lock;
 mod sessions;
 mod settings;
+mod yielding;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
@@ -19,7 +20,7 @@ pub(crate) use self::error::ServerErrors;
 #[cfg(any(feature = "postgres", test))]
 pub(crate) use self::error::failed;
 pub(crate) use self::lease_engine::{Answer, Busy, LeaseAsk, LeaseEngine, LeaseTable, leases};
-pub(crate) use self::rows::{Row, fence, since, unmarked};
+pub(crate) use self::rows::{Row, fence, since};
 pub(crate) use self::schema::{prepare, version_finding};
 pub(crate) use self::session_engine::{Dedicated, SessionEngine};
 pub(crate) use self::session_lock::{Ask, Looked, Marked, Seen, SessionLock, Taken, promises};
@@ -40,8 +41,11 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(1_500);
 pub(crate) const GUARDED: Backoff =
     Backoff::between(Duration::from_millis(5), Duration::from_millis(200));
 
-/// How often a listening holder checks whether it was asked to give way.
-pub(crate) const ASKED: Duration = Duration::from_secs(2);
+/// How often a holder that cannot be notified checks whether it was asked to give way.
+const ASKED: Duration = Duration::from_secs(2);
+
+/// The same for one that is notified. Nothing relies on a notification alone.
+const ASKED_ANYWAY: Duration = Duration::from_secs(30);
 
 /// How long one statement may take.
 pub(crate) const STATEMENT: Duration = Duration::from_secs(10);

@@ -35,7 +35,7 @@ impl Row {
             left: self.fence.map(|_| micros(self.left)),
             fence: self.fence.map(fence),
             slots: self.slots,
-            ..Entry::new(self.owner, mode).by(unmarked(&self.who))
+            ..Entry::new(self.owner, mode).by(&self.who)
         }
     }
 }
@@ -58,11 +58,6 @@ pub(crate) fn snapshots(rows: impl IntoIterator<Item = Row>) -> Vec<Snapshot> {
         }
     }
     snapshots
-}
-
-/// The `who` of a column, without the mark of a holder that was asked to give way.
-pub(crate) fn unmarked(who: &str) -> &str {
-    who.strip_prefix("asked ").unwrap_or(who)
 }
 
 /// A fence that a column holds.

@@ -17,9 +17,10 @@ use super::error::failed;
 use super::session_engine::{Answered, Dedicated, Kept, SessionHeld, Shared};
 use super::session_lock::{Ask, Marked, SessionLock, Taken};
 use super::sessions::{Session, within};
+use super::yielding::Asked;
 use super::{GUARDED, STATEMENT, fence};
 use crate::core::clock::Moment;
-use crate::engine::{Claim, Grant, Released, Request};
+use crate::engine::{Claim, Grant, Mode, Released, Request};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -77,9 +78,8 @@ impl<H: SessionLock> SessionClaim<H> {
         waited: bool,
         asked: Moment,
     ) -> Result<Grant> {
-        let (ask, number) = (self.ask.clone(), connection.session.number);
-        let kept = Kept { ask, number, connection: AsyncMutex::new(Some(connection)) };
-        let kept = Arc::new(kept);
+        let connection = AsyncMutex::new(Some(connection));
+        let kept = Arc::new(Kept { ask: self.ask.clone(), connection });
         self.state = State::Held { kept: kept.clone(), fence };
         if waited && !kept.beat().await {
             self.state = State::Idle;
@@ -94,7 +94,15 @@ impl<H: SessionLock> SessionClaim<H> {
             slots: Vec::new(),
             ttl: self.request.ttl,
             since: asked,
-            held: Arc::new(SessionHeld { kept, shared: self.shared.clone() }),
+            held: Arc::new(SessionHeld {
+                kept,
+                shared: self.shared.clone(),
+                asked: Asked {
+                    key: self.request.key.clone(),
+                    fence: number,
+                    reads_since: (self.request.mode == Mode::Read).then(|| asked.runtime()),
+                },
+            }),
         }
     }
 }

@@ -18,6 +18,7 @@ use super::error::{failed, is_refusal};
 use super::session_claim::SessionClaim;
 use super::session_lock::{Ask, Looked, Marked, SessionLock, Taken};
 use super::sessions::{Dialect, Session, Sessions, within};
+use super::yielding::{self, Asked};
 use super::{ASKED, STATEMENT, broken, fence};
 use crate::core::clock::Moment;
 use crate::engine::{
@@ -55,8 +56,6 @@ pub(super) type Answered<H> = (Dedicated<<H as SessionLock>::Wire>, sqlx::Result
 /// A held lock. Its connection is closed once there was any doubt about it.
 pub(super) struct Kept<H: SessionLock> {
     pub(super) ask: Ask,
-    /// The server's number of the connection.
-    pub(super) number: i64,
     pub(super) connection: AsyncMutex<Option<Dedicated<H::Wire>>>,
 }
 
@@ -64,17 +63,14 @@ pub(super) struct Kept<H: SessionLock> {
 pub(super) struct SessionHeld<H: SessionLock> {
     pub(super) kept: Arc<Kept<H>>,
     pub(super) shared: Arc<Shared<H>>,
+    pub(super) asked: Asked,
 }
 
 impl<H: SessionLock> Held for SessionHeld<H> {
     fn yield_requested(&self) -> Option<Signal> {
-        // A reader has no row of its own in which it could be asked.
-        if self.kept.ask.read {
-            return None;
-        }
-        let (kept, shared) = (self.kept.clone(), self.shared.clone());
+        let (asked, shared) = (self.asked.clone(), self.shared.clone());
         Some(Box::pin(async move {
-            while !shared.is_asked(&kept).await.unwrap_or(false) {
+            while !asked.is_asked(&shared.sessions).await.unwrap_or(false) {
                 sleep(ASKED).await;
             }
         }))
@@ -169,22 +165,17 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
     }
 
     async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        let (mut asked, mut others) = (Vec::new(), false);
-        for seen in self.shared.look(&Query::Key(key.clone())).await?.seen {
-            if seen.holds && self.shared.ask(key, &seen.session).await? {
-                asked.push(seen.entry);
-            } else {
-                others |= seen.holds;
-            }
+        let seen = self.shared.look(&Query::Key(key.clone())).await?.seen;
+        let holders = seen.into_iter().filter(|seen| seen.holds).map(|seen| seen.entry);
+        let (ours, others): (Vec<_>, Vec<_>) = holders.partition(|holder| holder.who.is_some());
+        if ours.is_empty() && !others.is_empty() {
+            return Err(Error::unsupported(
+                H::GUARANTEES.engine,
+                "ask a connection of another program to give way (it does not listen); break the lock instead",
+            ));
         }
-        if asked.is_empty() && others {
-            return Err(Error::Unsupported {
-                engine: H::GUARANTEES.engine,
-                what: "ask a holder without a record to give way; break the lock instead"
-                    .to_owned(),
-            });
-        }
-        Ok(asked)
+        yielding::ask(&self.shared.sessions, key, &ours).await?;
+        Ok(ours)
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
@@ -202,19 +193,6 @@ impl<H: SessionLock> Shared<H> {
         let mut session = self.sessions.any().await?;
         let answer = within(STATEMENT, H::look(session.wire(), query)).await;
         session.settle(answer, "look at locks")
-    }
-
-    async fn ask(&self, key: &Key, holder: &Session) -> Result<bool> {
-        let mut session = self.sessions.any().await?;
-        let answer = within(STATEMENT, H::ask(session.wire(), key, holder.number)).await;
-        session.settle(answer, "ask for a lock")
-    }
-
-    async fn is_asked(&self, kept: &Kept<H>) -> Result<bool> {
-        let mut session = self.sessions.any().await?;
-        let looking = H::is_asked(session.wire(), &kept.ask.key, kept.number);
-        let answer = within(STATEMENT, looking).await;
-        session.settle(answer, "look for a yield request")
     }
 
     pub(super) async fn end(&self, ended: &Session) -> Result<()> {

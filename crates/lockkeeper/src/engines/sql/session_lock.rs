@@ -49,13 +49,6 @@ pub(crate) trait SessionLock: fmt::Debug + Send + Sync + 'static {
     /// Releases the lock. False if it was not held.
     async fn give_back(wire: &mut Self::Wire, ask: &Ask) -> sqlx::Result<bool>;
 
-    /// Marks a holding connection as asked to give way: `asked ` before its `who`. False if it has
-    /// no record.
-    async fn ask(wire: &mut Self::Wire, key: &Key, holder: i64) -> sqlx::Result<bool>;
-
-    /// Whether a holding connection is marked so.
-    async fn is_asked(wire: &mut Self::Wire, key: &Key, holder: i64) -> sqlx::Result<bool>;
-
     /// The holders and waiters, in order.
     async fn look(wire: &mut Self::Wire, query: &Query) -> sqlx::Result<Looked>;
 }

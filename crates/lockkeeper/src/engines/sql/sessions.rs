@@ -49,6 +49,12 @@ pub(crate) trait Dialect: Connection + ServerErrors + Sized {
     /// Ends another connection, and waits until its locks are released.
     async fn end(&mut self, session: &Session) -> sqlx::Result<()>;
 
+    /// Records that the holders with these fences are asked to give way.
+    async fn ask(&mut self, key: &Key, fences: &[i64]) -> sqlx::Result<()>;
+
+    /// Whether a holder was asked within the last so many microseconds.
+    async fn is_asked(&mut self, key: &Key, fence: i64, lately: i64) -> sqlx::Result<bool>;
+
     /// Adds a line to the list of breaks, and removes the oldest.
     async fn add_break(&mut self, line: &str) -> sqlx::Result<()>;
 

@@ -251,10 +251,7 @@ impl LockQueue {
                 });
             };
             if self.request.mode == Mode::Read {
-                // If the directory was removed with its record and created again, it is newer than
-                // every fence it had.
-                let born = Fence::new(stat.czxid.try_into().unwrap_or(0));
-                return Ok(Some(noted.max(born)));
+                return Ok(layout::fence_of_readers(&data, &stat));
             }
             if noted == fence {
                 return Ok(Some(fence));

@@ -5,7 +5,8 @@ use zookeeper_client as zk;
 use super::Shared;
 use super::error::failed;
 use super::layout::{
-    Kind, LEASES, LOCKS, Node, REVOKE, decode, owned_by_a_session, queue, read_fence, read_record,
+    Kind, LEASES, LOCKS, Node, REVOKE, decode, fence_of_readers, owned_by_a_session, queue,
+    read_record,
 };
 use super::session::Session;
 use crate::core::admission::Turn;
@@ -129,7 +130,7 @@ pub(super) async fn look(shared: &Shared, session: &Session, keys: &[Key]) -> Re
         let mut seen_here = Seen { key, holders: holders.await?, waiters: waiters.await? };
         if let Some(written) = written {
             let fence = match written.await {
-                Ok((data, _)) => read_fence(&data),
+                Ok((data, stat)) => fence_of_readers(&data, &stat),
                 Err(zk::Error::NoNode) => None,
                 Err(error) => return Err(failed("look at locks")(error)),
             };

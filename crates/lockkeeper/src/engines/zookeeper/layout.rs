@@ -284,6 +284,15 @@ pub(super) fn read_fence(data: &[u8]) -> Option<Fence> {
     number.parse().ok().map(Fence::new)
 }
 
+/// The fence that readers carry, by the directory of their lock; `None` if it holds something else.
+///
+/// If the directory was removed with its record and created again, it is newer than every fence it
+/// had.
+pub(super) fn fence_of_readers(data: &[u8], stat: &zk::Stat) -> Option<Fence> {
+    let born = Fence::new(stat.czxid.try_into().unwrap_or(0));
+    read_fence(data).map(|noted| noted.max(born))
+}
+
 /// Whether a node ends with a session, as all nodes of locks do.
 ///
 /// Containers and TTL nodes have a marker in place of the session's id.
