@@ -37,7 +37,6 @@ mod resource;
 mod route;
 
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -47,6 +46,7 @@ use crate::holder::{Holder, Program};
 use crate::proxy::{Proxy, Way};
 use brief::Brief;
 use deployment::Deployment;
+use fault::Striking;
 use log::Tail;
 use resource::Served;
 
@@ -164,7 +164,7 @@ impl Storm {
         };
         let (network, process) = (named(true), named(false));
         // One fault of the servers at a time; clients fail meanwhile.
-        let mut striking: Option<(Struck, Pin<Box<dyn Future<Output = ()> + '_>>)> = None;
+        let mut striking: Option<(Struck, Striking<'_>)> = None;
         while Instant::now() < end && !self.has_enough() {
             let pause = sleep(Duration::from_millis(self.random.u64(20..400)));
             match &mut striking {
