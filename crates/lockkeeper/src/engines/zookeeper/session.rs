@@ -299,7 +299,8 @@ mod tests {
                 break loss;
             }
         };
-        assert!(matches!(loss, Loss::Disconnected(_)), "{loss:?}");
+        // The servers may tell the end of the node before that of the session.
+        assert!(matches!(loss, Loss::Disconnected(_) | Loss::Gone), "{loss:?}");
         assert!(guard.check().is_err());
         let again = client.mutex("key").acquire().await.unwrap();
         assert!(again.fence() > guard.fence());
