@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
-use lockkeeper::engine::{Break, Snapshot};
+use lockkeeper::engine::{Break, Snapshot, Wakeup};
 use lockkeeper::{Client, Error};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -31,6 +31,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The pause between polls is at least this many times the duration of the last one.
 const EASE: u32 = 19;
+
+/// The shortest interval at which an engine is polled that notifies its clients of changes.
+const PUSHING: Duration = Duration::from_secs(2);
+
+/// The pause between polls grows with what they read, so that looking costs a store little compared
+/// with the locks themselves.
+const PER_LOCK: Duration = Duration::from_millis(4);
+const PER_WAITER: Duration = Duration::from_micros(200);
 
 /// How many messages a browser may fall behind before it is sent everything again.
 const BEHIND: usize = 16;
@@ -135,8 +143,21 @@ impl Collector {
         loop {
             let started = Instant::now();
             self.look(n).await;
-            sleep(self.interval.max(EASE * started.elapsed())).await;
+            sleep(self.pause(n).max(EASE * started.elapsed())).await;
         }
+    }
+
+    /// The least pause before the next poll of an engine.
+    fn pause(&self, n: usize) -> Duration {
+        let pushes = self.sources[n].pushes();
+        let state = self.state();
+        let locks = &state.engines[n].locks;
+        let waiters: usize = locks.values().map(|lock| lock.waiting().len()).sum();
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let work =
+            PER_LOCK.saturating_mul(count(locks.len())) + PER_WAITER.saturating_mul(count(waiters));
+        let least = if pushes { PUSHING } else { Duration::ZERO };
+        self.interval.max(work).max(least)
     }
 
     /// Polls an engine once.
@@ -162,6 +183,12 @@ impl Source {
         }
         let client = Client::connect(&self.url).await?;
         Ok(known().get_or_insert(client).clone())
+    }
+
+    /// Whether the engine is connected, and notifies clients of changes.
+    fn pushes(&self) -> bool {
+        let known = self.client.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        known.as_ref().is_some_and(|client| client.guarantees().wakeup == Wakeup::Push)
     }
 
     /// The locks, and then the breaks: whatever a break ended is among them.

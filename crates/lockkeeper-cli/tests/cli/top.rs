@@ -19,6 +19,16 @@ struct Screen {
 
 impl Screen {
     fn open(place: &Place, words: &str, rows: u16, cols: u16) -> Self {
+        Self::open_with(place, words, rows, cols, &[])
+    }
+
+    fn open_with(
+        place: &Place,
+        words: &str,
+        rows: u16,
+        cols: u16,
+        variables: &[(&str, &str)],
+    ) -> Self {
         let program = env!("CARGO_BIN_EXE_lockkeeper");
         let line = format!(
             "stty rows {rows} cols {cols}; {program} top --interval 100ms {words}; echo end $?"
@@ -26,7 +36,8 @@ impl Screen {
         let terminal = Arc::new(Mutex::new(vt100::Parser::new(rows, cols, 0)));
         let shown = terminal.clone();
         let show = move |bytes: &[u8]| shown.lock().unwrap().process(bytes);
-        let (script, keys) = on_a_terminal(place, &line, &[("TERM", "xterm-256color")], show);
+        let variables = [&[("TERM", "xterm-256color")], variables].concat();
+        let (script, keys) = on_a_terminal(place, &line, &variables, show);
         Self { script, keys, terminal }
     }
 
@@ -59,6 +70,51 @@ impl Drop for Screen {
         let _ = self.script.kill();
         let _ = self.script.wait();
     }
+}
+
+impl Screen {
+    /// Whether anything on the screen has a colour.
+    fn is_coloured(&self) -> bool {
+        let terminal = self.terminal.lock().unwrap();
+        let (rows, cols) = terminal.screen().size();
+        let cells = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col)));
+        let mut cells = cells.filter_map(|(row, col)| terminal.screen().cell(row, col));
+        cells.any(|cell| {
+            cell.fgcolor() != vt100::Color::Default || cell.bgcolor() != vt100::Color::Default
+        })
+    }
+}
+
+#[test]
+fn there_is_no_colour_where_none_is_wanted() {
+    let place = Place::new();
+    let silent = format!("{} redis://127.0.0.1:1", place.url());
+    for (value, coloured) in [("", true), ("1", false)] {
+        let screen = Screen::open_with(&place, &silent, 24, 80, &[("NO_COLOR", value)]);
+        screen.shows("redis://127.0.0.1:1");
+        screen.shows("? keys");
+        assert_eq!(screen.is_coloured(), coloured, "NO_COLOR={value:?}");
+    }
+}
+
+#[test]
+fn characters_without_a_width_do_not_hide_in_a_name() {
+    let place = Place::new();
+    let mut job = place.lockkeeper("run --note");
+    let mut job = job.args(["not\u{200b}e\u{202e}", "key\u{feff}", "sleep", "60"]).spawn().unwrap();
+    place.until("key\u{feff}", 1, 0);
+    for words in ["ls", "show key\u{feff}"] {
+        let shown = place.run(words).exits(0).stdout;
+        assert!(shown.contains("not\\u{200b}e\\u{202e}"), "{shown}");
+        assert!(shown.contains("key\\u{feff}"), "{shown}");
+    }
+    let screen = Screen::open(&place, "", 24, 120);
+    screen.shows("key\\u{feff}");
+    let waiting = place.lockkeeper("run -w 1 key\u{feff} true").output().unwrap();
+    let said = String::from_utf8(waiting.stderr).unwrap();
+    assert!(said.contains("not\\u{200b}e\\u{202e}") && !said.contains('\u{feff}'), "{said}");
+    job.kill().unwrap();
+    job.wait().unwrap();
 }
 
 /// A lock with a waiter, and one without.

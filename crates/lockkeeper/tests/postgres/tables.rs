@@ -15,6 +15,24 @@ use super::{LEASE, database, server, strategy};
 #[expect(dead_code, reason = "its main function is not called here")]
 mod guarded_transaction;
 
+/// Without a notification, it would look again after half a minute.
+#[tokio::test]
+async fn a_holder_that_listens_is_notified_of_a_request_to_give_way() {
+    let url = server().url();
+    let (client, other) =
+        (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
+    let guard = client.mutex("key").acquire().await.unwrap();
+    let told = tokio::spawn(guard.yield_requested());
+    let looked = "SELECT count(*) FROM pg_stat_activity
+                  WHERE datname = current_database() AND pid <> pg_backend_pid()
+                    AND query LIKE '%FROM lockkeeper_asked WHERE%' AND state = 'idle'";
+    while server().sql(database(&url), looked).trim() == "0" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(other.request_yield("key").await.unwrap().len(), 1);
+    tokio::time::timeout(Duration::from_secs(10), told).await.expect("at once").unwrap();
+}
+
 #[tokio::test]
 async fn a_stale_holder_cannot_write_in_a_guarded_transaction() {
     for way in ["lease", "advisory", "row"] {

@@ -136,6 +136,13 @@ impl Connection {
         self.judge(&session, session.batcher.send(command.clone()).await)
     }
 
+    /// Sends several other commands together. The error of a single one is among the answers.
+    pub(in crate::engines) async fn commands(&self, commands: Vec<Cmd>) -> RedisResult<Vec<Value>> {
+        let session = self.connect().await?;
+        let answers = session.batcher.send_all(commands, 0).await;
+        self.judge(&session, answers).map(|(values, _)| values)
+    }
+
     /// Sends any other command to a server that is importing the slot.
     pub(in crate::engines) async fn command_asking(&self, command: Cmd) -> RedisResult<Value> {
         let session = self.connect().await?;

@@ -21,6 +21,7 @@ use super::answer::what_is_there;
 use super::connection::{Call, Connection};
 use super::error::{code, garbage, sort};
 use super::layout::{KeyNames, lock_of_state, pattern_of};
+use super::plain_look;
 use super::script::{CANDIDATES, INSPECT};
 use super::settings::Layout;
 
@@ -58,6 +59,7 @@ async fn find(store: &Store, prefix: &str) -> Result<BTreeSet<Key>> {
     let mut locks = BTreeSet::new();
     for server in store.servers.all().await.map_err(|error| sort(doing, error))? {
         let mut cursor = "0".to_owned();
+        let mut others = Vec::new();
         loop {
             let mut scan = redis::cmd("SCAN");
             scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(STEP);
@@ -70,16 +72,26 @@ async fn find(store: &Store, prefix: &str) -> Result<BTreeSet<Key>> {
             let (states, hashes): (Vec<_>, Vec<_>) =
                 found.partition(|name| lock_of_state(name).is_some());
             locks.extend(states.iter().filter_map(|state| lock_of_state(state)).map(str::to_owned));
-            let hashes = hashes.into_iter().filter(|name| name.starts_with(&start)).collect();
-            locks.extend(candidates(store, &server, hashes).await?);
+            let is_other = |name: &String| name.starts_with(&start) && !is_beside(name);
+            others.extend(hashes.into_iter().filter(is_other));
             if next == "0" {
                 break;
             }
             cursor = next;
         }
+        // Those with a state are known already.
+        others.retain(|name| !locks.contains(name));
+        locks.extend(candidates(store, &server, others).await?);
     }
     let keys = locks.iter().filter_map(|lock| lock.strip_prefix(&store.settings.prefix));
     Ok(keys.filter(|key| key.starts_with(prefix)).filter_map(|key| Key::new(key).ok()).collect())
+}
+
+/// Whether this stands beside a lock of ours, and so is none, whatever it looks like.
+fn is_beside(name: &str) -> bool {
+    ["lockkeeper_asked", "lockkeeper_waiters"]
+        .iter()
+        .any(|kind| name.strip_prefix(kind).is_some_and(|rest| rest.starts_with([':', '#'])))
 }
 
 /// Those of some hashes that may be locks.
@@ -120,10 +132,19 @@ async fn look_at_all(store: &Store, keys: BTreeSet<Key>) -> Result<Vec<Result<Sn
     for key in keys {
         by_slot.entry(store.names(&key).slot()).or_default().push(key);
     }
-    let mut seen = BTreeMap::new();
+    let mut seen: BTreeMap<Key, Result<Snapshot>> = BTreeMap::new();
+    if let Some(server) = store.servers.only().filter(|_| by_slot.values().any(|k| k.len() > 1)) {
+        for keys in by_slot.values().flat_map(|keys| keys.chunks(plain_look::AT_ONCE)) {
+            let answers = plain_look::look(store, server, keys).await;
+            let answers = answers.map_err(|error| sort("list locks", error))?;
+            let known = keys.iter().zip(answers).filter_map(|(key, seen)| Some((key, seen?)));
+            seen.extend(known.map(|(key, snapshot)| (key.clone(), Ok(snapshot))));
+        }
+        by_slot.values_mut().for_each(|keys| keys.retain(|key| !seen.contains_key(key)));
+    }
     for keys in by_slot.values().flat_map(|keys| keys.chunks(AT_ONCE)) {
         let answers = look(store, keys).await?;
-        seen.extend(keys.iter().zip(answers));
+        seen.extend(keys.iter().cloned().zip(answers));
     }
     Ok(seen.into_values().collect())
 }
@@ -186,6 +207,23 @@ fn read(key: &Key, value: &Value) -> Option<Result<Snapshot, String>> {
     if !matches!(kind.as_str(), "none" | "mutex" | "read" | "write" | "semaphore" | "token") {
         return Some(Err(kind));
     }
+    Some(Ok(snapshot(key, Parts { kind, limit, fence, holders, waiters })))
+}
+
+/// A lock as it was read.
+pub(super) struct Parts {
+    pub(super) kind: String,
+    pub(super) limit: String,
+    pub(super) fence: String,
+    /// The field, its value, what is left in milliseconds, and the record.
+    pub(super) holders: Vec<(String, String, i64, String)>,
+    /// The entry and its record.
+    pub(super) waiters: Vec<(String, String)>,
+}
+
+/// What is known about a lock.
+pub(super) fn snapshot(key: &Key, parts: Parts) -> Snapshot {
+    let Parts { kind, limit, fence, holders, waiters } = parts;
     let fence = fence.parse().ok().map(Fence::new);
     let limit = limit.parse().unwrap_or(0);
     let plain = matches!(kind.as_str(), "mutex" | "token")
@@ -221,7 +259,7 @@ fn read(key: &Key, value: &Value) -> Option<Result<Snapshot, String>> {
     // Waiters of other clients for a plain mutex leave no trace.
     let unknown = plain && waiters.is_empty();
     let (key, waiters) = (key.clone(), (!unknown).then_some(waiters));
-    Some(Ok(Snapshot { key, holders, waiters, fence }))
+    Snapshot { key, holders, waiters, fence }
 }
 
 /// Adds what a record says, if it is the record of this entry.

@@ -49,6 +49,16 @@ impl KeyNames {
         self.own(STATE)
     }
 
+    /// Who waits for a mutex without a queue.
+    pub(in crate::engines) fn waiters(&self) -> String {
+        self.own("lockkeeper_waiters")
+    }
+
+    /// Both queues: of fair mutexes, and of everything else.
+    pub(in crate::engines) fn queues(&self) -> [String; 2] {
+        [Mode::Mutex, Mode::Read].map(|mode| self.queue_keys(mode).swap_remove(2))
+    }
+
     /// Redisson's fence counter.
     pub(in crate::engines) fn token(&self) -> String {
         self.shared("redisson_lock_token")

@@ -33,6 +33,7 @@ mod held;
 pub(super) mod inspect;
 pub(super) mod layout;
 mod opinion;
+mod plain_look;
 pub(super) mod renew;
 pub(super) mod script;
 mod sentinel;

@@ -62,6 +62,14 @@ impl Topology {
         }
     }
 
+    /// The only server that keeps locks, unless there are several.
+    pub(in crate::engines) fn only(&self) -> Option<&Arc<Connection>> {
+        match self {
+            Topology::One(connection) => Some(connection),
+            Topology::Cluster(_) => None,
+        }
+    }
+
     /// Sends a command to any one of them.
     pub(in crate::engines) async fn any(&self, command: &Cmd) -> RedisResult<Value> {
         match self {
