@@ -51,8 +51,10 @@ fn real(args: &Torture, seed: u64) -> Result<Report, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.map_err(|error| Failure::own("start", error))?.block_on(async {
         tokio::select! {
-            report = each(args, seed) => report,
+            // Listens for signals before there are clients.
+            biased;
             code = interrupted() => Err(Failure::silent(code?)),
+            report = each(args, seed) => report,
         }
     })
 }

@@ -42,12 +42,13 @@ pub(super) async fn run(args: &Torture, target: &Target, plan: Plan, seed: u64) 
         }
         figures.add(&judgement, target.may_overlap());
         figures.seconds = started.elapsed().as_secs_f64();
-        figures.timeline = args.report.as_ref().map(|_| {
-            let hosts = target.servers.hosts().len();
-            Timeline::of(&judgement, plan.processes, plan.tasks, hosts)
-        });
+        let hosts = target.servers.hosts().len();
+        figures.timeline = args
+            .report
+            .as_ref()
+            .map(|_| Timeline::of(&judgement, plan.processes, plan.tasks, hosts));
         if !figures.is_clean() {
-            figures.windows = window::of_storm(&judgement, target.may_overlap());
+            figures.windows = window::of_storm(&judgement, target.may_overlap(), hosts);
             return figures;
         }
         let enough = args.cycles.is_some_and(|cycles| figures.cycles >= cycles);

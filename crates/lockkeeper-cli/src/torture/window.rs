@@ -28,23 +28,49 @@ struct Event {
 
 /// The windows of a simulated system.
 pub(super) fn of_simulation(outcome: &Outcome) -> Vec<Window> {
-    outcome.violations.iter().take(SHOWN).map(|v| Window::new(v, &outcome.history, &[])).collect()
+    let history = &outcome.history;
+    outcome.violations.iter().take(SHOWN).map(|v| Window::new(v, history, |_| None, &[])).collect()
 }
 
-/// The windows of a round.
-pub(super) fn of_storm(judgement: &Judgement, may_overlap: bool) -> Vec<Window> {
+/// The windows of a round. `hosts` is the number of proxies of each client.
+pub(super) fn of_storm(judgement: &Judgement, may_overlap: bool, hosts: usize) -> Vec<Window> {
     let overlaps = judgement.overlaps.iter().filter(|_| !may_overlap);
     let all = overlaps.chain(&judgement.violations).take(SHOWN);
-    all.map(|violation| Window::new(violation, &judgement.history, &judgement.faults)).collect()
+    let client = |owner: &str| {
+        let grants = &judgement.history.acquisitions;
+        let n = grants.iter().position(|grant| grant.owner == owner)?;
+        Some(judgement.clients[n])
+    };
+    let faults: Vec<_> = judgement
+        .faults
+        .iter()
+        .map(|fault| match fault.target {
+            Target::Client(n) => (Some(n), fault),
+            Target::Network(n) => (Some(n / hosts.max(1)), fault),
+            Target::Servers => (None, fault),
+        })
+        .collect();
+    all.map(|violation| Window::new(violation, &judgement.history, client, &faults)).collect()
 }
 
 impl Window {
-    fn new(violation: &Violation, history: &History, faults: &[Struck]) -> Self {
+    /// `client` finds the client of an owner; a fault is that of a client, or of the servers.
+    fn new(
+        violation: &Violation,
+        history: &History,
+        client: impl Fn(&str) -> Option<usize>,
+        faults: &[(Option<usize>, &Struck)],
+    ) -> Self {
         let grants = grants(violation, history);
+        let clients: Vec<_> = grants.iter().filter_map(|grant| client(&grant.owner)).collect();
         let mut moments: Vec<(Duration, String)> = Vec::new();
         for grant in &grants {
-            let who = format!("{} ({} of {:?})", grant.owner, grant.mode, grant.key);
-            moments.push((grant.called, format!("{who} asks")));
+            let who = match client(&grant.owner) {
+                Some(n) => format!("client {n} as {}", grant.owner),
+                None => grant.owner.clone(),
+            };
+            moments
+                .push((grant.called, format!("{who} asks for {} of {:?}", grant.mode, grant.key)));
             if let Some(at) = grant.admitted {
                 moments.push((at, format!("{who} is granted by the store")));
             }
@@ -61,17 +87,14 @@ impl Window {
         }
         let start = moments.iter().map(|(at, _)| *at).min().unwrap_or_default();
         let end = moments.iter().map(|(at, _)| *at).max().unwrap_or_default();
-        for fault in faults {
-            if !moments.is_empty() && fault.time.start <= end && fault.time.end >= start {
-                let what = match fault.target {
-                    Target::Client(n) => format!("client {n}"),
-                    Target::Network(n) => format!("connection {n}"),
-                    Target::Servers => "servers".to_owned(),
-                };
+        for (whose, fault) in faults {
+            let concerns = whose.is_none_or(|n| clients.contains(&n));
+            if concerns && fault.time.start <= end && fault.time.end >= start {
+                let whose = whose.map_or("servers".to_owned(), |n| format!("client {n}"));
                 let length = fault.time.end.saturating_sub(fault.time.start).as_millis();
                 moments.push((
                     fault.time.start.max(start),
-                    format!("fault: {} ({what}, {length} ms)", fault.name),
+                    format!("fault: {} ({whose}, {length} ms)", fault.name),
                 ));
             }
         }
@@ -80,12 +103,24 @@ impl Window {
             ms: at.saturating_sub(start).as_micros() as f64 / 1e3,
             what,
         };
-        Self { violation: violation.to_string(), events: moments.into_iter().map(event).collect() }
+        let said = violation.to_string();
+        // What follows the colon is in the events.
+        let headline = said.split(": ").next().filter(|_| !violation.grants().is_empty());
+        Self {
+            violation: headline.unwrap_or(&said).to_owned(),
+            events: moments.into_iter().map(event).collect(),
+        }
     }
 }
 
 /// The grants that contradict each other.
 fn grants<'a>(violation: &'a Violation, history: &'a History) -> Vec<&'a Acquisition> {
+    if let Violation::TooManyPermits { last, .. } = violation {
+        let beside = |grant: &&Acquisition| {
+            grant.key == last.key && grant.claimed().contains(&last.returned)
+        };
+        return history.acquisitions.iter().filter(beside).collect();
+    }
     let Some(access) = violation.access() else { return violation.grants().iter().collect() };
     // The write that was overwritten, or the owner of the higher fence, came just before.
     let index = history.accesses.iter().position(|other| other == access).unwrap_or(0);

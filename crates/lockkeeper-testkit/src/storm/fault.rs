@@ -69,11 +69,14 @@ impl ClientFault {
     }
 }
 
+/// A fault of the servers that is being caused.
+pub(super) type Striking<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
 /// A fault of the servers, which ends when its future does.
 pub struct Fault<'a> {
     pub(super) name: &'static str,
     pub(super) forgets: bool,
-    pub(super) strike: Box<dyn FnMut() -> Pin<Box<dyn Future<Output = ()> + 'a>> + 'a>,
+    pub(super) strike: Box<dyn FnMut() -> Striking<'a> + 'a>,
 }
 
 impl<'a> Fault<'a> {

@@ -151,7 +151,8 @@ impl Judgement {
 }
 
 /// How long before the next grant each of these losses was signalled, and the signals that came
-/// after it. Only holders that were running count: no other can be signalled.
+/// after it. Only holders that were running count, because no other can be signalled; and only locks
+/// that were not released before the next grant.
 fn margins(all: &[Acquisition], expired: &[usize]) -> (Vec<Duration>, Vec<Violation>) {
     let mut keys: BTreeMap<&str, Vec<&Acquisition>> = BTreeMap::new();
     for acquisition in all {
@@ -173,6 +174,7 @@ fn margins(all: &[Acquisition], expired: &[usize]) -> (Vec<Duration>, Vec<Violat
         let after = grants.partition_point(|grant| grant.returned <= lost.returned);
         if let Some(next) = grants[after..].iter().find(conflicts) {
             match next.returned.checked_sub(signal) {
+                Some(_) if lost.release.is_some_and(|release| release < next.returned) => {}
                 Some(margin) => margins.push(margin),
                 None => {
                     let pair = Box::new([lost.clone(), (*next).clone()]);
@@ -234,5 +236,59 @@ impl fmt::Display for Judgement {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grant(owner: &str, returned: u64) -> Acquisition {
+        let ms = Duration::from_millis;
+        Acquisition {
+            key: "key".to_owned(),
+            mode: Mode::Mutex,
+            owner: owner.to_owned(),
+            called: ms(0),
+            admitted: None,
+            returned: ms(returned),
+            fence: returned,
+            slots: Vec::new(),
+            ttl: ms(2000),
+            last_use: None,
+            release: None,
+            released: None,
+            lost: None,
+            deadline: Some(ms(returned)),
+        }
+    }
+
+    /// A holder that checked at `last` and was signalled at `signal`, and the next grant.
+    fn judged(last: u64, signal: u64, release: Option<u64>, next: u64) -> (Vec<Duration>, usize) {
+        let ms = Duration::from_millis;
+        let first = Acquisition {
+            deadline: Some(ms(last)),
+            lost: Some(ms(signal)),
+            release: release.map(ms),
+            ..grant("first", 100)
+        };
+        let (margins, late) = margins(&[first, grant("next", next)], &[0]);
+        (margins, late.len())
+    }
+
+    #[test]
+    fn a_margin_counts_from_the_signal_to_the_next_grant() {
+        let margin = |ms| vec![Duration::from_millis(ms)];
+        assert_eq!(judged(1320, 1333, None, 2100), (margin(767), 0));
+        assert_eq!(judged(1320, 1333, Some(3000), 2100), (margin(767), 0));
+        // It had released the lock: then the next grant may come at any time.
+        assert_eq!(judged(1320, 1333, Some(1400), 1401), (vec![], 0));
+        // It may not have been running.
+        assert_eq!(judged(1000, 2333, None, 2100), (vec![], 0));
+    }
+
+    #[test]
+    fn a_signal_after_the_next_grant_is_late() {
+        assert_eq!(judged(2090, 2110, None, 2100), (vec![], 1));
     }
 }

@@ -29,6 +29,7 @@ pub mod deployment;
 mod fault;
 mod judgement;
 mod kind;
+mod leftovers;
 mod log;
 mod plan;
 mod process;
@@ -39,12 +40,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use crate::holder::{Holder, Program};
 use crate::proxy::{Proxy, Way};
 use brief::Brief;
 use deployment::Deployment;
+use fault::Striking;
 use log::Tail;
 use resource::Served;
 
@@ -161,8 +163,22 @@ impl Storm {
             faults.filter(|fault| fault.is_network() == network).collect::<Vec<_>>()
         };
         let (network, process) = (named(true), named(false));
+        // One fault of the servers at a time; clients fail meanwhile.
+        let mut striking: Option<(Struck, Striking<'_>)> = None;
         while Instant::now() < end && !self.has_enough() {
-            sleep(Duration::from_millis(self.random.u64(20..400))).await;
+            let pause = sleep(Duration::from_millis(self.random.u64(20..400)));
+            match &mut striking {
+                Some((_, fault)) => {
+                    tokio::select! {
+                        () = fault => {
+                            let (fault, _) = striking.take().expect("it has just ended");
+                            self.struck(fault.name, fault.target, fault.time.start, fault.forgets);
+                        }
+                        () = pause => {}
+                    }
+                }
+                None => pause.await,
+            }
             self.resume(Instant::now());
             for (proxy, until) in proxies.iter().zip(&mut healed_at) {
                 if until.take_if(|until| *until <= Instant::now()).is_some() {
@@ -171,11 +187,12 @@ impl Storm {
             }
             // The caller's faults are rarer and more expensive: half of all faults are theirs, if
             // there are any.
-            if !own.is_empty() && self.random.bool() {
+            if !own.is_empty() && striking.is_none() && self.random.bool() {
                 let fault = &mut own[self.random.usize(..own.len())];
-                let start = log::now();
-                (fault.strike)().await;
-                self.struck(fault.name, Target::Servers, start, fault.forgets);
+                let (now, target) = (log::now(), Target::Servers);
+                let start =
+                    Struck { name: fault.name, target, time: now..now, forgets: fault.forgets };
+                striking = Some((start, (fault.strike)()));
             } else if !proxies.is_empty() && !network.is_empty() && self.random.bool() {
                 let n = self.random.usize(..proxies.len());
                 let fault = network[self.random.usize(..network.len())];
@@ -184,6 +201,10 @@ impl Storm {
                 let fault = process[self.random.usize(..process.len())];
                 self.hurt_process(fault);
             }
+        }
+        if let Some((fault, rest)) = striking {
+            rest.await;
+            self.struck(fault.name, fault.target, fault.time.start, fault.forgets);
         }
         self.resume(end + RECOVERY);
         for proxy in proxies {
@@ -323,60 +344,5 @@ impl Storm {
         let (grants, faults) = (self.grants + running, self.faults.len());
         self.plan.progress.send_replace(Progress { grants, faults });
         self.plan.grants.is_some_and(|enough| grants >= enough)
-    }
-
-    /// What a client cannot acquire after all others are gone, and what the store lists then.
-    async fn left(&self, url: &str) -> Vec<String> {
-        let client = match lockkeeper::Client::connect(url).await {
-            Ok(client) => client,
-            Err(error) => return vec![format!("a fresh client cannot connect: {error}")],
-        };
-        let mut left = Vec::new();
-        // A killed process keeps its locks for a lease, or for a session of the server.
-        let limit = self.plan.ttl * 2 + Duration::from_secs(30);
-        for kind in &self.plan.kinds {
-            for key in kind.keys(&self.plan.prefix, self.plan.keys) {
-                let lock = match kind {
-                    Kind::Fair => client.mutex(&key).fair(),
-                    Kind::ReadWrite => client.write(&key),
-                    Kind::Permits => client.semaphore(&key, Kind::LIMIT).permits(Kind::LIMIT),
-                    Kind::Election => {
-                        let election = client.election(&key);
-                        match timeout(limit, election.campaign()).await {
-                            Ok(Ok(term)) => drop(term.step_down().await),
-                            Ok(Err(error)) => left.push(format!("{key}: {error}")),
-                            Err(_) => left.push(format!("{key}: not elected within {limit:?}")),
-                        }
-                        continue;
-                    }
-                    Kind::Mutex | Kind::Reentrant | Kind::Multi => client.mutex(&key),
-                };
-                match lock.acquire_within(limit).await {
-                    Ok(guard) => drop(guard.release().await),
-                    Err(error) => left.push(format!("{key}: {error}")),
-                }
-            }
-        }
-        left.extend(self.still_listed(&client, limit).await);
-        client.close().await;
-        left
-    }
-
-    /// What the store still lists after this time. What a killed process left in it expires.
-    async fn still_listed(&self, client: &lockkeeper::Client, limit: Duration) -> Option<String> {
-        let started = Instant::now();
-        loop {
-            match client.list(&self.plan.prefix).await {
-                Ok(listed) if listed.is_empty() => return None,
-                Ok(listed) if started.elapsed() > limit => {
-                    return Some(format!("after {limit:?}, the store lists {listed:?}"));
-                }
-                Err(lockkeeper::Error::Unsupported { .. }) => return None,
-                Err(error) if started.elapsed() > limit => {
-                    return Some(format!("the store lists nothing: {error}"));
-                }
-                _ => sleep(Duration::from_millis(50)).await,
-            }
-        }
     }
 }

@@ -315,8 +315,9 @@ impl Task<'_> {
         let log = &self.shared.log;
         // Usually short, sometimes long enough for others to be seen inside, and sometimes longer than
         // a lease.
-        let length = match self.random.u8(..64) {
-            0 => self.shared.brief.ttl.mul_f64(1.5 * self.random.f64()),
+        let ttl = self.shared.brief.ttl;
+        let length = match self.random.u8(..128) {
+            0 => ttl.mul_f64(1.5 * self.random.f64()),
             1..8 => Duration::from_millis(self.random.u64(5..50)),
             _ => Duration::from_millis(self.random.u64(..3)),
         };
@@ -335,9 +336,14 @@ impl Task<'_> {
                 () = sleep(left.min(VOUCH)) => {}
                 reason = held.lost() => {
                     // Of several locks, the others may still be held.
-                    match (&reason, numbers) {
-                        (Loss::Expired, [n]) => log.expired(*n),
-                        _ => numbers.iter().for_each(|n| log.lost(*n, &reason.to_string())),
+                    let (Loss::Expired, [n]) = (&reason, numbers) else {
+                        numbers.iter().for_each(|n| log.lost(*n, &reason.to_string()));
+                        return;
+                    };
+                    log.expired(*n);
+                    if self.random.bool() {
+                        // Shows when the lock passes on by itself.
+                        sleep(ttl).await;
                     }
                     return;
                 }

@@ -43,6 +43,7 @@ impl Deployment for OneRedis {
                 self.out_of_memory(Duration::from_millis(fastrand::u64(10..1500)))
             }),
             killed(&self.0),
+            emptied(&self.0),
             stopped(&self.0, ttl),
         ]
     }
@@ -224,6 +225,7 @@ impl Deployment for Redlock {
             connections_killed(&self.0),
             stopped(&self.0, ttl),
             killed(&self.0),
+            emptied(&self.0),
         ]
     }
 }
@@ -250,6 +252,17 @@ fn killed(servers: &[Server]) -> Fault<'_> {
     Fault::new("server killed and started again", move || async move {
         let server = some(servers);
         server.kill();
+        server.restart();
+    })
+}
+
+/// Restarts a server without its data. Locks are forgotten; fences have to rise all the same.
+fn emptied(servers: &[Server]) -> Fault<'_> {
+    Fault::forgetful("server killed and started again without its data", move || async move {
+        let server = some(servers);
+        server.kill();
+        // Fails if it has written nothing yet.
+        let _ = std::fs::remove_dir_all(server.directory().join("appendonlydir"));
         server.restart();
     })
 }
