@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::place::{Place, eventually};
+use crate::terminal::Session;
 
 fn figures(json: &str) -> Value {
     let report: Value = serde_json::from_str(json).expect("it prints JSON");
@@ -43,6 +44,19 @@ fn servers_elsewhere_need_a_yes() {
     let place = Place::new();
     let done = place.run("torture redis://192.0.2.1").exits(64);
     done.says("nothing is done to the servers").says("say --yes");
+}
+
+#[test]
+fn a_terminal_shows_progress_and_is_asked_about_servers_elsewhere() {
+    let place = Place::new();
+    let mut session = Session::at(&place);
+    session.keys("lk torture --kinds mutex --clients 2 --seconds 2\n");
+    session.shows("0 violations; ");
+    session.shows("VIOLATIONS");
+    session.keys("lk torture redis://192.0.2.1\n");
+    session.shows("Put this load on them? [y/N]");
+    session.keys("n\n");
+    session.shows("nothing was done");
 }
 
 #[test]
