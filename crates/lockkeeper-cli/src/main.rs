@@ -1,7 +1,8 @@
 //! The command `lockkeeper`: mutual exclusion for scripts, cron jobs and people.
 //!
 //! [`run`] is the heart. [`detached`] has the locks that outlive the command that acquired them,
-//! [`inspect`] shows holders and waiters, [`ui`] does so in a browser, [`bench`] measures.
+//! [`inspect`] shows holders and waiters, [`ui`] does so in a browser, [`bench`] measures, [`torture`]
+//! tries whether an engine keeps its promises.
 
 mod acquire;
 mod args;
@@ -20,6 +21,8 @@ mod prompt;
 mod run;
 mod table;
 mod top;
+#[cfg(feature = "torture")]
+mod torture;
 mod ui;
 mod waiting;
 
@@ -46,6 +49,8 @@ fn main() -> ExitCode {
             let words = raw.map(|word| word.to_string_lossy().into_owned()).collect();
             return exit::report(block_on(complete::keys(words)));
         }
+        #[cfg(feature = "torture")]
+        Some(torture::VERB) => return torture::client(),
         Some(bench::worker::VERB) => return exit::report(block_on(bench::worker::main())),
         _ => {}
     }
@@ -87,6 +92,8 @@ fn dispatch(cli: Cli) -> exit::Outcome {
         Verb::Explain(args) => explain::explain(args),
         Verb::Doctor(args) => block_on(doctor::doctor(args)),
         Verb::Bench(args) => block_on(bench::bench(args)),
+        #[cfg(feature = "torture")]
+        Verb::Torture(args) => torture::torture(&args),
         Verb::Completions(args) => complete::completions(&args),
         Verb::Man(args) => manual::man(args),
     }

@@ -17,40 +17,69 @@ use lockkeeper::engine::{
 };
 use lockkeeper::{Fence, Key, Result, Token};
 
-/// The bug.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bug {
+/// Lists the bugs with their names.
+macro_rules! bugs {
+    ($($(#[$doc:meta])* $bug:ident = $name:literal,)*) => {
+        /// The bug.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Bug {
+            $($(#[$doc])* $bug,)*
+        }
+
+        impl Bug {
+            /// All of them.
+            pub const ALL: &[Bug] = &[$(Bug::$bug,)*];
+
+            /// Its name on a command line.
+            pub fn name(self) -> &'static str {
+                match self { $(Bug::$bug => $name,)* }
+            }
+        }
+    };
+}
+
+bugs! {
     /// A release frees the key, whatever holds it by now.
-    ReleaseWithoutOwnerCheck,
+    ReleaseWithoutOwnerCheck = "release-without-owner-check",
     /// A renewal is confirmed as long as the key has any holder.
-    RenewWithoutOwnerCheck,
+    RenewWithoutOwnerCheck = "renew-without-owner-check",
     /// A renewal that finds nothing acquires the lock again.
-    RenewRecreates,
+    RenewRecreates = "renew-recreates",
     /// A renewal without an answer counts as confirmed.
-    UnknownIsYes,
+    UnknownIsYes = "silence-is-renewal",
     /// The lease is counted from the reply instead of from the request. The core counts from the
     /// request; here the reply reports a lease that is longer by the time the reply took.
-    ValidityFromReply,
+    ValidityFromReply = "validity-from-reply",
     /// Nothing is deducted from a lease for clock drift. The core deducts it; here the lease is
     /// reported longer by as much.
-    NoDriftAllowance,
+    NoDriftAllowance = "no-drift-allowance",
     /// The loss is a flag that a task sets when a renewal is answered, not a check of the clock.
     /// The core checks the clock; here it is told that there is no lease.
-    LostByFlag,
+    LostByFlag = "lost-by-flag",
     /// An attempt without an answer is abandoned without undoing what it may have done.
-    NoCompensation,
+    NoCompensation = "no-compensation",
     /// An attempt without an answer is repeated with another token.
-    NewTokenOnRetry,
+    NewTokenOnRetry = "new-token-on-retry",
     /// A wake-up is taken for a grant.
-    NoRecheckAfterWait,
+    NoRecheckAfterWait = "no-recheck-after-wait",
     /// Every other grant repeats the fence of the one before.
-    FenceNotRaised,
+    FenceNotRaised = "fence-not-raised",
     /// Every client has its own fence counter.
-    FencePerClient,
+    FencePerClient = "fence-per-client",
     /// Every permit is slot 0.
-    OneSlotForAll,
+    OneSlotForAll = "one-slot-for-all",
     /// Writers are granted like readers.
-    WriterAsReader,
+    WriterAsReader = "writer-as-reader",
+    /// A reader that finds the lock busy enters all the same.
+    ReaderBesideWriter = "reader-beside-writer",
+    /// A release that got no answer is repeated by key, and frees whatever is held by then.
+    RepeatedReleaseByKey = "repeated-release-by-key",
+    /// A waiter asks again only when it is woken, and every other wake-up is dropped.
+    WakeUpDropped = "wake-up-dropped",
+    /// Every fourth release of permits never reaches the store.
+    PermitLeaked = "permit-leaked",
+    /// The fence counter is lost after every eight grants, and starts again.
+    FenceFromLostCounter = "fence-from-lost-counter",
 }
 
 /// An engine with a bug.
@@ -61,12 +90,14 @@ pub struct Buggy {
     /// The leases that were really granted, if the client was told something else.
     real: Arc<Mutex<HashMap<Token, Duration>>>,
     fences: Arc<AtomicU64>,
+    /// Counts the calls of which some go wrong.
+    calls: Arc<AtomicU64>,
 }
 
 impl Buggy {
     /// Puts a bug into an engine.
     pub fn new(engine: Arc<dyn Engine>, bug: Bug) -> Self {
-        Self { engine, bug, real: Arc::default(), fences: Arc::default() }
+        Self { engine, bug, real: Arc::default(), fences: Arc::default(), calls: Arc::default() }
     }
 
     /// Reports a longer lease to the client than it has.
@@ -99,7 +130,9 @@ impl Buggy {
         let query = Query::Key(request.key.clone());
         let snapshots = self.engine.inspect(&query).await?;
         let last = snapshots.first().and_then(|snapshot| snapshot.fence).unwrap_or_default();
-        Ok(Some(Grant::new(Fence::new(last.get() + 1), request.ttl, asked)))
+        // Readers carry the fence of the last writer.
+        let next = last.get() + u64::from(request.mode != Mode::Read);
+        Ok(Some(Grant::new(Fence::new(next), request.ttl, asked)))
     }
 }
 
@@ -114,7 +147,9 @@ impl Engine for Buggy {
             request.mode = Mode::Read;
         }
         let claim = self.engine.claim(request.clone());
-        Box::new(BuggyClaim { claim, request, engine: self.clone(), failed: false, woken: false })
+        let [failed, waiting, woken, unconfirmed] = [false; 4];
+        let engine = self.clone();
+        Box::new(BuggyClaim { claim, request, engine, failed, waiting, woken, unconfirmed })
     }
 
     async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
@@ -149,8 +184,20 @@ impl Engine for Buggy {
         self.engine.broken().await
     }
 
+    fn lease_of(&self, ttl: Duration) -> Duration {
+        self.engine.lease_of(ttl)
+    }
+
+    fn ordered(&self) -> bool {
+        self.engine.ordered()
+    }
+
     fn clock(&self) -> Clock {
         self.engine.clock()
+    }
+
+    async fn close(&self) {
+        self.engine.close().await;
     }
 }
 
@@ -171,14 +218,21 @@ struct BuggyClaim {
     engine: Buggy,
     /// Whether the last attempt got no answer.
     failed: bool,
+    /// Whether it has waited.
+    waiting: bool,
     /// Whether it waited and was woken.
     woken: bool,
+    /// Whether a release got no answer.
+    unconfirmed: bool,
 }
 
 #[async_trait]
 impl Claim for BuggyClaim {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         let engine = &self.engine;
+        if engine.bug == Bug::WakeUpDropped && self.waiting && !self.woken {
+            return Ok(None);
+        }
         if engine.bug == Bug::NewTokenOnRetry && self.failed {
             self.request.token = Token::fresh();
             self.claim = engine.engine.claim(self.request.clone());
@@ -186,7 +240,11 @@ impl Claim for BuggyClaim {
         let answer = self.claim.attempt(asked).await;
         self.failed = answer.is_err();
         let Some(mut grant) = answer? else {
-            let believes = engine.bug == Bug::NoRecheckAfterWait && self.woken;
+            let believes = match engine.bug {
+                Bug::NoRecheckAfterWait => self.woken,
+                Bug::ReaderBesideWriter => self.request.mode == Mode::Read,
+                _ => false,
+            };
             return if believes { engine.imagine(&self.request, asked).await } else { Ok(None) };
         };
         match engine.bug {
@@ -203,6 +261,7 @@ impl Claim for BuggyClaim {
             Bug::FencePerClient => {
                 grant.fence = Fence::new(engine.fences.fetch_add(1, Ordering::Relaxed) + 1);
             }
+            Bug::FenceFromLostCounter => grant.fence = Fence::new(1 + grant.fence.get() % 8),
             Bug::OneSlotForAll => grant.slots.fill(0),
             _ => {}
         }
@@ -210,20 +269,40 @@ impl Claim for BuggyClaim {
     }
 
     async fn wait(&mut self) -> Result<()> {
+        (self.waiting, self.woken) = (true, false);
         let waited = self.claim.wait().await;
+        let engine = &self.engine;
+        if engine.bug == Bug::WakeUpDropped
+            && engine.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+        {
+            return std::future::pending().await;
+        }
         self.woken = true;
         waited
     }
 
     async fn release(&mut self) -> Result<Released> {
-        if self.engine.bug == Bug::NoCompensation && self.failed {
+        let engine = &self.engine;
+        if engine.bug == Bug::NoCompensation && self.failed {
             return Ok(Released::Yes);
         }
-        let released = self.claim.release().await?;
-        if self.engine.bug == Bug::ReleaseWithoutOwnerCheck && released == Released::AlreadyGone {
-            let by = Breaker::new(self.request.who.clone(), None);
-            self.engine.engine.break_lock(&self.request.key, &by).await?;
+        if engine.bug == Bug::PermitLeaked
+            && matches!(self.request.mode, Mode::Permits { .. })
+            && engine.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(4)
+        {
+            return Ok(Released::Yes);
         }
-        Ok(released)
+        let released = self.claim.release().await;
+        let free_it = match (engine.bug, &released) {
+            (Bug::ReleaseWithoutOwnerCheck, Ok(Released::AlreadyGone)) => true,
+            (Bug::RepeatedReleaseByKey, Ok(_)) => self.unconfirmed,
+            _ => false,
+        };
+        self.unconfirmed |= released.is_err();
+        if free_it {
+            let by = Breaker::new(self.request.who.clone(), None);
+            engine.engine.break_lock(&self.request.key, &by).await?;
+        }
+        released
     }
 }

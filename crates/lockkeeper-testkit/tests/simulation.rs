@@ -114,4 +114,9 @@ found! {
     fences_of_each_client_are_found: FencePerClient,
     one_slot_for_all_permits_is_found: OneSlotForAll,
     a_writer_let_in_as_a_reader_is_found: WriterAsReader,
+    a_reader_let_in_beside_a_writer_is_found: ReaderBesideWriter,
+    a_release_that_is_repeated_by_key_is_found: RepeatedReleaseByKey,
+    a_dropped_wake_up_is_found: WakeUpDropped,
+    a_leaked_permit_is_found: PermitLeaked,
+    fences_from_a_lost_counter_are_found: FenceFromLostCounter,
 }

@@ -5,6 +5,8 @@
 //! implemented elsewhere.
 
 mod common;
+#[cfg(feature = "torture")]
+mod torture;
 mod verbs;
 
 use std::env;
@@ -13,6 +15,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Error, Parser, Subcommand};
 
 pub(crate) use self::common::{OnLost, OnYield, Secret, Supervision, Terms, Where};
+#[cfg(feature = "torture")]
+pub(crate) use self::torture::{FaultChoice, Torture};
 pub(crate) use self::verbs::{
     Acquire, Bench, Break, Completions, Doctor, Elect, Explain, Ls, Man, Release, Renew, Run, Show,
     Top, Ui, Watch, Yield,
@@ -263,6 +267,20 @@ Example:
 Example:
   lockkeeper bench file: --seconds 5")]
     Bench(Bench),
+
+    /// Test whether an engine keeps its promises under faults
+    ///
+    /// Client processes of lockkeeper use locks at the engine, while they are stopped and killed and
+    /// their connections are cut, delayed and deprived of replies. Every grant and every access to a
+    /// resource that the locks protect is recorded and checked. Exits 1 if a promise was broken, and
+    /// shows the smallest part of the history that proves it.
+    #[cfg(feature = "torture")]
+    #[command(after_help = "\
+Example:
+  lockkeeper torture redis://127.0.0.1 --seconds 1m
+  lockkeeper torture --local etcd
+  lockkeeper torture --mutant release-without-owner-check")]
+    Torture(Box<Torture>),
 
     /// Print completions for a shell
     ///

@@ -17,6 +17,7 @@ mod run;
 mod signals;
 mod terminal;
 mod top;
+mod torture;
 mod usage;
 mod waiting;
 mod zookeeper;

@@ -4,7 +4,7 @@ use std::fs::File;
 
 use crate::place::Place;
 
-const VERBS: [&str; 16] = [
+const VERBS: [&str; 17] = [
     "run",
     "acquire",
     "renew",
@@ -19,6 +19,7 @@ const VERBS: [&str; 16] = [
     "explain",
     "doctor",
     "bench",
+    "torture",
     "completions",
     "man",
 ];
@@ -138,12 +139,20 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("bench --seconds 0", "longer than 0"),
         ("bench --processes 1", "a whole number from 2 to 64"),
         ("bench --processes x", "a whole number from 2 to 64"),
+        ("torture memory:", "--simulate"),
+        ("torture --local gopher", "redis-sentinel"),
+        ("torture --kinds gopher", "read-write"),
+        ("torture --faults gopher", "swallow-reply"),
+        ("torture --mutant gopher", "release-without-owner-check"),
+        ("torture --ttl 1ms", "at least 500ms"),
+        ("torture --simulate --local file", "cannot be used with"),
         ("completions", "<SHELL>"),
         ("completions cmd.exe", "bash"),
         ("man --colour", "unexpected argument '--colour'"),
         ("__guardian", "not meant to be called"),
         ("__holder", "not meant to be called"),
         ("__bench-worker", "not meant to be called"),
+        ("__torture-client", "not meant to be called"),
     ] {
         let done = place.run(words).exits(64).says(right);
         assert_eq!(done.stdout, "", "{words}");

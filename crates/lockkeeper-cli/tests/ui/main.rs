@@ -7,6 +7,7 @@ mod client;
 #[path = "../cli/place.rs"]
 #[expect(dead_code, reason = "the tests of the other verbs use all of it")]
 mod place;
+mod report;
 mod schema;
 mod security;
 mod webdriver;

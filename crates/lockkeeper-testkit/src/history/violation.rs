@@ -59,6 +59,36 @@ pub enum Violation {
     Surprise(String),
 }
 
+impl Violation {
+    /// The grants that show it. For an access, the resource's log names the key and the owners.
+    pub fn grants(&self) -> &[Acquisition] {
+        match self {
+            Violation::RepeatedFence(pair)
+            | Violation::FenceOrder(pair)
+            | Violation::Overlap(pair)
+            | Violation::SharedSlot(pair)
+            | Violation::LateSignal(pair) => &pair[..],
+            Violation::TooManyPermits { last, .. } => std::slice::from_ref(last),
+            Violation::NotTold { holder, .. } => std::slice::from_ref(holder),
+            Violation::StaleAccess { .. }
+            | Violation::SharedFence { .. }
+            | Violation::LostUpdate { .. }
+            | Violation::Leak(_)
+            | Violation::Surprise(_) => &[],
+        }
+    }
+
+    /// The access that should not have been accepted.
+    pub fn access(&self) -> Option<&Access> {
+        match self {
+            Violation::StaleAccess { access, .. }
+            | Violation::SharedFence { access, .. }
+            | Violation::LostUpdate { access, .. } => Some(access),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -16,6 +16,7 @@
 pub(crate) mod process;
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub enum Program {
     Test(String),
     /// The binary `lockkeeper-holder` at this path.
     Binary(std::path::PathBuf),
+    /// This executable again, with this argument, on which it calls [`main_of_verb`].
+    Verb(&'static str),
 }
 
 impl Program {
@@ -88,14 +91,34 @@ impl Program {
                 command
             }
             Program::Test(name) => {
-                let mut command =
-                    Command::new(std::env::current_exe().expect("a process knows its executable"));
+                let mut command = itself(arguments);
                 command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
-                command.env(ARGUMENTS, arguments.join("\n"));
+                command
+            }
+            Program::Verb(verb) => {
+                let mut command = itself(arguments);
+                command.arg(verb);
                 command
             }
         }
     }
+}
+
+/// This executable, with arguments that only its user can see: one may be a URL with a password.
+fn itself(arguments: &[&str]) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0(std::env::args_os().next().unwrap_or_default());
+    command.env(ARGUMENTS, arguments.join("\n"));
+    command
+}
+
+/// Runs a process that [`Holder`] started by [`Program::Verb`]; `None` if it did not. The process dies
+/// with its parent, even if it is stopped.
+pub fn main_of_verb() -> Option<std::process::ExitCode> {
+    let arguments = std::env::var(ARGUMENTS).ok()?;
+    // Without it, the process ends with its input, unless it is stopped.
+    let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
+    Some(main(arguments.split('\n').map(str::to_owned)))
 }
 
 /// The body of the test `helper_process`: does nothing, unless [`Holder`] started this process.
@@ -179,17 +202,25 @@ impl Holder {
     /// # Panics
     /// If the process ends or prints no such line for a long time; shows what it printed.
     pub async fn said(&mut self, word: &str) -> String {
+        self.listen(word).await.unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    /// Like [`said`](Holder::said), with an error instead of a panic.
+    pub(crate) async fn listen(&mut self, word: &str) -> Result<String, String> {
         loop {
             let line = tokio::time::timeout(PATIENCE, self.lines.recv()).await;
             let Ok(Some(line)) = line else {
                 let why = if line.is_err() { "is silent" } else { "has ended" };
-                panic!("the holder {why} and did not say {word:?}; it said {:?}", self.heard);
+                let heard = &self.heard;
+                return Err(format!(
+                    "the holder {why} and did not say {word:?}; it said {heard:?}"
+                ));
             };
             self.heard.push(line.clone());
             match line.strip_prefix(word) {
-                Some(rest) => return rest.trim().to_owned(),
+                Some(rest) => return Ok(rest.trim().to_owned()),
                 None if line.starts_with("failed") => {
-                    panic!("the holder did not say {word:?} but {line:?}")
+                    return Err(format!("the holder did not say {word:?} but {line:?}"));
                 }
                 None => {}
             }
@@ -234,6 +265,19 @@ impl Holder {
             listed.expect("the kernel shows what a process has").count()
         };
         (count("task"), count("fd"))
+    }
+
+    /// Its resident memory, in bytes.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn memory(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("the kernel shows what a process has");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilobytes =
+            line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<usize>().ok());
+        kilobytes.unwrap_or(0) * 1024
     }
 
     /// Waits until it has ended by itself.

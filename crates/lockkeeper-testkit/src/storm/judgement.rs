@@ -2,87 +2,197 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use super::log;
+use lockkeeper::engine::Mode;
+
+use super::{Storm, Struck, log};
 use crate::history::{Acquisition, History, Violation, check};
+use crate::holder::Holder;
 
 /// How many messages of each sort are printed.
 const SHOWN: usize = 5;
 
+/// A holder that recorded nothing for longer than this before it was signalled may not have been
+/// running.
+const RUNNING: Duration = Duration::from_millis(100);
+
+/// What a process uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    /// The number of its open files.
+    pub files: usize,
+    /// Its resident memory, in bytes.
+    pub memory: usize,
+}
+
+impl Footprint {
+    pub(super) fn of(holder: &Holder) -> Self {
+        Self { files: holder.resources().1, memory: holder.memory() }
+    }
+
+    /// Whether a process that used `self` before uses so much more now that it must leak. What it
+    /// keeps for later, such as connections, is bounded.
+    fn leaks(&self, now: &Self, tasks: usize) -> bool {
+        const ROOM: usize = 64 << 20;
+        now.files > 2 * self.files + 2 * tasks || now.memory > 2 * self.memory + ROOM
+    }
+}
+
 /// The result of a storm.
 #[derive(Debug)]
 pub struct Judgement {
-    /// How many grants there were.
-    pub grants: usize,
-    /// How many faults of each sort there were.
-    pub faults: BTreeMap<&'static str, usize>,
+    /// What happened, in the order of the processes. Times are those of the monotonic clock.
+    pub history: History,
+    /// For every acquisition, the number of its process.
+    pub clients: Vec<usize>,
+    /// The faults.
+    pub faults: Vec<Struck>,
+    /// When the resource refused an access, and by which acquisition.
+    pub refused: Vec<(Duration, usize)>,
+    /// How many updates of the unfenced twin were lost.
+    pub unfenced_losses: usize,
+    /// How many writes the twin accepted.
+    pub unfenced_writes: usize,
     /// How often holders lost a lock, by reason.
     pub losses: BTreeMap<String, usize>,
+    /// How long before the next grant each loss by the clock was signalled, sorted.
+    pub margins: Vec<Duration>,
+    /// How long after the last fault every process had a lock again; `None` if one never had.
+    pub recovery: Option<Duration>,
+    /// What every process that was never killed used before the storm, and after it.
+    pub footprints: Vec<[Footprint; 2]>,
     /// The outcomes of releases.
     pub releases: BTreeMap<String, usize>,
     /// The errors of callers that faults explain.
     pub failures: BTreeMap<String, usize>,
-    /// Two holders at the same time of what only one may hold.
-    pub overlaps: Vec<String>,
+    /// Two holders at the same time of what only one may hold, or a signal after the next grant.
+    pub overlaps: Vec<Violation>,
     /// More holders than a lock allows, around a fault by which the store forgets locks.
-    pub forgotten: Vec<String>,
+    pub forgotten: Vec<Violation>,
     /// All other violations.
-    pub violations: Vec<String>,
+    pub violations: Vec<Violation>,
 }
 
 impl Judgement {
-    pub(super) fn of(
-        logs: &[PathBuf],
-        left: Vec<String>,
-        faults: BTreeMap<&'static str, usize>,
-        forgetful: &[Range<Duration>],
-    ) -> Self {
-        let mut history = History { left, ..History::default() };
-        let mut surprises = Vec::new();
+    pub(super) fn of(storm: Storm, left: Vec<String>, footprints: Vec<[Footprint; 2]>) -> Self {
+        let [accesses, twin] = storm.resource.logs();
+        let mut history = History { left, accesses, ..History::default() };
+        let mut surprises: Vec<_> = storm.surprises;
         let (mut losses, mut releases, mut failures) =
             (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        for log in logs {
+        let (mut clients, mut refused, mut expired) = (Vec::new(), Vec::new(), Vec::new());
+        for (n, log) in &storm.logs {
             let said = log::read(log);
+            let before = history.acquisitions.len();
+            clients.extend(said.acquisitions.iter().map(|_| *n));
+            refused.extend(said.refused.into_iter().map(|(at, by)| (at, before + by)));
+            expired.extend(said.expired.into_iter().map(|at| before + at));
             history.acquisitions.extend(said.acquisitions);
             count(&mut losses, said.lost);
             count(&mut releases, said.released);
             count(&mut failures, said.failed);
-            surprises.extend(said.surprises.into_iter().map(Violation::Surprise));
+            surprises.extend(said.surprises);
         }
+        for [before, now] in &footprints {
+            if before.leaks(now, storm.plan.tasks) {
+                surprises.push(format!("a process grew from {before:?} to {now:?}"));
+            }
+        }
+        let forgetful: Vec<_> = storm
+            .faults
+            .iter()
+            .filter(|fault| fault.forgets)
+            .map(|fault| fault.time.start..fault.time.end + storm.plan.ttl)
+            .collect();
         let explained = |violation: &Violation| {
             let at = entrant(violation).map(|entrant| entrant.returned);
             at.is_some_and(|at| forgetful.iter().any(|fault| fault.contains(&at)))
         };
-        let all = check(&history).into_iter().chain(surprises);
+        let (margins, late) = margins(&history.acquisitions, &expired);
+        let surprises = surprises.into_iter().map(Violation::Surprise);
+        let all = check(&history).into_iter().chain(late).chain(surprises);
         let (forgotten, others): (Vec<_>, Vec<_>) = all.partition(explained);
-        let (overlaps, others): (Vec<_>, Vec<_>) =
-            others.into_iter().partition(|violation| matches!(violation, Violation::Overlap(_)));
-        let text = |all: Vec<Violation>| all.iter().map(Violation::to_string).collect();
+        let is_overlap = |violation: &Violation| {
+            matches!(violation, Violation::Overlap(_) | Violation::LateSignal(_))
+        };
+        let (overlaps, violations) = others.into_iter().partition(is_overlap);
+        let unfenced_writes = twin.iter().filter(|access| access.write.is_some()).count();
+        let twin = check(&History { accesses: twin, ..History::default() });
+        let is_lost = |violation: &&Violation| matches!(violation, Violation::LostUpdate { .. });
         Self {
-            grants: history.acquisitions.len(),
-            faults,
+            clients,
+            faults: storm.faults,
+            refused,
+            unfenced_losses: twin.iter().filter(is_lost).count(),
+            unfenced_writes,
             losses,
+            margins,
+            recovery: storm.recovery,
+            footprints,
             releases,
             failures,
-            overlaps: text(overlaps),
-            forgotten: text(forgotten),
-            violations: text(others),
+            overlaps,
+            forgotten,
+            violations,
+            history,
         }
+    }
+
+    /// How many grants there were.
+    pub fn grants(&self) -> usize {
+        self.history.acquisitions.len()
     }
 
     /// Whether there was no violation.
     pub fn is_clean(&self) -> bool {
-        self.grants > 0 && self.overlaps.is_empty() && self.violations.is_empty()
+        self.grants() > 0 && self.overlaps.is_empty() && self.violations.is_empty()
     }
+}
+
+/// How long before the next grant each of these losses was signalled, and the signals that came
+/// after it. Only holders that were running count, because no other can be signalled; and only locks
+/// that were not released before the next grant.
+fn margins(all: &[Acquisition], expired: &[usize]) -> (Vec<Duration>, Vec<Violation>) {
+    let mut keys: BTreeMap<&str, Vec<&Acquisition>> = BTreeMap::new();
+    for acquisition in all {
+        keys.entry(&acquisition.key).or_default().push(acquisition);
+    }
+    keys.values_mut().for_each(|grants| grants.sort_by_key(|grant| grant.returned));
+    let (mut margins, mut late) = (Vec::new(), Vec::new());
+    for lost in expired.iter().map(|n| &all[*n]) {
+        let (Some(signal), Some(last)) = (lost.lost, lost.deadline) else { continue };
+        if signal.saturating_sub(last) > RUNNING {
+            continue;
+        }
+        let conflicts = |next: &&&Acquisition| {
+            let permits = matches!(next.mode, Mode::Permits { .. });
+            let readers = next.mode == Mode::Read && lost.mode == Mode::Read;
+            next.owner != lost.owner && !permits && !readers
+        };
+        let grants = &keys[lost.key.as_str()];
+        let after = grants.partition_point(|grant| grant.returned <= lost.returned);
+        if let Some(next) = grants[after..].iter().find(conflicts) {
+            match next.returned.checked_sub(signal) {
+                Some(_) if lost.release.is_some_and(|release| release < next.returned) => {}
+                Some(margin) => margins.push(margin),
+                None => {
+                    let pair = Box::new([lost.clone(), (*next).clone()]);
+                    late.push(Violation::LateSignal(pair));
+                }
+            }
+        }
+    }
+    margins.sort();
+    (margins, late)
 }
 
 /// The second holder of an overlap, if that is the violation.
 fn entrant(violation: &Violation) -> Option<&Acquisition> {
     match violation {
-        Violation::Overlap(pair) | Violation::SharedSlot(pair) => Some(&pair[1]),
+        Violation::Overlap(pair) | Violation::SharedSlot(pair) | Violation::LateSignal(pair) => {
+            Some(&pair[1])
+        }
         Violation::TooManyPermits { last, .. } => Some(last),
         _ => None,
     }
@@ -96,9 +206,20 @@ fn count(counts: &mut BTreeMap<String, usize>, texts: Vec<String>) {
 
 impl fmt::Display for Judgement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let faults: usize = self.faults.values().sum();
-        writeln!(f, "{} grants under {faults} faults {:?}", self.grants, self.faults)?;
+        let mut faults = BTreeMap::new();
+        count(&mut faults, self.faults.iter().map(|fault| fault.name.to_owned()).collect());
+        writeln!(f, "{} grants under {} faults {faults:?}", self.grants(), self.faults.len())?;
         writeln!(f, "losses {:?}, releases {:?}", self.losses, self.releases)?;
+        writeln!(
+            f,
+            "{} accesses refused; {} of {} updates lost without fences",
+            self.refused.len(),
+            self.unfenced_losses,
+            self.unfenced_writes
+        )?;
+        if let [first, ..] = self.margins[..] {
+            writeln!(f, "{} losses signalled at least {first:?} early", self.margins.len())?;
+        }
         let failed: usize = self.failures.values().sum();
         writeln!(f, "{failed} failures, for instance:")?;
         for (text, n) in self.failures.iter().take(SHOWN) {
@@ -115,5 +236,59 @@ impl fmt::Display for Judgement {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grant(owner: &str, returned: u64) -> Acquisition {
+        let ms = Duration::from_millis;
+        Acquisition {
+            key: "key".to_owned(),
+            mode: Mode::Mutex,
+            owner: owner.to_owned(),
+            called: ms(0),
+            admitted: None,
+            returned: ms(returned),
+            fence: returned,
+            slots: Vec::new(),
+            ttl: ms(2000),
+            last_use: None,
+            release: None,
+            released: None,
+            lost: None,
+            deadline: Some(ms(returned)),
+        }
+    }
+
+    /// A holder that checked at `last` and was signalled at `signal`, and the next grant.
+    fn judged(last: u64, signal: u64, release: Option<u64>, next: u64) -> (Vec<Duration>, usize) {
+        let ms = Duration::from_millis;
+        let first = Acquisition {
+            deadline: Some(ms(last)),
+            lost: Some(ms(signal)),
+            release: release.map(ms),
+            ..grant("first", 100)
+        };
+        let (margins, late) = margins(&[first, grant("next", next)], &[0]);
+        (margins, late.len())
+    }
+
+    #[test]
+    fn a_margin_counts_from_the_signal_to_the_next_grant() {
+        let margin = |ms| vec![Duration::from_millis(ms)];
+        assert_eq!(judged(1320, 1333, None, 2100), (margin(767), 0));
+        assert_eq!(judged(1320, 1333, Some(3000), 2100), (margin(767), 0));
+        // It had released the lock: then the next grant may come at any time.
+        assert_eq!(judged(1320, 1333, Some(1400), 1401), (vec![], 0));
+        // It may not have been running.
+        assert_eq!(judged(1000, 2333, None, 2100), (vec![], 0));
+    }
+
+    #[test]
+    fn a_signal_after_the_next_grant_is_late() {
+        assert_eq!(judged(2090, 2110, None, 2100), (vec![], 1));
     }
 }

@@ -6,8 +6,8 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::path::Path;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -61,12 +61,28 @@ impl Log {
         self.write(&format!("vouched {n} {}", at.as_nanos()));
     }
 
+    /// The resource refused an access under this grant.
+    pub(crate) fn refused(&self, n: usize) {
+        self.write(&format!("refused {n} {}", now().as_nanos()));
+    }
+
+    /// The holder is about to release or drop its guard.
+    pub(crate) fn releasing(&self, n: usize) {
+        self.write(&format!("releasing {n} {}", now().as_nanos()));
+    }
+
     pub(crate) fn released(&self, n: usize, outcome: Release) {
         self.write(&format!("released {n} {outcome:?}"));
     }
 
+    /// The holder knows now that the lock is lost.
     pub(crate) fn lost(&self, n: usize, why: &str) {
-        self.write(&format!("lost {n} {why}"));
+        self.write(&format!("lost {n} {} {why}", now().as_nanos()));
+    }
+
+    /// The signal of a loss by the clock, which comes before the lock can pass to another client.
+    pub(crate) fn expired(&self, n: usize) {
+        self.write(&format!("expired {n} {}", now().as_nanos()));
     }
 
     /// Something that faults explain.
@@ -90,19 +106,54 @@ impl Log {
 #[derive(Debug, Default)]
 pub(crate) struct Said {
     pub(crate) acquisitions: Vec<Acquisition>,
+    /// When the resource refused an access, and by which acquisition.
+    pub(crate) refused: Vec<(Duration, usize)>,
+    /// The acquisitions that were lost by the clock, as their holders were signalled.
+    pub(crate) expired: Vec<usize>,
     pub(crate) released: Vec<String>,
     pub(crate) lost: Vec<String>,
     pub(crate) failed: Vec<String>,
     pub(crate) surprises: Vec<String>,
 }
 
-/// How many grants a process has had so far.
-pub(crate) fn grants(path: &Path) -> usize {
-    text(path).lines().filter(|line| line.starts_with("granted ")).count()
+/// Counts grants in a log that grows.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    path: PathBuf,
+    read: u64,
+    grants: usize,
+}
+
+impl Tail {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path, read: 0, grants: 0 }
+    }
+
+    /// How many grants the process has had so far.
+    pub(crate) fn grants(&mut self) -> usize {
+        // The process may not have started it yet.
+        if let Ok(mut file) = File::open(&self.path) {
+            let mut new = Vec::new();
+            let read =
+                file.seek(SeekFrom::Start(self.read)).and_then(|_| file.read_to_end(&mut new));
+            let whole = new.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+            if read.is_ok() {
+                self.read += whole as u64;
+                let lines = new[..whole].split(|byte| *byte == b'\n');
+                self.grants += lines.filter(|line| line.starts_with(b"granted ")).count();
+            }
+        }
+        self.grants
+    }
+
+    /// The end of the log.
+    pub(crate) fn last_words(&self) -> String {
+        last_words(&self.path)
+    }
 }
 
 /// The end of a process's log.
-pub(crate) fn last_words(path: &Path) -> String {
+fn last_words(path: &Path) -> String {
     let text = text(path);
     let lines: Vec<_> = text.lines().rev().take(5).collect();
     lines.join(" | ")
@@ -123,8 +174,19 @@ pub(crate) fn read(path: &Path) -> Said {
                 said.acquisitions.push(acquisition(what));
             }
             "vouched" => said.acquisitions[at[n]].deadline = Some(nanos(what)),
+            "refused" => said.refused.push((nanos(what), at[n])),
+            "releasing" => said.acquisitions[at[n]].release = Some(nanos(what)),
+            "expired" => {
+                said.acquisitions[at[n]].lost = Some(nanos(what));
+                said.expired.push(at[n]);
+                said.lost.push(lockkeeper::Loss::Expired.to_string());
+            }
             "released" => said.released.push(what.to_owned()),
-            "lost" => said.lost.push(what.to_owned()),
+            "lost" => {
+                let (when, why) = what.split_once(' ').unwrap_or((what, ""));
+                said.acquisitions[at[n]].lost = Some(nanos(when));
+                said.lost.push(why.to_owned());
+            }
             "failed" => said.failed.push(rest.to_owned()),
             "surprise" => said.surprises.push(rest.to_owned()),
             _ => said.surprises.push(format!("a line of the log makes no sense: {line:?}")),

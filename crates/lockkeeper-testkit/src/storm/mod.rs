@@ -3,9 +3,10 @@
 //!
 //! The processes are real, so that they can be stopped and killed at any moment. Each logs what it
 //! was granted and until when it considered the lock valid; afterwards the whole history is checked
-//! by the same rules as every other one. There are three sorts of faults: those of the processes,
-//! which every engine has; those of the network, if the processes reach the server through
-//! [proxies](Proxy); and those that the caller supplies, for instance a failover.
+//! by the same rules as every other one, together with every access to a resource that the locks
+//! protect. There are three sorts of faults: those of the processes, which every engine has; those of
+//! the network, if the processes reach the server through [proxies](Proxy); and those that the caller
+//! supplies, for instance a failover.
 //!
 //! ```no_run
 //! # async fn example() {
@@ -19,27 +20,42 @@
 //! # }
 //! ```
 //!
-//! `LOCKKEEPER_STORM_SECONDS` sets the duration, `LOCKKEEPER_STORM_SEED` repeats the choice of
-//! faults.
+//! `LOCKKEEPER_STORM_SECONDS` sets the duration, `LOCKKEEPER_STORM_SEED` repeats the choices of the
+//! storm and its processes, unless the [`Plan`] does. The timing of processes is never the same
+//! twice.
 
+mod brief;
+pub mod deployment;
+mod fault;
 mod judgement;
+mod kind;
+mod leftovers;
 mod log;
+mod plan;
 mod process;
+mod resource;
+mod route;
 
-use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use crate::holder::{Holder, Program};
 use crate::proxy::{Proxy, Way};
+use brief::Brief;
+use deployment::Deployment;
+use fault::Striking;
+use log::Tail;
+use resource::Served;
 
-pub use judgement::Judgement;
+pub use fault::{ClientFault, Fault, Struck, Target};
+pub use judgement::{Footprint, Judgement};
+pub use kind::Kind;
+pub use plan::{Plan, Progress};
 pub(crate) use process::main;
+pub use route::through_proxies;
 
 /// The duration of a storm unless `LOCKKEEPER_STORM_SECONDS` sets it, as `scripts/test` does.
 const SHORT: Duration = Duration::from_secs(5);
@@ -48,96 +64,6 @@ const SHORT: Duration = Duration::from_secs(5);
 /// ended.
 const RECOVERY: Duration = Duration::from_secs(90);
 
-/// What the processes do.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// How many processes there are.
-    pub processes: usize,
-    /// How many tasks each of them has.
-    pub tasks: usize,
-    /// The kinds of locks; each kind has its own key.
-    pub kinds: Vec<Kind>,
-    /// The length of every lease.
-    pub ttl: Duration,
-}
-
-impl Default for Plan {
-    fn default() -> Self {
-        Self {
-            processes: 4,
-            tasks: 32,
-            kinds: vec![Kind::Mutex, Kind::ReadWrite, Kind::Permits],
-            ttl: Duration::from_secs(2),
-        }
-    }
-}
-
-/// What a key of the storm is used as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A mutex, sometimes taken twice by one owner.
-    Mutex,
-    /// A fair mutex.
-    Fair,
-    /// Readers and writers.
-    ReadWrite,
-    /// A semaphore of three, of which one or two are taken.
-    Permits,
-}
-
-impl Kind {
-    const ALL: [Kind; 4] = [Kind::Mutex, Kind::Fair, Kind::ReadWrite, Kind::Permits];
-
-    /// How many permits there are.
-    pub(crate) const LIMIT: u32 = 3;
-
-    /// The name of this kind in arguments, and its key.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Mutex => "mutex",
-            Kind::Fair => "fair",
-            Kind::ReadWrite => "readwrite",
-            Kind::Permits => "permits",
-        }
-    }
-
-    fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-}
-
-/// A fault, which ends when its future does.
-pub struct Fault<'a> {
-    name: &'static str,
-    forgets: bool,
-    strike: Box<dyn FnMut() -> Pin<Box<dyn Future<Output = ()> + 'a>> + 'a>,
-}
-
-impl<'a> Fault<'a> {
-    /// A fault by its name and what it does.
-    pub fn new<F: Future<Output = ()> + 'a>(
-        name: &'static str,
-        mut strike: impl FnMut() -> F + 'a,
-    ) -> Self {
-        Self { name, forgets: false, strike: Box::new(move || Box::pin(strike())) }
-    }
-
-    /// A fault by which the store may forget locks: while it lasts, and for a lease after it, two
-    /// clients may hold a lock.
-    pub fn forgetful<F: Future<Output = ()> + 'a>(
-        name: &'static str,
-        strike: impl FnMut() -> F + 'a,
-    ) -> Self {
-        Self { forgets: true, ..Self::new(name, strike) }
-    }
-}
-
-impl std::fmt::Debug for Fault<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Fault({})", self.name)
-    }
-}
-
 /// A running storm, and its faults so far.
 #[derive(Debug)]
 pub struct Storm {
@@ -145,20 +71,29 @@ pub struct Storm {
     urls: Vec<String>,
     plan: Plan,
     directory: TempDir,
+    resource: Served,
     /// In the order of their numbers; killed processes are replaced.
     processes: Vec<Process>,
-    logs: Vec<PathBuf>,
-    faults: BTreeMap<&'static str, usize>,
-    /// When the store may have forgotten locks.
-    forgetful: Vec<Range<Duration>>,
+    /// The log of every process, and its number.
+    logs: Vec<(usize, PathBuf)>,
+    /// The grants of processes that were killed.
+    grants: usize,
+    faults: Vec<Struck>,
+    /// What went wrong apart from the history.
+    surprises: Vec<String>,
+    /// How long it took until every process got a lock again.
+    recovery: Option<Duration>,
     random: fastrand::Rng,
 }
 
 #[derive(Debug)]
 struct Process {
     holder: Holder,
-    log: PathBuf,
-    stopped_until: Option<Instant>,
+    tail: Tail,
+    /// When it is continued, if it is stopped or blocked.
+    paused_until: Option<Instant>,
+    /// What it used before the storm.
+    footprint: Option<Footprint>,
 }
 
 impl Storm {
@@ -167,17 +102,24 @@ impl Storm {
     /// # Panics
     /// When a process cannot be started.
     pub fn start(program: &Program, urls: &[String], plan: Plan) -> Self {
-        let seed = std::env::var("LOCKKEEPER_STORM_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-        eprintln!("storm: LOCKKEEPER_STORM_SEED={seed}");
+        let said = || std::env::var("LOCKKEEPER_STORM_SEED").ok()?.parse().ok();
+        let seed = plan.seed.or_else(said).unwrap_or_else(|| {
+            let seed = fastrand::u64(..);
+            eprintln!("storm: LOCKKEEPER_STORM_SEED={seed}");
+            seed
+        });
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let mut storm = Self {
             program: program.clone(),
             urls: urls.to_vec(),
-            directory: tempfile::tempdir().expect("a temporary directory can be made"),
+            resource: Served::start(directory.path()),
+            directory,
             processes: Vec::new(),
             logs: Vec::new(),
-            faults: BTreeMap::new(),
-            forgetful: Vec::new(),
+            grants: 0,
+            faults: Vec::new(),
+            surprises: Vec::new(),
+            recovery: None,
             random: fastrand::Rng::with_seed(seed),
             plan,
         };
@@ -188,19 +130,55 @@ impl Storm {
         storm
     }
 
+    /// A whole storm over servers: every process has proxies of its own, where that is possible.
+    pub async fn over(program: &Program, servers: &dyn Deployment, plan: Plan) -> Judgement {
+        let (url, hosts) = (servers.url(), servers.hosts());
+        let (mut urls, mut proxies) = (Vec::new(), Vec::new());
+        for _ in 0..plan.processes {
+            let (through, own) = through_proxies(&url, &hosts).await;
+            urls.push(if own.is_empty() { url.clone() } else { through });
+            proxies.extend(own);
+        }
+        let mut faults = servers.faults(plan.ttl);
+        let mut storm = Self::start(program, &urls, plan);
+        storm.rage(&proxies, &mut faults).await;
+        storm.judge(&url).await
+    }
+
     /// Injects faults, one shortly after the other and some at the same time; then repairs
     /// everything, and waits until every process got a lock again.
-    ///
-    /// # Panics
-    /// If a process gets no lock for a long time.
     pub async fn rage(&mut self, proxies: &[Proxy], own: &mut [Fault<'_>]) {
-        self.everyone_gets_in("before the storm").await;
-        let seconds = std::env::var("LOCKKEEPER_STORM_SECONDS").ok();
-        let length = seconds.and_then(|n| n.parse().ok()).map_or(SHORT, Duration::from_secs);
-        let end = Instant::now() + length;
+        if self.everyone_gets_in("before the storm").await.is_none() {
+            return;
+        }
+        for process in &mut self.processes {
+            process.footprint = Some(Footprint::of(&process.holder));
+        }
+        let seconds = || std::env::var("LOCKKEEPER_STORM_SECONDS").ok()?.parse().ok();
+        let length = self.plan.length.or_else(|| seconds().map(Duration::from_secs));
+        let end = Instant::now() + length.unwrap_or(SHORT);
         let mut healed_at: Vec<Option<Instant>> = vec![None; proxies.len()];
-        while Instant::now() < end {
-            sleep(Duration::from_millis(self.random.u64(20..400))).await;
+        let named = |network| {
+            let faults = self.plan.faults.iter().copied();
+            faults.filter(|fault| fault.is_network() == network).collect::<Vec<_>>()
+        };
+        let (network, process) = (named(true), named(false));
+        // One fault of the servers at a time; clients fail meanwhile.
+        let mut striking: Option<(Struck, Striking<'_>)> = None;
+        while Instant::now() < end && !self.has_enough() {
+            let pause = sleep(Duration::from_millis(self.random.u64(20..400)));
+            match &mut striking {
+                Some((_, fault)) => {
+                    tokio::select! {
+                        () = fault => {
+                            let (fault, _) = striking.take().expect("it has just ended");
+                            self.struck(fault.name, fault.target, fault.time.start, fault.forgets);
+                        }
+                        () = pause => {}
+                    }
+                }
+                None => pause.await,
+            }
             self.resume(Instant::now());
             for (proxy, until) in proxies.iter().zip(&mut healed_at) {
                 if until.take_if(|until| *until <= Instant::now()).is_some() {
@@ -209,93 +187,108 @@ impl Storm {
             }
             // The caller's faults are rarer and more expensive: half of all faults are theirs, if
             // there are any.
-            if !own.is_empty() && self.random.bool() {
+            if !own.is_empty() && striking.is_none() && self.random.bool() {
                 let fault = &mut own[self.random.usize(..own.len())];
-                self.count(fault.name);
-                let struck = log::now();
-                (fault.strike)().await;
-                if fault.forgets {
-                    self.forgetful.push(struck..log::now() + self.plan.ttl);
-                }
-            } else if !proxies.is_empty() && self.random.bool() {
+                let (now, target) = (log::now(), Target::Servers);
+                let start =
+                    Struck { name: fault.name, target, time: now..now, forgets: fault.forgets };
+                striking = Some((start, (fault.strike)()));
+            } else if !proxies.is_empty() && !network.is_empty() && self.random.bool() {
                 let n = self.random.usize(..proxies.len());
-                self.hurt_network(&proxies[n], &mut healed_at[n]);
-            } else {
-                self.hurt_process();
+                let fault = network[self.random.usize(..network.len())];
+                self.hurt_network(fault, n, &proxies[n], &mut healed_at[n]);
+            } else if !process.is_empty() {
+                let fault = process[self.random.usize(..process.len())];
+                self.hurt_process(fault);
             }
+        }
+        if let Some((fault, rest)) = striking {
+            rest.await;
+            self.struck(fault.name, fault.target, fault.time.start, fault.forgets);
         }
         self.resume(end + RECOVERY);
         for proxy in proxies {
             proxy.heal().await;
         }
-        self.everyone_gets_in("after the storm").await;
+        self.recovery = self.everyone_gets_in("after the storm").await;
     }
 
     /// Ends the processes and checks what they were granted. A fresh client at `url` must then be
     /// able to acquire everything.
     pub async fn judge(mut self, url: &str) -> Judgement {
         let mut left = Vec::new();
+        let mut footprints = Vec::new();
         for (n, process) in self.processes.iter_mut().enumerate() {
+            if let Some(before) = process.footprint {
+                footprints.push([before, Footprint::of(&process.holder)]);
+            }
             process.holder.finish();
-            if timeout(RECOVERY, process.holder.said("done")).await.is_err() {
-                left.push(format!("process {n} did not come to an end"));
+            if let Err(why) = process.holder.listen("done").await {
+                left.push(format!("process {n} did not come to an end: {why}"));
             }
         }
-        left.extend(self.still_taken(url).await);
-        Judgement::of(&self.logs, left, std::mem::take(&mut self.faults), &self.forgetful)
+        left.extend(self.left(url).await);
+        Judgement::of(self, left, footprints)
     }
 
-    fn hurt_process(&mut self) {
+    fn hurt_process(&mut self, fault: ClientFault) {
         let n = self.random.usize(..self.processes.len());
-        if self.random.bool() {
-            if self.processes[n].stopped_until.is_none() {
-                self.count("process stopped");
-                let length = self.plan.ttl.mul_f64(0.5 + 2.5 * self.random.f64());
-                self.processes[n].holder.stop();
-                self.processes[n].stopped_until = Some(Instant::now() + length);
+        if self.processes[n].paused_until.is_some() {
+            return;
+        }
+        let (start, length) = (log::now(), self.plan.ttl.mul_f64(0.5 + 2.5 * self.random.f64()));
+        let process = &mut self.processes[n];
+        match fault {
+            ClientFault::Kill => {
+                process.holder.kill();
+                self.grants += process.tail.grants();
+                self.processes[n] = self.process(n);
             }
-        } else {
-            self.count("process killed");
-            self.processes[n].holder.kill();
-            self.processes[n] = self.process(n);
+            ClientFault::Block => process.holder.tell(&format!("block {}", length.as_millis())),
+            ClientFault::DropFutures => process.holder.tell("drop"),
+            _ => process.holder.stop(),
+        }
+        let lasts = matches!(fault, ClientFault::Stop | ClientFault::Block);
+        self.struck(fault.name(), Target::Client(n), start, false);
+        if lasts {
+            self.processes[n].paused_until = Some(Instant::now() + length);
+            self.faults.last_mut().expect("it was added").time.end = start + length;
         }
     }
 
-    fn hurt_network(&mut self, proxy: &Proxy, healed_at: &mut Option<Instant>) {
+    fn hurt_network(
+        &mut self,
+        fault: ClientFault,
+        n: usize,
+        proxy: &Proxy,
+        healed_at: &mut Option<Instant>,
+    ) {
         if healed_at.is_some() {
             return;
         }
-        let length = self.plan.ttl.mul_f64(1.5 * self.random.f64());
-        match self.random.u8(..5) {
-            0 => {
-                self.count("connections reset");
-                proxy.reset();
-                return;
-            }
-            1 => {
-                self.count("requests held back");
-                proxy.hold(Way::ToServer);
-            }
-            2 => {
-                self.count("replies held back");
-                proxy.hold(Way::ToClient);
-            }
-            3 => {
-                self.count("reply swallowed");
-                proxy.swallow_reply_after(self.random.usize(..100));
-            }
-            _ => {
-                self.count("latency");
-                proxy.latency(Duration::from_millis(self.random.u64(1..50)));
-            }
+        let (start, length) = (log::now(), self.plan.ttl.mul_f64(1.5 * self.random.f64()));
+        match fault {
+            ClientFault::HoldRequests => proxy.hold(Way::ToServer),
+            ClientFault::HoldReplies => proxy.hold(Way::ToClient),
+            ClientFault::SwallowReply => proxy.swallow_reply_after(self.random.usize(..100)),
+            ClientFault::Latency => proxy.latency(Duration::from_millis(self.random.u64(1..50))),
+            _ => proxy.reset(),
         }
-        *healed_at = Some(Instant::now() + length);
+        self.struck(fault.name(), Target::Network(n), start, false);
+        if fault != ClientFault::Reset {
+            self.faults.last_mut().expect("it was added").time.end = start + length;
+            *healed_at = Some(Instant::now() + length);
+        }
     }
 
-    /// Continues the processes whose time has come.
+    fn struck(&mut self, name: &'static str, target: Target, start: Duration, forgets: bool) {
+        self.faults.push(Struck { name, target, time: start..log::now(), forgets });
+    }
+
+    /// Continues the processes whose time has come. One that was blocked continues by itself.
     fn resume(&mut self, now: Instant) {
         for process in &mut self.processes {
-            if process.stopped_until.take_if(|until| *until <= now).is_some() {
+            if process.paused_until.take_if(|until| *until <= now).is_some() {
                 process.holder.resume();
             }
         }
@@ -303,63 +296,53 @@ impl Storm {
 
     fn process(&mut self, n: usize) -> Process {
         let log = self.directory.path().join(format!("{}-{n}", self.logs.len()));
-        self.logs.push(log.clone());
-        let kinds: Vec<_> = self.plan.kinds.iter().map(|kind| kind.name()).collect();
-        let arguments = [
-            "storm",
-            &self.urls[n % self.urls.len()],
-            &log.display().to_string(),
-            &self.plan.tasks.to_string(),
-            &self.plan.ttl.as_millis().to_string(),
-            &kinds.join(","),
-        ];
+        self.logs.push((n, log.clone()));
+        let plan = &self.plan;
+        let brief = Brief {
+            url: self.urls[n % self.urls.len()].clone(),
+            log: log.clone(),
+            resource: self.resource.socket.clone(),
+            tasks: plan.tasks,
+            ttl: plan.ttl,
+            kinds: plan.kinds.clone(),
+            prefix: plan.prefix.clone(),
+            keys: plan.keys,
+            bug: plan.bug,
+            seed: self.random.u64(..),
+        };
+        let arguments = brief.to_arguments();
+        let arguments: Vec<_> =
+            std::iter::once("storm").chain(arguments.iter().map(String::as_str)).collect();
         let holder = Holder::launch(&self.program, &arguments);
-        Process { holder, log, stopped_until: None }
+        Process { holder, tail: Tail::new(log), paused_until: None, footprint: None }
     }
 
-    /// Waits until every process was granted something from now on.
-    async fn everyone_gets_in(&self, when: &str) {
-        let grants = |process: &Process| log::grants(&process.log);
-        let before: Vec<_> = self.processes.iter().map(grants).collect();
+    /// Waits until every process was granted something from now on. Returns how long it took, or
+    /// `None` if one waits for too long.
+    async fn everyone_gets_in(&mut self, when: &str) -> Option<Duration> {
+        let before: Vec<_> =
+            self.processes.iter_mut().map(|process| process.tail.grants()).collect();
         let started = Instant::now();
-        for (n, (process, before)) in self.processes.iter().zip(before).enumerate() {
-            while grants(process) == before {
-                assert!(
-                    started.elapsed() < RECOVERY,
-                    "{when}, process {n} was not let in for {RECOVERY:?}; its last words: {}",
-                    log::last_words(&process.log)
-                );
+        for (n, (process, before)) in self.processes.iter_mut().zip(before).enumerate() {
+            while process.tail.grants() == before {
+                if started.elapsed() > RECOVERY {
+                    let last = process.tail.last_words();
+                    self.surprises.push(format!(
+                        "{when}, process {n} was granted nothing for {RECOVERY:?}; its last words: {last}"
+                    ));
+                    return None;
+                }
                 sleep(Duration::from_millis(50)).await;
             }
         }
+        Some(started.elapsed())
     }
 
-    /// What a client cannot acquire after all others are gone.
-    async fn still_taken(&self, url: &str) -> Vec<String> {
-        let client = match lockkeeper::Client::connect(url).await {
-            Ok(client) => client,
-            Err(error) => return vec![format!("a fresh client cannot connect: {error}")],
-        };
-        let mut left = Vec::new();
-        // A killed process keeps its locks for a lease, or for a session of the server.
-        let limit = self.plan.ttl * 2 + Duration::from_secs(30);
-        for kind in &self.plan.kinds {
-            let lock = match kind {
-                Kind::Mutex => client.mutex(kind.name()),
-                Kind::Fair => client.mutex(kind.name()).fair(),
-                Kind::ReadWrite => client.write(kind.name()),
-                Kind::Permits => client.semaphore(kind.name(), Kind::LIMIT).permits(Kind::LIMIT),
-            };
-            match lock.acquire_within(limit).await {
-                Ok(guard) => drop(guard.release().await),
-                Err(error) => left.push(format!("{}: {error}", kind.name())),
-            }
-        }
-        client.close().await;
-        left
-    }
-
-    fn count(&mut self, fault: &'static str) {
-        *self.faults.entry(fault).or_default() += 1;
+    /// Counts, and returns whether there were enough grants.
+    fn has_enough(&mut self) -> bool {
+        let running = self.processes.iter_mut().map(|process| process.tail.grants()).sum::<usize>();
+        let (grants, faults) = (self.grants + running, self.faults.len());
+        self.plan.progress.send_replace(Progress { grants, faults });
+        self.plan.grants.is_some_and(|enough| grants >= enough)
     }
 }

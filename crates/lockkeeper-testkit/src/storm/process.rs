@@ -1,57 +1,66 @@
 //! What a process of the storm does until its input ends.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lockkeeper::{Client, Error, Guard, Lock, Owner, Result};
+use fastrand::Rng;
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::{Client, Error, Guard, Lock, Loss, Multi, MultiGuard, Owner, Result, Term};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Kind;
+use super::brief::Brief;
 use super::log::{Log, now};
+use super::resource::{Read, Remote};
+use crate::bugs::Buggy;
+use crate::history::Object;
 use crate::holder::say;
 
 /// How often a holder that keeps the lock for longer records that it still has it.
 const VOUCH: Duration = Duration::from_millis(20);
 
+/// The threads of its executor.
+const THREADS: usize = 2;
+
 struct Shared {
     client: Client,
     log: Log,
-    kinds: Vec<Kind>,
-    ttl: Duration,
+    brief: Brief,
     grants: AtomicUsize,
     stop: AtomicBool,
+    /// Drops every acquire in progress.
+    dropped: Arc<Notify>,
 }
 
-/// Runs a process of the storm; the arguments are the URL, the log, the number of tasks, the lease in
-/// milliseconds and the kinds.
+/// Runs a process of the storm.
+///
+/// Lines in: `block MS` blocks all threads of the executor, `drop` drops the acquires in progress.
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
-    let [url, log, tasks, ttl, kinds] = arguments else {
-        say(format_args!("failed a process of the storm has five arguments, not {arguments:?}"));
+    let Some(brief) = Brief::parse(arguments) else {
+        say(format_args!("failed a process of the storm cannot use {} arguments", arguments.len()));
         return ExitCode::FAILURE;
     };
-    let number = |text: &str| text.parse::<u64>().expect("the storm passes numbers");
-    let (log, tasks) = (Log::create(Path::new(log)), number(tasks));
-    let ttl = Duration::from_millis(number(ttl));
-    let kinds = kinds.split(',').map(|name| Kind::named(name).expect("the storm knows its kinds"));
+    let log = Log::create(&brief.log);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(THREADS)
         .enable_all()
         .build()
         .expect("a runtime can be started");
     runtime.block_on(async {
-        let ended = input_ended();
-        let Some(client) = connect(url, &log, &ended).await else { return };
-        let kinds = kinds.collect();
-        let (grants, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let shared = Arc::new(Shared { client, log, kinds, ttl, grants, stop });
+        let (ended, dropped) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+        obey(ended.clone(), dropped.clone());
+        let Some(client) = connect(&brief, &log, &ended).await else { return };
+        let (grants, stop, tasks) = (AtomicUsize::new(0), AtomicBool::new(false), brief.tasks);
+        let shared = Arc::new(Shared { client, log, brief, grants, stop, dropped });
         let mut set = JoinSet::new();
-        for task in 0..tasks {
+        for n in 0..tasks {
             let shared = shared.clone();
-            set.spawn(async move { shared.work(task).await });
+            set.spawn(async move { shared.task(n).await });
         }
         while !ended.load(Ordering::Relaxed) {
             sleep(Duration::from_millis(20)).await;
@@ -69,9 +78,14 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
 }
 
 /// A server that is down at this moment is a fault like any other.
-async fn connect(url: &str, log: &Log, ended: &AtomicBool) -> Option<Client> {
+async fn connect(brief: &Brief, log: &Log, ended: &AtomicBool) -> Option<Client> {
     while !ended.load(Ordering::Relaxed) {
-        match Client::connect(url).await {
+        let client = async {
+            let Some(bug) = brief.bug else { return Client::connect(&brief.url).await };
+            let engine = lockkeeper::engines::open(Endpoint::parse(&brief.url)?).await?;
+            Ok(Client::new(Buggy::new(engine, bug)))
+        };
+        match client.await {
             Ok(client) => return Some(client),
             Err(error) => {
                 match error {
@@ -85,30 +99,78 @@ async fn connect(url: &str, log: &Log, ended: &AtomicBool) -> Option<Client> {
     None
 }
 
-fn input_ended() -> Arc<AtomicBool> {
-    let ended = Arc::new(AtomicBool::new(false));
-    let mark = ended.clone();
+/// Carries out the lines of its input, until that ends.
+fn obey(ended: Arc<AtomicBool>, dropped: Arc<Notify>) {
+    let runtime = Handle::current();
     std::thread::spawn(move || {
-        for line in std::io::stdin().lines() {
-            if line.is_err() {
-                break;
+        for line in std::io::stdin().lines().map_while(std::io::Result::ok) {
+            let length = line.strip_prefix("block ").and_then(|length| length.parse().ok());
+            match length.map(Duration::from_millis) {
+                Some(length) => {
+                    for _ in 0..THREADS {
+                        runtime.spawn(async move { std::thread::sleep(length) });
+                    }
+                }
+                None => dropped.notify_waiters(),
             }
         }
-        mark.store(true, Ordering::Relaxed);
+        ended.store(true, Ordering::Relaxed);
     });
-    ended
+}
+
+/// What a task holds.
+enum Held {
+    Lock(Guard),
+    Multi(MultiGuard),
+    Term(Term),
+}
+
+impl Held {
+    fn guards(&self) -> &[Guard] {
+        match self {
+            Held::Lock(guard) => std::slice::from_ref(guard),
+            Held::Multi(guards) => guards.guards(),
+            Held::Term(term) => std::slice::from_ref(term.guard()),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.guards().iter().try_for_each(Guard::check)
+    }
+
+    async fn lost(&self) -> Loss {
+        match self {
+            Held::Lock(guard) => guard.lost().await,
+            Held::Multi(guards) => guards.lost().await.1,
+            Held::Term(term) => term.lost().await,
+        }
+    }
+
+    async fn release(self) -> Result<lockkeeper::Release> {
+        match self {
+            Held::Lock(guard) => guard.release().await,
+            Held::Multi(guards) => guards.release().await,
+            Held::Term(term) => term.step_down().await,
+        }
+    }
 }
 
 impl Shared {
-    async fn work(&self, task: u64) {
+    async fn task(&self, n: usize) {
+        let random = Rng::with_seed(self.brief.seed ^ ((n as u64) << 32));
+        let resource = match Remote::connect(&self.brief.resource).await {
+            Ok(resource) => resource,
+            Err(error) => return self.log.surprise(&format!("there is no resource: {error}")),
+        };
+        let mut task = Task { shared: self, n, random, resource };
         while !self.stop.load(Ordering::Relaxed) {
-            match self.cycle(task).await {
+            match task.cycle().await {
                 Ok(()) => {}
                 // It was not free, neither now nor within the wait.
                 Err(Error::Timeout { .. }) => {}
                 Err(error @ Error::Engine { .. }) => {
                     self.log.failed(&error.to_string());
-                    sleep(Duration::from_millis(fastrand::u64(1..50))).await;
+                    sleep(Duration::from_millis(task.random.u64(1..50))).await;
                 }
                 Err(error) => {
                     self.log.surprise(&error.to_string());
@@ -117,78 +179,183 @@ impl Shared {
             }
         }
     }
+}
 
-    async fn cycle(&self, task: u64) -> Result<()> {
-        let kind = self.kinds[fastrand::usize(..self.kinds.len())];
-        let owner = (fastrand::u8(..4) == 0 && kind == Kind::Mutex).then(Owner::new);
+struct Task<'a> {
+    shared: &'a Shared,
+    n: usize,
+    random: Rng,
+    resource: Remote,
+}
+
+impl Task<'_> {
+    async fn cycle(&mut self) -> Result<()> {
+        let shared = self.shared;
+        let kind = shared.brief.kinds[self.random.usize(..shared.brief.kinds.len())];
+        let owner = (kind == Kind::Reentrant).then(Owner::new);
         let called = now();
-        let Some(guard) = self.ask(kind, owner.as_ref()).await? else { return Ok(()) };
-        let n = self.grants.fetch_add(1, Ordering::Relaxed);
+        let Some(held) = self.ask(kind, owner.as_ref()).await? else { return Ok(()) };
         // Without an owner, every grant has another identity.
-        let name = format!("{}.{task}.{n}", std::process::id());
-        self.log.granted(n, &guard, &name, called, self.ttl);
+        let name =
+            format!("{}.{}.{}", std::process::id(), self.n, shared.grants.load(Ordering::Relaxed));
+        let numbers = self.granted(&held, &name, called);
         if let Some(owner) = &owner {
             let called = now();
-            let again = self.lock(kind, Some(owner)).acquire_within(self.ttl).await?;
-            let n = self.grants.fetch_add(1, Ordering::Relaxed);
-            self.log.granted(n, &again, &name, called, self.ttl);
-            self.hold(n, again).await?;
+            let key = held.guards()[0].key().to_string();
+            let lock = shared.client.mutex(key).ttl(shared.brief.ttl).owner(owner);
+            let again = Held::Lock(lock.acquire_within(shared.brief.ttl).await?);
+            let numbers = self.granted(&again, &name, called);
+            self.stay(&numbers, &again).await;
+            self.leave(&numbers, again).await?;
         }
-        self.hold(n, guard).await
+        self.work(&numbers, &held, &name).await;
+        self.leave(&numbers, held).await
+    }
+
+    /// Records grants, and returns their numbers in the log.
+    fn granted(&self, held: &Held, name: &str, called: Duration) -> Vec<usize> {
+        let record = |guard: &Guard| {
+            let n = self.shared.grants.fetch_add(1, Ordering::Relaxed);
+            self.shared.log.granted(n, guard, name, called, self.shared.brief.ttl);
+            n
+        };
+        held.guards().iter().map(record).collect()
     }
 
     /// Acquires in one of the ways that callers use, including dropping the future half way.
-    async fn ask(&self, kind: Kind, owner: Option<&Owner>) -> Result<Option<Guard>> {
-        let lock = self.lock(kind, owner);
-        let patience = Duration::from_millis(fastrand::u64(5..4000));
-        match fastrand::u8(..8) {
-            0 => lock.try_acquire().await,
-            1 => timeout(patience / 10, lock.acquire()).await.map_or(Ok(None), |got| got.map(Some)),
-            _ => lock.acquire_within(patience).await.map(Some),
+    async fn ask(&mut self, kind: Kind, owner: Option<&Owner>) -> Result<Option<Held>> {
+        let brief = &self.shared.brief;
+        let patience = Duration::from_millis(self.random.u64(5..4000));
+        let way = self.random.u8(..8);
+        let mut keys = kind.keys(&brief.prefix, brief.keys);
+        self.random.shuffle(&mut keys);
+        let client = &self.shared.client;
+        let acquire = async {
+            Ok(Some(match kind {
+                Kind::Multi => {
+                    let locks = keys[..2].iter().map(|key| client.mutex(key).ttl(brief.ttl));
+                    Held::Multi(Multi::new(locks).acquire_within(patience).await?)
+                }
+                Kind::Election => {
+                    let election = client.election(&keys[0]).ttl(brief.ttl);
+                    match timeout(patience, election.campaign()).await {
+                        Ok(term) => Held::Term(term?),
+                        Err(_) => return Ok(None),
+                    }
+                }
+                _ => {
+                    let lock = self.lock(kind, &keys[0], owner);
+                    match way {
+                        0 => return Ok(lock.try_acquire().await?.map(Held::Lock)),
+                        1 => match timeout(patience / 10, lock.acquire()).await {
+                            Ok(guard) => Held::Lock(guard?),
+                            Err(_) => return Ok(None),
+                        },
+                        _ => Held::Lock(lock.acquire_within(patience).await?),
+                    }
+                }
+            }))
+        };
+        tokio::select! {
+            held = acquire => held,
+            () = self.shared.dropped.notified() => Ok(None),
         }
     }
 
-    fn lock(&self, kind: Kind, owner: Option<&Owner>) -> Lock {
+    fn lock(&self, kind: Kind, key: &str, owner: Option<&Owner>) -> Lock {
+        let client = &self.shared.client;
+        // The random source of the task is in use by the caller.
         let lock = match kind {
-            Kind::Mutex => self.client.mutex(kind.name()),
-            Kind::Fair => self.client.mutex(kind.name()).fair(),
-            Kind::ReadWrite if fastrand::u8(..3) == 0 => self.client.write(kind.name()),
-            Kind::ReadWrite => self.client.read(kind.name()),
-            Kind::Permits => {
-                self.client.semaphore(kind.name(), Kind::LIMIT).permits(fastrand::u32(1..=2))
-            }
+            Kind::Fair => client.mutex(key).fair(),
+            Kind::ReadWrite if fastrand::u8(..3) == 0 => client.write(key),
+            Kind::ReadWrite => client.read(key),
+            Kind::Permits => client.semaphore(key, Kind::LIMIT).permits(fastrand::u32(1..=2)),
+            _ => client.mutex(key),
         };
-        let lock = lock.ttl(self.ttl);
+        let lock = lock.ttl(self.shared.brief.ttl);
         owner.map_or(lock.clone(), |owner| lock.owner(owner))
     }
 
-    async fn hold(&self, n: usize, guard: Guard) -> Result<()> {
-        // Usually short; one in 400 may need a renewal.
-        let stay = match fastrand::u16(..400) {
-            0 => self.ttl.mul_f64(1.5 * fastrand::f64()),
-            _ => Duration::from_millis(fastrand::u64(..3)),
+    /// Reads what the locks protect, stays, and writes. Some check their lock before they write,
+    /// some leave that to the resource.
+    async fn work(&mut self, numbers: &[usize], held: &Held, name: &str) {
+        let is_careful = self.random.bool();
+        let mut saw: Vec<(usize, Object, u64, Read)> = Vec::new();
+        for (n, guard) in numbers.iter().zip(held.guards()) {
+            let shared = guard.mode() == lockkeeper::Mode::Read;
+            let object = (guard.key().to_string(), guard.slots().first().copied().unwrap_or(0));
+            let fence = guard.fence().get();
+            match self.resource.read(&object, fence, name, shared).await {
+                Ok(read) => {
+                    if read.value.is_none() {
+                        self.shared.log.refused(*n);
+                    }
+                    if !shared {
+                        saw.push((*n, object, fence, read));
+                    }
+                }
+                Err(error) => self.shared.log.surprise(&error.to_string()),
+            }
+        }
+        self.stay(numbers, held).await;
+        if is_careful && held.check().is_err() {
+            return;
+        }
+        for (n, object, fence, read) in saw {
+            match self.resource.write(&object, fence, name, read).await {
+                Ok(true) => {}
+                Ok(false) => self.shared.log.refused(n),
+                Err(error) => self.shared.log.surprise(&error.to_string()),
+            }
+        }
+    }
+
+    /// Keeps what it holds for a while, or until it is lost.
+    async fn stay(&mut self, numbers: &[usize], held: &Held) {
+        let log = &self.shared.log;
+        // Usually short, sometimes long enough for others to be seen inside, and sometimes longer than
+        // a lease.
+        let ttl = self.shared.brief.ttl;
+        let length = match self.random.u8(..128) {
+            0 => ttl.mul_f64(1.5 * self.random.f64()),
+            1..8 => Duration::from_millis(self.random.u64(5..50)),
+            _ => Duration::from_millis(self.random.u64(..3)),
         };
-        let end = now() + stay;
+        let end = now() + length;
         loop {
             // Read before the check: a process that is stopped in between claims too little, never
             // too much.
             let at = now();
-            if let Err(error) = guard.check() {
-                self.log.lost(n, &error.to_string());
-                break;
+            if let Err(error) = held.check() {
+                numbers.iter().for_each(|n| log.lost(*n, &error.to_string()));
+                return;
             }
-            self.log.vouched(n, at);
-            let Some(left) = end.checked_sub(at).filter(|left| !left.is_zero()) else { break };
+            numbers.iter().for_each(|n| log.vouched(*n, at));
+            let Some(left) = end.checked_sub(at).filter(|left| !left.is_zero()) else { return };
             tokio::select! {
                 () = sleep(left.min(VOUCH)) => {}
-                reason = guard.lost() => {
-                    self.log.lost(n, &reason.to_string());
-                    break;
+                reason = held.lost() => {
+                    // Of several locks, the others may still be held.
+                    let (Loss::Expired, [n]) = (&reason, numbers) else {
+                        numbers.iter().for_each(|n| log.lost(*n, &reason.to_string()));
+                        return;
+                    };
+                    log.expired(*n);
+                    if self.random.bool() {
+                        // Shows when the lock passes on by itself.
+                        sleep(ttl).await;
+                    }
+                    return;
                 }
             }
         }
-        if fastrand::u8(..5) > 0 {
-            self.log.released(n, guard.release().await?);
+    }
+
+    async fn leave(&mut self, numbers: &[usize], held: Held) -> Result<()> {
+        numbers.iter().for_each(|n| self.shared.log.releasing(*n));
+        if self.random.u8(..5) > 0 {
+            let released = held.release().await?;
+            numbers.iter().for_each(|n| self.shared.log.released(*n, released));
         }
         Ok(())
     }

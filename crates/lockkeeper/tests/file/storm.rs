@@ -79,7 +79,8 @@ async fn a_storm_of_stops_kills_full_disks_and_sweeps() {
 async fn a_storm_of_removed_lock_files() {
     let place = Place::new();
     let directory = place.directory.path();
-    let plan = Plan { kinds: vec![Kind::Mutex, Kind::ReadWrite], ..Plan::default() };
+    let plan =
+        Plan { kinds: vec![Kind::Mutex, Kind::Reentrant, Kind::ReadWrite], ..Plan::default() };
     let mut storm = Storm::start(&Program::test(module_path!()), &[place.url()], plan);
     let removed = Fault::new("lock file removed", move || async move {
         for path in lock_files(directory) {
@@ -90,5 +91,5 @@ async fn a_storm_of_removed_lock_files() {
     storm.rage(&[], &mut [removed]).await;
     let judgement = storm.judge(&place.url()).await;
     println!("{judgement}");
-    assert!(judgement.grants > 0 && judgement.violations.is_empty(), "{judgement}");
+    assert!(judgement.grants() > 0 && judgement.violations.is_empty(), "{judgement}");
 }

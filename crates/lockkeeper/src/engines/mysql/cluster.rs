@@ -1,8 +1,8 @@
 //! Servers that share their data with others as equals: Galera, and MySQL Group Replication.
 //!
-//! Easy to get wrong: members exchange commits and nothing else. What is in a server's memory (named locks, row locks,
-//! tables of the engine `MEMORY`) is known to that member only. And a server that has left its group
-//! may take writes of which the members never hear.
+//! Easy to get wrong: members exchange commits and nothing else. What is in a server's memory
+//! (named locks, row locks, tables of the engine `MEMORY`) is known to that member only. And a
+//! server that has left its group may take writes that the members never see.
 
 use std::collections::HashMap;
 use std::io;
@@ -83,7 +83,7 @@ fn described(variables: &HashMap<String, String>) -> Cluster {
 }
 
 /// Whether a server that is configured for a group takes part in it. If this user may not ask, it
-/// is assumed: a server that starts the group by itself takes no writes before it has joined.
+/// is assumed: with `group_replication_start_on_boot` a server takes no writes before it has joined.
 async fn is_online(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
     let asking = sqlx::query_scalar::<_, i64>(
         "SELECT COUNT(*) FROM performance_schema.replication_group_members

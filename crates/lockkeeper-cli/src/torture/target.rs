@@ -1,0 +1,236 @@
+//! What is tortured: the engine at a URL, or servers that are started for it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lockkeeper::endpoint::Endpoint;
+use lockkeeper::engine::{Death, Guarantees, Order, Scope, Support};
+use lockkeeper_testkit::storm::deployment::{self, Deployment};
+use lockkeeper_testkit::storm::{ClientFault, Fault, Kind, Plan};
+
+use crate::args::{FaultChoice, Torture, Where};
+use crate::config::Config;
+use crate::exit::Failure;
+
+/// The values of `--local`.
+pub(crate) const LOCAL: [&str; deployment::NAMES.len() + 1] = {
+    let mut names = ["all"; deployment::NAMES.len() + 1];
+    let mut n = 0;
+    while n < deployment::NAMES.len() {
+        names[n] = deployment::NAMES[n];
+        n += 1;
+    }
+    names
+};
+
+/// The tasks of each client.
+const TASKS: usize = 16;
+
+/// What is tortured.
+#[derive(Debug)]
+pub(super) struct Target {
+    /// A value of `--local`, or `None` for a URL.
+    pub(super) local: Option<&'static str>,
+    pub(super) servers: Box<dyn Deployment>,
+    pub(super) guarantees: Guarantees,
+    /// The URL, without its secrets.
+    shown: String,
+    /// Whether all hosts are loopback addresses.
+    is_here: bool,
+}
+
+impl Target {
+    /// What the arguments name, to be opened one after the other.
+    pub(super) fn names(args: &Torture) -> Vec<Option<&'static str>> {
+        if args.local.is_empty() {
+            return vec![None];
+        }
+        let is_named = |name: &&str| args.local.iter().any(|local| local == name || local == "all");
+        deployment::NAMES.into_iter().filter(is_named).map(Some).collect()
+    }
+
+    pub(super) async fn open(args: &Torture, local: Option<&'static str>) -> Result<Self, Failure> {
+        let Some(name) = local else { return Self::at_url(args).await };
+        let servers = start(name).await?;
+        let endpoint = Endpoint::parse(&servers.url())?;
+        let guarantees = lockkeeper::engines::guarantees(&endpoint)?;
+        Ok(Self { local, servers, guarantees, shown: endpoint.to_string(), is_here: true })
+    }
+
+    async fn at_url(args: &Torture) -> Result<Self, Failure> {
+        let place = Where { url: args.url.clone(), secret: args.secret.clone() };
+        let endpoint = Config::load()?.endpoint(&place)?;
+        let guarantees = lockkeeper::engines::guarantees(&endpoint)?;
+        if guarantees.scope == Scope::Process {
+            return Err(Failure::usage(format!(
+                "{}: locks do not leave their process; --simulate tortures the library in one process, \
+                 and --local starts a server",
+                endpoint.scheme()
+            )));
+        }
+        let hosts = resolve(&endpoint).await?;
+        let is_here = hosts.iter().all(|host| host.ip().is_loopback());
+        let hosts = if no_proxy(&endpoint).is_none() { hosts } else { Vec::new() };
+        let servers = Box::new(Theirs { url: endpoint.spell_out(), hosts });
+        Ok(Self { local: None, servers, guarantees, shown: endpoint.to_string(), is_here })
+    }
+
+    /// Fails if the engine cannot be reached now: that is no finding.
+    pub(super) async fn reach(&self) -> Result<(), Failure> {
+        lockkeeper::Client::connect(self.servers.url()).await?.close().await;
+        Ok(())
+    }
+
+    /// The URL, without its secrets.
+    pub(super) fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// Whether no other machine is involved.
+    pub(super) fn is_here(&self) -> bool {
+        self.is_here
+    }
+
+    /// Why connections are left alone, if they are.
+    pub(super) fn no_proxy(&self) -> Option<&'static str> {
+        let endpoint = Endpoint::parse(&self.servers.url()).ok()?;
+        no_proxy(&endpoint)
+    }
+
+    pub(super) fn server_faults(&self) -> String {
+        if self.local.is_none() {
+            return "nothing is done to the servers".to_owned();
+        }
+        let faults = self.servers.faults(Duration::ZERO);
+        let mut names: Vec<_> = faults.iter().map(Fault::name).collect();
+        names.dedup();
+        match names[..] {
+            [] => "there are no servers".to_owned(),
+            _ => format!("faults of the servers: {}", names.join(", ")),
+        }
+    }
+
+    /// Whether two clients may hold a lock for a moment, as this engine is documented: the server
+    /// frees the locks of a connection when that ends, and the holder learns of it later.
+    pub(super) fn may_overlap(&self) -> bool {
+        self.guarantees.death == Death::AtOnce && self.guarantees.scope == Scope::Network
+    }
+
+    /// What the clients do, except for its length.
+    pub(super) fn plan(&self, args: &Torture) -> Result<Plan, Failure> {
+        let offered: Vec<_> = Kind::ALL.into_iter().filter(|kind| self.offers(*kind)).collect();
+        let kinds = if args.kinds.is_empty() { offered.clone() } else { args.kinds.clone() };
+        if let Some(missing) = kinds.iter().find(|kind| !offered.contains(kind)) {
+            let names: Vec<_> = offered.iter().map(|kind| kind.name()).collect();
+            return Err(Failure::usage(format!(
+                "{} has no locks of the kind {}; it has: {}",
+                self.guarantees.engine,
+                missing.name(),
+                names.join(", ")
+            )));
+        }
+        let chosen = |fault: &ClientFault| match args.faults[..] {
+            [] => true,
+            _ => args.faults.contains(&FaultChoice::Fault(*fault)),
+        };
+        let possible =
+            |fault: &ClientFault| !fault.is_network() || !self.servers.hosts().is_empty();
+        Ok(Plan {
+            processes: args.clients as usize,
+            tasks: TASKS,
+            kinds,
+            keys: args.keys as usize,
+            prefix: format!("torture-{:08x}/", super::random()),
+            ttl: args.ttl,
+            faults: ClientFault::ALL.into_iter().filter(chosen).filter(possible).collect(),
+            bug: args.mutant,
+            ..Plan::default()
+        })
+    }
+
+    fn offers(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::ReadWrite => self.guarantees.read_write == Support::Yes,
+            Kind::Permits => self.guarantees.semaphore == Support::Yes,
+            Kind::Fair => !matches!(self.guarantees.order, Order::Chance(_)),
+            _ => true,
+        }
+    }
+}
+
+/// Starts servers. What the test kit says in a panic is the message: which package is missing, or
+/// what the server printed.
+async fn start(name: &'static str) -> Result<Box<dyn Deployment>, Failure> {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let started = tokio::task::spawn_blocking(move || deployment::start(name)).await;
+    std::panic::set_hook(hook);
+    match started {
+        Ok(servers) => Ok(servers.expect("only known names are parsed")),
+        Err(error) => {
+            let why = error.try_into_panic().ok().and_then(|why| why.downcast::<String>().ok());
+            let why = why.map_or_else(|| "it panicked".to_owned(), |why| *why);
+            Err(Failure::own(format_args!("start {name}"), why))
+        }
+    }
+}
+
+/// Servers of the user, to which nothing is done.
+#[derive(Debug)]
+struct Theirs {
+    url: String,
+    hosts: Vec<SocketAddr>,
+}
+
+impl Deployment for Theirs {
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn hosts(&self) -> Vec<SocketAddr> {
+        self.hosts.clone()
+    }
+
+    fn faults(&self, _ttl: Duration) -> Vec<Fault<'_>> {
+        Vec::new()
+    }
+}
+
+/// Why no proxy can be put between clients and these servers.
+fn no_proxy(endpoint: &Endpoint) -> Option<&'static str> {
+    let verifies = endpoint.expose().query().is_some_and(|query| query.contains("ssl"));
+    match endpoint.scheme() {
+        "file" => Some("there are no connections"),
+        _ if verifies => Some("TLS may check the name of the server"),
+        "redis" | "valkey" | "redlock" | "etcd" | "zookeeper" | "postgres" | "postgresql"
+        | "mysql" | "mariadb" => None,
+        scheme if scheme.contains('+') => Some("the servers tell clients their addresses"),
+        _ => Some("TLS checks the name of the server"),
+    }
+}
+
+/// The addresses of a URL's hosts, in order.
+async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, Failure> {
+    let usual = match endpoint.scheme() {
+        "etcd" | "etcds" => 2379,
+        "zookeeper" => 2181,
+        "zookeepers" => 2281,
+        "postgres" | "postgresql" => 5432,
+        "mysql" | "mariadb" => 3306,
+        scheme if scheme.contains("sentinel") => 26379,
+        _ => 6379,
+    };
+    let mut addresses = Vec::new();
+    for (host, port) in endpoint.hosts() {
+        let place = (host.as_str(), port.unwrap_or(usual));
+        let found = tokio::net::lookup_host(place).await.ok().and_then(|mut all| all.next());
+        let Some(address) = found else {
+            return Err(Failure::new(
+                crate::exit::UNAVAILABLE,
+                format!("the name {host} has no address"),
+            ));
+        };
+        addresses.push(address);
+    }
+    Ok(addresses)
+}

@@ -1,0 +1,65 @@
+//! The kinds of locks that a storm uses.
+
+/// What a key of the storm is used as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A mutex.
+    Mutex,
+    /// A mutex that its owner takes twice.
+    Reentrant,
+    /// A fair mutex.
+    Fair,
+    /// Readers and writers.
+    ReadWrite,
+    /// A semaphore of three, of which one or two are taken.
+    Permits,
+    /// Two mutexes at once.
+    Multi,
+    /// An election.
+    Election,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 7] = [
+        Kind::Mutex,
+        Kind::Reentrant,
+        Kind::Fair,
+        Kind::ReadWrite,
+        Kind::Permits,
+        Kind::Multi,
+        Kind::Election,
+    ];
+
+    /// How many permits there are.
+    pub(crate) const LIMIT: u32 = 3;
+
+    /// Its name on a command line, and the start of its keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Mutex => "mutex",
+            Kind::Reentrant => "reentrant",
+            Kind::Fair => "fair",
+            Kind::ReadWrite => "read-write",
+            Kind::Permits => "semaphore",
+            Kind::Multi => "multi",
+            Kind::Election => "election",
+        }
+    }
+
+    /// The kind with this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// The keys that a storm uses for this kind.
+    pub(crate) fn keys(self, prefix: &str, count: usize) -> Vec<String> {
+        let key = |n| match n {
+            0 => format!("{prefix}{}", self.name()),
+            n => format!("{prefix}{}-{n}", self.name()),
+        };
+        // It takes two different ones.
+        let count = if self == Kind::Multi { count.max(2) } else { count };
+        (0..count).map(key).collect()
+    }
+}
