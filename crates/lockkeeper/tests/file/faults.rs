@@ -203,6 +203,23 @@ async fn processes_that_continue_without_a_stopped_one_may_be_stopped_too() {
 }
 
 #[tokio::test]
+async fn a_process_that_is_stopped_before_it_wrote_anything_blocks_no_other() {
+    let place = Place::new();
+    File::create(place.file()).unwrap();
+    let stopped = stopped_with(&place.file(), 0);
+    let (client, other) = (place.client(), place.client());
+    let guard = client.mutex("key").acquire_within(SOON).await.unwrap();
+    assert!(other.mutex("key").try_acquire().await.unwrap().is_none(), "it is held");
+    assert_eq!(other.inspect("key").await.unwrap().unwrap().holders.len(), 1);
+    // It resumes, and finds that others went on.
+    stopped.write_all_at(b"lockkeeper lock file 1", 0).unwrap();
+    drop(stopped);
+    let fence = guard.fence();
+    guard.release().await.unwrap();
+    assert!(other.mutex("key").acquire_within(SOON).await.unwrap().fence() > fence);
+}
+
+#[tokio::test]
 async fn a_lock_can_be_broken_while_a_process_is_stopped() {
     let place = Place::new();
     let (a, b) = (place.client(), place.client());

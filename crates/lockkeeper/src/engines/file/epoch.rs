@@ -209,13 +209,19 @@ impl Opened {
     }
 
     fn is_filled_in(&self, epoch: u64) -> Result<bool> {
-        if epoch == 0 {
-            return Ok(true);
-        }
-        let mut text = [0; MAGIC.len()];
-        let length = self.file.read_at(&mut text, base(epoch));
-        let length = length.map_err(|error| self.failed("read", error))?;
-        Ok(&text[..length] == MAGIC.as_bytes())
+        let starts = |epoch, with: &[u8]| {
+            let mut text = [0; MAGIC.len()];
+            let length = self.file.read_at(&mut text, base(epoch));
+            length.map(|length| text[..length].starts_with(with))
+        };
+        let is = match epoch {
+            // A process was stopped, or its disk was full, before it wrote anything. Others went on
+            // without it, and what they skipped is a hole. A file of others may consist of zeros,
+            // but not have our mark behind them.
+            0 => starts(0, &[0; MAGIC.len()]).and_then(|hole| Ok(!(hole && starts(1, b"\n")?))),
+            _ => starts(epoch, MAGIC.as_bytes()),
+        };
+        is.map_err(|error| self.failed("read", error))
     }
 }
 
