@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::run;
 use super::supervised::{Home, Supervised};
+use super::{eventually, run};
 use crate::ports::free_port;
 
 /// How to run a database server, and how to send statements to it.
@@ -105,12 +105,15 @@ impl<D: Dialect> DatabaseServer<D> {
         assert_ne!(D::end_sessions(self, database, false), 0, "there was nothing to end");
     }
 
-    /// Ends the other sessions of a database that are executing a statement.
+    /// Waits until other sessions of a database are executing a statement, and ends them.
     ///
     /// # Panics
-    /// When there are none.
+    /// When there are none within half a minute.
     pub fn end_busy_sessions(&self, database: &str) {
-        assert_ne!(D::end_sessions(self, database, true), 0, "there was nothing to end");
+        eventually("a session is busy", || match D::end_sessions(self, database, true) {
+            0 => Err("there was nothing to end".to_owned()),
+            _ => Ok(()),
+        });
     }
 
     /// How many other sessions of a database are executing a statement.

@@ -127,11 +127,11 @@ macro_rules! databases {
 databases! {
     postgres: Postgres, ["advisory", "row"],
         "BEGIN; SELECT FROM lockkeeper_lock FOR UPDATE; SELECT pg_sleep(6); COMMIT",
-        "SELECT lockkeeper_guard", "SELECT pg_sleep(13)",
+        "SELECT lockkeeper_guard", "SELECT pg_sleep(20)",
         schema::FIRST_OF_POSTGRES, schema::LATER_OF_POSTGRES;
     mariadb: Mariadb, ["named", "row"],
         "START TRANSACTION; SELECT fence FROM lockkeeper_lock FOR UPDATE; DO SLEEP(6); COMMIT",
-        "CALL lockkeeper_guard", "DO SLEEP(13)",
+        "CALL lockkeeper_guard", "DO SLEEP(20)",
         schema::FIRST_OF_MARIADB, schema::LATER_OF_MARIADB;
 }
 
