@@ -1,6 +1,5 @@
 //! A directory of lock files. There is no server, so clients are all that can fail.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::{Deployment, Fault};
@@ -22,10 +21,6 @@ impl Directory {
 impl Deployment for Directory {
     fn url(&self) -> String {
         format!("file://{}", self.0.path().display())
-    }
-
-    fn hosts(&self) -> Vec<SocketAddr> {
-        Vec::new()
     }
 
     fn faults(&self, _ttl: Duration) -> Vec<Fault<'_>> {

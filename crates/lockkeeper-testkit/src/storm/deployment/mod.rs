@@ -26,7 +26,9 @@ pub trait Deployment: fmt::Debug + Send + Sync {
 
     /// The addresses of the hosts of the URL, which clients may reach through proxies. None if the
     /// servers tell clients their addresses themselves, or if there are no servers.
-    fn hosts(&self) -> Vec<SocketAddr>;
+    fn hosts(&self) -> Vec<SocketAddr> {
+        Vec::new()
+    }
 
     /// The faults of the servers.
     fn faults(&self, ttl: Duration) -> Vec<Fault<'_>>;

@@ -98,10 +98,6 @@ impl Deployment for RedisSentinels {
         self.0.url()
     }
 
-    fn hosts(&self) -> Vec<SocketAddr> {
-        Vec::new()
-    }
-
     fn faults(&self, _ttl: Duration) -> Vec<Fault<'_>> {
         vec![
             scripts_forgotten(&self.0.servers),
@@ -183,10 +179,6 @@ impl RedisCluster {
 impl Deployment for RedisCluster {
     fn url(&self) -> String {
         self.0.url()
-    }
-
-    fn hosts(&self) -> Vec<SocketAddr> {
-        Vec::new()
     }
 
     fn faults(&self, _ttl: Duration) -> Vec<Fault<'_>> {

@@ -218,7 +218,7 @@ impl<T: LeaseTable> Held for LeaseHeld<T> {
         let (shared, asked) = (self.shared.clone(), self.asked.clone());
         Some(Box::pin(async move {
             loop {
-                // Before we look: what is asked for after that is heard of.
+                // Subscribe before looking, or a request in between is missed.
                 let requests = shared.table.requests().await;
                 if asked.is_asked(&shared.sessions).await.unwrap_or(false) {
                     return;
