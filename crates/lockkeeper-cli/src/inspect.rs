@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use lockkeeper::engine::{self, BrokenHold, Entry, Snapshot};
 use serde_json::{Value, json};
 
-use crate::acquire::interruptible;
+use crate::acquire::{Outage, interruptible};
 use crate::args::{Break, Ls, Show, Watch, Yield};
 use crate::config::Config;
 use crate::detached::handle;
@@ -86,26 +86,14 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
     let redraw = io::stdout().is_terminal() && !args.json;
     let follow = async {
         let mut before: Vec<(String, Value)> = Vec::new();
-        let mut silent = false;
+        let mut outage = Outage::default();
         loop {
-            // Whoever keeps this open wants to see the end of an outage too.
-            let mut snapshots = match client.list(&*args.prefix).await {
-                Err(error) if error.is_retryable() => {
-                    if !std::mem::replace(&mut silent, true) {
-                        tell(format_args!("{error}; trying again"));
-                    }
-                    tokio::time::sleep(args.interval).await;
-                    continue;
-                }
-                listed => listed?,
+            let Some(mut snapshots) = outage.judge(client.list(&*args.prefix).await)? else {
+                tokio::time::sleep(args.interval).await;
+                continue;
             };
-            if std::mem::take(&mut silent) {
-                tell("the engine answers again");
-            }
             if redraw {
                 add_leases_of_handles(&mut snapshots);
-            }
-            if redraw {
                 let (width, height) = terminal_size::terminal_size()
                     .map_or((80, 24), |(width, height)| (width.0, height.0));
                 let body = match snapshots.is_empty() {
