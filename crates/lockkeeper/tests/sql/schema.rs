@@ -5,7 +5,7 @@ use lockkeeper::engine::Severity;
 use lockkeeper::{Client, engines};
 use lockkeeper_testkit::server::{DatabaseServer, Dialect};
 
-use crate::faults::database;
+use crate::faults::{database, strategy};
 
 /// What the first builds created, before a lock's row could name its holder; and two locks that are
 /// held: a mutex, and two permits of three. The fence of a free lock is far ahead of the clock.
@@ -60,6 +60,38 @@ pub(super) const FIRST_OF_MARIADB: &str = r"
 pub(super) const LATER_OF_POSTGRES: &str = "CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 99'";
 pub(super) const LATER_OF_MARIADB: &str = "UPDATE lockkeeper_version SET version = 99";
 
+/// The number of tables in a database.
+pub(super) const TABLES_OF_POSTGRES: &str =
+    "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace";
+pub(super) const TABLES_OF_MARIADB: &str =
+    "SELECT count(*) FROM information_schema.tables WHERE table_schema = DATABASE()";
+
+/// A client that looks at a database without tables finds no locks, and leaves no tables behind.
+pub(super) async fn looking_creates_nothing<D: Dialect>(
+    server: &DatabaseServer<D>,
+    way: &str,
+    count: &str,
+) {
+    let url = server.url();
+    let tables = || server.sql(database(&url), count);
+    let place = strategy(&url, way);
+    let client = Client::connect(&place).await.unwrap();
+    assert_eq!(client.list("").await.unwrap(), [], "{way}");
+    assert_eq!(client.inspect("key").await.unwrap(), None, "{way}");
+    assert_eq!(client.broken("").await.unwrap(), [], "{way}");
+    assert_eq!(client.break_lock_because("key", "test").await.unwrap(), [], "{way}");
+    assert_eq!(client.request_yield("key").await.unwrap(), [], "{way}");
+    let findings = client.doctor().await.unwrap();
+    assert!(findings.iter().any(|found| found.what.contains("no tables")), "{way}: {findings:?}");
+    assert_eq!(tables(), "0", "{way}");
+    // The first lock creates them, and the other client sees it.
+    let other = Client::connect(&place).await.unwrap();
+    let guard = other.mutex("key").acquire().await.unwrap();
+    assert_ne!(tables(), "0", "{way}");
+    assert!(client.inspect("key").await.unwrap().is_some(), "{way}");
+    guard.release().await.unwrap();
+}
+
 /// Why the tables at a URL are refused.
 async fn refusal(url: &str) -> String {
     let refused = Client::connect(url).await.expect_err("they have another version");
@@ -98,6 +130,7 @@ pub(super) async fn an_earlier_version<D: Dialect>(server: &DatabaseServer<D>, f
 pub(super) async fn a_later_version<D: Dialect>(server: &DatabaseServer<D>, later: &str) {
     let url = server.url();
     let client = Client::connect(&url).await.unwrap();
+    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
     server.sql(database(&url), later);
     let told = refusal(&url).await;
     assert!(told.contains("version 99") && told.contains("newer lockkeeper"), "{told}");

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::lease_engine::{Answer, Busy, LeaseAsk, LeaseHeld, LeaseTable, Shared};
 use super::sessions::within;
 use super::yielding::Asked;
-use super::{LOOK_AGAIN, STATEMENT, fence};
+use super::{LOOK_AGAIN, STATEMENT, fence, schema};
 use crate::core::clock::Moment;
 use crate::engine::{Claim, Grant, Mode, Released, Request};
 use crate::error::Result;
@@ -35,6 +35,7 @@ impl<T: LeaseTable> LeaseClaim<T> {
 impl<T: LeaseTable> Claim for LeaseClaim<T> {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         let Request { key, ttl, mode, .. } = &self.ask.request;
+        schema::ensure(&self.shared.sessions).await?;
         let mut session = self.shared.sessions.of(key).await?;
         let wire = session.wire();
         let asking = self.shared.table.attempt(wire, &self.ask, &mut self.memory, asked);
@@ -75,6 +76,9 @@ impl<T: LeaseTable> Claim for LeaseClaim<T> {
     async fn release(&mut self) -> Result<Released> {
         let Shared { sessions, table } = &*self.shared;
         let key = &self.ask.request.key;
+        if !schema::exist(sessions).await? {
+            return Ok(Released::AlreadyGone);
+        }
         let mut session = sessions.of(key).await?;
         let releasing = table.release(session.wire(), &self.ask, &self.memory);
         let answer = within(STATEMENT, releasing).await;

@@ -19,7 +19,7 @@ use super::session_claim::SessionClaim;
 use super::session_lock::{Ask, Looked, Marked, SessionLock, Taken};
 use super::sessions::{Dialect, Session, Sessions, within};
 use super::yielding::{self, Asked};
-use super::{ASKED, STATEMENT, broken, fence};
+use super::{ASKED, STATEMENT, broken, fence, schema};
 use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal,
@@ -179,6 +179,9 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
+        if !schema::exist(&self.shared.sessions).await? {
+            return Ok(vec![schema::missing_finding::<H::Wire>()]);
+        }
         H::Wire::doctor(&self.shared.sessions).await
     }
 
@@ -190,6 +193,9 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 
 impl<H: SessionLock> Shared<H> {
     async fn look(&self, query: &Query) -> Result<Looked> {
+        if !schema::exist(&self.sessions).await? {
+            return Ok(Looked { seen: Vec::new(), with_waiters: true });
+        }
         let mut session = self.sessions.any().await?;
         let answer = within(STATEMENT, H::look(session.wire(), query)).await;
         session.settle(answer, "look at locks")
@@ -209,6 +215,7 @@ impl<H: SessionLock> Shared<H> {
 
     /// Asks on a connection that may have been idle for long; if it is dead, on a new one.
     pub(super) async fn take(&self, ask: &Ask) -> Result<Answered<H>> {
+        schema::ensure(&self.sessions).await?;
         let spare = lock(&self.spare).pop();
         let was_idle = spare.is_some();
         let mut connection = match spare {
