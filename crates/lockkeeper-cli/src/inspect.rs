@@ -44,7 +44,7 @@ fn list_broken(breaks: &[engine::Break], json: bool) -> exit::Outcome {
         tell("no lock was broken lately");
         return Ok(0);
     }
-    let mut table = Table::new(["KEY", "BROKEN", "BY", "WHY", "HELD BY"]);
+    let mut table = Table::of_names(["KEY", "BROKEN", "BY", "WHY", "HELD BY"]);
     for one in breaks {
         let who = |hold: &BrokenHold| hold.who.clone().unwrap_or_else(|| "unknown".to_owned());
         let ago = SystemTime::now().duration_since(one.at).unwrap_or_default();
@@ -216,7 +216,7 @@ fn table(snapshots: &[Snapshot]) -> String {
 
 /// With at most so many waiters of each lock; of the others only their number.
 fn table_of(snapshots: &[Snapshot], most_waiters: usize) -> String {
-    let mut table = Table::new([
+    let mut table = Table::of_names([
         "KEY",
         "STATE",
         "MODE",

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::args::Terms;
 use crate::inspect::describe;
 use crate::output::{Say, human, stderr, tell};
-use crate::table::{clipped, plain};
+use crate::table::{clipped, plain, shortened};
 
 /// A shorter wait is not reported.
 pub(crate) const WORTH_A_WORD: Duration = Duration::from_millis(500);
@@ -26,6 +26,9 @@ const ASKED: Duration = Duration::from_secs(2);
 
 /// How often a wait is reported if nothing can be drawn.
 const TOLD: Duration = Duration::from_secs(60);
+
+/// How much of a lock's name is drawn, in columns.
+const NAME: usize = 16;
 
 /// How long the engine may take to report the holder.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -53,8 +56,15 @@ impl Waiting<'_> {
                 Some(known) => known,
                 None => (now, self.look(client).await),
             };
-            // What changes comes first: the end is cut on a narrow terminal.
-            tell(format!("waiting for lock {:?} for {}{seen}", self.key, self.time()));
+            let (key, time) = (self.key, self.time());
+            tell(match self.drawn {
+                // The end is cut on a narrow terminal: the holder is what people want to know.
+                true => {
+                    let key = shortened(&plain(&format!("{key:?}")), NAME);
+                    format!("waiting {time} for {key}{seen}")
+                }
+                false => format!("waiting for lock {key:?} for {time}{seen}"),
+            });
             asked = Some((at, seen));
             tokio::time::sleep(if self.drawn { DRAWN } else { TOLD }).await;
         }
@@ -72,7 +82,8 @@ impl Waiting<'_> {
                     Order::Chance(_) => false,
                     _ => true,
                 };
-                held_by(&snapshot, ordered)
+                let (place, holders) = held_by(&snapshot, ordered);
+                if self.drawn { holders + &place } else { place + &holders }
             }
             Ok(Ok(None)) => String::new(),
             Ok(Err(error)) => format!(": {error}"),
@@ -93,7 +104,7 @@ impl Waiting<'_> {
 }
 
 /// Our place among the waiters, if there is an order, and the holders.
-fn held_by(snapshot: &Snapshot, ordered: bool) -> String {
+fn held_by(snapshot: &Snapshot, ordered: bool) -> (String, String) {
     let named: Vec<_> = snapshot.holders.iter().map(describe).collect();
     let holders = match named.as_slice() {
         [] => String::new(),
@@ -108,7 +119,7 @@ fn held_by(snapshot: &Snapshot, ordered: bool) -> String {
         (all, Some(at)) if ordered => format!(", {} of {all} in the queue", at + 1),
         (all, _) => format!(", {all} waiting"),
     };
-    place + &holders
+    (place, holders)
 }
 
 /// Without the fraction of a second, which would flicker.
@@ -175,6 +186,10 @@ mod tests {
     #[test]
     fn the_holders_and_our_place_are_named() {
         let mut snapshot = Snapshot::new(Key::new("k").unwrap());
+        let held_by = |snapshot: &Snapshot, ordered| {
+            let (place, holders) = super::held_by(snapshot, ordered);
+            place + &holders
+        };
         assert_eq!(held_by(&snapshot, true), "");
         snapshot.holders = vec![entry("ann@web1 7 sleep 60")];
         assert_eq!(held_by(&snapshot, true), "; held by ann@web1 7 running \"sleep 60\"");

@@ -47,9 +47,10 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
         let holder = holder(&place);
         let mut session = Session::at(&place);
         session.keys(&format!("stty cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"));
-        session.shows("\rlockkeeper: waiting for lock \"k\" for ");
+        session.shows("\rlockkeeper: waiting ");
+        session.shows(" for \"k\"; held by ");
         // Cut to fit, so that the next one can be drawn over it.
-        session.shows("…\x1b[K\rlockkeeper: waiting for lock \"k\" for 1s");
+        session.shows("…\x1b[K\rlockkeeper: waiting 1s for \"k\"; held by ");
         end(holder);
         session.shows("\r\x1b[Kin");
         session.shows("42");
@@ -58,6 +59,16 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
         }
     }
     let holder = holder(&place);
+    // The terminal's own ^C is on the same line, and is removed with it.
+    for verb in ["run k -- echo in", "acquire k", "elect k -- echo in"] {
+        let mut session = Session::at(&place);
+        session.keys(&format!("stty cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"));
+        let drawn = session.shows("…\x1b[K");
+        let line = drawn.rsplit('\r').next().unwrap();
+        assert!(line.chars().count() < 70 - 2, "{line:?}");
+        session.keys("\x03");
+        session.shows("^C\r\x1b[K");
+    }
     let mut session = Session::at(&place);
     session.keys("export TERM=xterm; lk run -q -w 1 k -- true; echo code $?\n");
     let seen = session.shows("code 75");
