@@ -6,7 +6,8 @@
 use std::io::{self, BufRead, IsTerminal};
 use std::time::SystemTime;
 
-use lockkeeper::engine::{self, BrokenHold, Entry, Snapshot};
+use lockkeeper::engine::{self, Breaker, BrokenHold, Entry, Snapshot};
+use lockkeeper::whoami;
 use serde_json::{Value, json};
 
 use crate::acquire::{Outage, interruptible};
@@ -148,19 +149,25 @@ pub(crate) async fn break_lock(args: Break) -> exit::Outcome {
         }
     }
     let broken = client.break_lock_because(&args.key, &args.why).await?;
+    let why = recorded_reason(&args.why);
     if args.json {
         let broken: Vec<_> = broken.iter().map(entry_to_json).collect();
-        print(&format!("{}\n", json!({"key": args.key, "why": args.why, "broken": broken})))?;
+        print(&format!("{}\n", json!({"key": args.key, "why": why, "broken": broken})))?;
     } else if broken.is_empty() {
         tell(format_args!("nobody held lock {:?}", args.key));
     } else {
         for holder in &broken {
             print(&format!("broke lock {:?}: was held by {}\n", args.key, describe(holder)))?;
         }
-        tell(format_args!("broken because: {}", plain(&args.why)));
+        tell(format_args!("broken because: {}", plain(&why)));
     }
     client.close().await;
     Ok(0)
+}
+
+/// A reason as it is recorded with a break: one line, with recognisable secrets masked.
+pub(crate) fn recorded_reason(why: &str) -> String {
+    Breaker::new(whoami().into(), Some(why)).why.unwrap_or_default()
 }
 
 pub(crate) async fn ask_to_yield(args: Yield) -> exit::Outcome {
@@ -336,14 +343,18 @@ fn changes(before: &[(String, Value)], now: &[(String, Value)], json: bool) -> V
         .map(|(key, value)| (key, value.clone()));
     gone.chain(changed)
         .map(|(key, value)| {
+            let time = humantime::format_rfc3339_seconds(SystemTime::now());
             if json {
-                return format!("{value}\n");
+                let mut told = json!({"time": time.to_string()});
+                if let (Some(told), Some(value)) = (told.as_object_mut(), value.as_object()) {
+                    told.extend(value.clone());
+                }
+                return format!("{told}\n");
             }
             let names = |list: &str| {
                 let who = |e: &Value| e["who"].as_str().or(e["identity"].as_str()).map(plain);
                 value[list].as_array().into_iter().flatten().filter_map(who).collect::<Vec<_>>()
             };
-            let time = humantime::format_rfc3339_seconds(SystemTime::now());
             let key = plain(key);
             match (names("holders"), names("waiters").len()) {
                 (holders, 0) if holders.is_empty() => format!("{time} {key}: free\n"),

@@ -14,6 +14,7 @@ mod target;
 mod window;
 
 use std::io::{self, BufRead, IsTerminal};
+use std::path::Path;
 
 use lockkeeper_testkit::storm::Plan;
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,6 +31,11 @@ use target::Target;
 
 pub(crate) fn torture(args: &Torture) -> exit::Outcome {
     let seed = args.seed.unwrap_or_else(random);
+    // A run may take long, and its result must not be lost for a wrong path.
+    if let Some(path) = &args.report {
+        let opened = std::fs::File::options().create(true).append(true).open(path);
+        opened.map_err(|error| unwritten(path, &error))?;
+    }
     let is_simulated =
         args.simulate || (args.mutant.is_some() && args.url.is_none() && args.local.is_empty());
     // A simulation has a runtime of its own.
@@ -37,13 +43,16 @@ pub(crate) fn torture(args: &Torture) -> exit::Outcome {
         true => Report::new(vec![simulated::run(args, seed)]),
         false => real(args, seed)?,
     };
-    if let Some(path) = &args.report {
-        std::fs::write(path, report::page(&report))
-            .map_err(|error| Failure::own(format_args!("write {}", path.display()), error))?;
-    }
     let text = if args.json { report.to_json() } else { report.to_text() };
     print(&text)?;
+    if let Some(path) = &args.report {
+        std::fs::write(path, report::page(&report)).map_err(|error| unwritten(path, &error))?;
+    }
     Ok(u8::from(!report.is_clean()))
+}
+
+fn unwritten(path: &Path, error: &io::Error) -> Failure {
+    Failure::own(format_args!("write {}", path.display()), error)
 }
 
 /// Runs on several threads: proxies go on while a server is started again.

@@ -74,6 +74,7 @@ fn watch_prints_a_line_per_change() {
     place.until("k", 1, 0);
     let held = next();
     assert_eq!((&held["key"], held["holders"].as_array().unwrap().len()), (&"k".into(), 1));
+    assert!(held["time"].as_str().unwrap().ends_with('Z'), "{held}");
     holder.signal(Signal::SIGTERM);
     holder.end().exits(143);
     assert_eq!(next()["holders"].as_array().unwrap().len(), 0);
@@ -330,4 +331,17 @@ fn a_long_key_leaves_room_for_the_others_on_a_terminal() {
     let drawn = session.shows("deploy");
     assert!(!drawn.contains("kkkkkkkkkkkkkkkkkkkkk"), "{drawn}");
     session.shows("@");
+}
+
+/// A reason is printed as it is recorded.
+#[test]
+fn a_secret_in_a_reason_is_masked_wherever_it_is_printed() {
+    let place = Place::new();
+    let _holder = place.start("run k -- sleep 60");
+    place.until("k", 1, 0);
+    let broken = place.run("break -y --why password=hunter2 k").exits(0);
+    assert!(broken.stderr.contains("broken because: password=***"), "{}", broken.stderr);
+    assert!(!(broken.stdout + &broken.stderr).contains("hunter2"));
+    let told = place.run("break -y --json --why password=hunter2 k").exits(0).stdout;
+    assert!(told.contains("password=***") && !told.contains("hunter2"), "{told}");
 }

@@ -113,3 +113,10 @@ fn an_interrupted_run_takes_its_clients_with_it() {
     run.end().exits(130);
     assert!(!clients.into_iter().any(|pid| place.has(pid)));
 }
+
+#[test]
+fn a_report_that_cannot_be_written_is_refused_before_the_run() {
+    let place = Place::new();
+    let refused = place.run("torture --simulate --seconds 1h --report missing/report.html");
+    refused.exits(125).says("cannot write missing/report.html");
+}

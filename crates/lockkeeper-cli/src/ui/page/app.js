@@ -49,13 +49,14 @@ function receive(message) {
   setClock(message.now);
   find("link").title = `last look: ${moment(message.now)}`;
   const { strip } = message;
-  find("held").textContent = strip.held;
+  const silent = strip.silent ? el("small", {}, ` + unknown at ${strip.silent} ${strip.silent === 1 ? "engine" : "engines"}`) : "";
+  find("held").replaceChildren(String(strip.held), silent);
   find("waiting").replaceChildren(String(strip.waiting), strip.waiting_unknown
     ? el("small", {}, ` + unknown at ${strip.waiting_unknown}`) : "");
   find("lost").textContent = strip.lost_last_hour;
   find("slack").replaceChildren(...(strip.smallest_slack
     ? [`${Math.round(strip.smallest_slack.share * 100)} %`, el("small", {}, ` ${spell(strip.smallest_slack.left)} · ${strip.smallest_slack.key}`)]
-    : [el("small", {}, "no leases")]));
+    : [el("small", {}, strip.silent ? "unknown" : "no leases")]));
   banners(message);
   table.update(message);
   refresh();

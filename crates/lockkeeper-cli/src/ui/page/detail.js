@@ -46,13 +46,14 @@ function content(engine, key, answer, actions) {
   const parts = [head, el("dl", { class: "facts" },
     ...fact("engine", engine), ...fact("kind", lock.holders.length ? known(lock.kind) : lock.kind ?? "free"),
     ...fact("fence", known(lock.fence)),
+    ...(lock.stale ? fact("seen", "before the engine stopped answering") : []),
     ...fact("trouble", { deadlock: "deadlock", lease_low: "its lease is low", waiting: "others wait" }[lock.trouble] ?? "none"))];
   if (holder) parts.push(el("div", { class: "buttons" }, actions({ engine, key })));
   parts.push(el("h3", {}, lock.holders.length === 1 ? "Holder" : `Holders (${lock.holders.length})`));
   parts.push(lock.holders.length ? holders(lock.holders) : el("p", {}, "nobody"));
   parts.push(el("h3", {}, `Waiters${lock.waiting ? ` (${lock.waiting})` : ""}`));
   parts.push(lock.waiters === null
-    ? el("p", { class: "unknown" }, "unknown: this engine cannot tell who waits") : waiters(lock));
+    ? el("p", { class: "unknown" }, "no waiters are known; this engine does not see all of them") : waiters(lock));
   parts.push(el("h3", {}, "Timeline"), timeline(lock.timeline));
   parts.push(el("h3", {}, "Last holders"), lastHolders(lock.last_holders));
   parts.push(el("h3", {}, "Contention"), episodes(lock.episodes));

@@ -55,13 +55,16 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
     judge(
         allowed,
         Severity::Problem,
-        "rights to read and write the tables of lockkeeper, and to call its procedures".into(),
+        format!(
+            "the user {} read and write the tables of lockkeeper, and call its procedures",
+            if allowed { "may" } else { "may not" }
+        ),
         "grant SELECT, INSERT, UPDATE, DELETE and EXECUTE on the database",
     );
     judge(
         setting("read_only") == "OFF",
         Severity::Problem,
-        "whether the server may be written".into(),
+        format!("read_only is {}", setting("read_only")),
         "name the primary: locks on a replica exclude nobody",
     );
     let isolation = setting("isolation");
@@ -123,7 +126,7 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
             (_, Cluster::SinglePrimary) => {
                 "the server is the primary of a group (Group Replication)".into()
             }
-            _ => "whether other servers take writes too".into(),
+            _ => "no other server takes writes too".into(),
         },
         "only strategy=lease works here, and every member counts by its own clock: keep their clocks \
          within a third of the shortest ttl",

@@ -207,8 +207,8 @@ fn cause(error: &Error) -> String {
 fn advice(code: Option<&str>) -> &'static str {
     match code {
         Some("NOPERM") => {
-            "let the user of the URL use keys that start with the option prefix, and all commands of \
-             locks: the manual of redis: lists the least rights"
+            "allow the user of the URL the keys that start with the option prefix (~PREFIX*), and the \
+             commands that the documentation of redis: lists"
         }
         Some("READONLY") => "this is a replica, which takes no writes: name the master",
         Some("OOM") => {

@@ -1,6 +1,5 @@
 //! Maps the errors of the client crate to those of this crate.
 
-use std::error::Error as _;
 use std::fmt;
 
 use redis::{ErrorKind, RedisError};
@@ -20,7 +19,7 @@ pub(in crate::engines) fn sort(doing: impl Into<String>, error: RedisError) -> E
         false if code(&error) == Some("NOAUTH") => Error::broken(
             NAME,
             doing,
-            "the server wants a password, and was given none; name it in the URL with password_file=PATH or password_env=NAME",
+            "the server wants a password, and was given none; name it in the URL with password_file=PATH or password_env=NAME, or for the command with --password-file or LOCKKEEPER_PASSWORD",
         ),
         false => Error::broken(NAME, doing, Told(error)),
     }

@@ -171,7 +171,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
         if ours.is_empty() && !others.is_empty() {
             return Err(Error::unsupported(
                 H::GUARANTEES.engine,
-                "ask a connection of another program to give way (it does not listen); break the lock instead",
+                "the holder is another program, which does not listen to requests to give way; break the lock instead",
             ));
         }
         yielding::ask(&self.shared.sessions, key, &ours).await?;
