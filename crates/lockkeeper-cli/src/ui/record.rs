@@ -78,7 +78,7 @@ impl Recorder {
         let mut out = BufWriter::new(&*file);
         let mut lines = 0;
         for record in all {
-            serde_json::to_writer(&mut out, &**record)?;
+            serde_json::to_writer(&mut out, &*record)?;
             out.write_all(b"\n")?;
             lines += 1;
         }
