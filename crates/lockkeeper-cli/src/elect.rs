@@ -98,7 +98,7 @@ async fn lead(
             let waiting = Waiting { key, terms: &terms, since: started, until: None, drawn };
             tokio::select! {
                 elected = acquire::acquire(client, lock, key, &terms) => elected,
-                never = waiting.tell(client, |text| line.show(&text)) => match never {},
+                never = waiting.tell(client, |texts| line.show(texts)) => match never {},
             }
         };
         let guard = interruptible(standing, signals).await?;

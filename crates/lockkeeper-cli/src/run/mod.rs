@@ -152,7 +152,7 @@ async fn hold_and_run(
                 let waiting = Waiting { key, terms, since: started, until, drawn: line.drawn };
                 let tell = async {
                     warn_of_ourselves(key, &place, say).await;
-                    waiting.tell(&client, |text| line.show(&text)).await
+                    waiting.tell(&client, |texts| line.show(texts)).await
                 };
                 tokio::select! {
                     acquired = acquire_until(&client, lock, key, terms, until) => acquired,

@@ -23,17 +23,17 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         let allowed = may_write(wire).await?;
         let tables = wire.tables().await?.unwrap_or(0);
         let cluster = cluster(wire).await?;
-        let sees_waiters = waiters(wire).await?.is_some();
+        let waiters = waiters(wire).await?;
         let asking = sqlx::query(
             "SELECT VERSION() AS version, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) AS moved,
                ABS(UNIX_TIMESTAMP(SYSDATE(6)) - ?) AS skew
              FROM (SELECT SLEEP(0.02)) AS a_moment",
         );
         let row = asking.bind(seconds_since_1970()).fetch_one(wire).await?;
-        Ok((settings, allowed, tables, cluster, sees_waiters, row))
+        Ok((settings, allowed, tables, cluster, waiters, row))
     };
     let answer = within(STATEMENT, asking).await;
-    let (settings, allowed, tables, cluster, sees_waiters, row) =
+    let (settings, allowed, tables, cluster, waiters, row) =
         session.settle(answer, "look at the server")?;
     let setting = |name: &str| settings.get(name).map_or("unknown", String::as_str);
     let count = |name: &str| setting(name).parse::<i64>().ok();
@@ -41,12 +41,9 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         Finding::fine(row.get::<&str, _>("version")),
         version_finding::<MySqlConnection>(tables),
         // Locks work without it.
-        Finding::fine(match sees_waiters {
-            true => "waiters of strategy=named are shown",
-            false => {
-                "waiters of strategy=named are unknown: this user needs PROCESS with MariaDB, SELECT on \
-                 performance_schema.* with MySQL"
-            }
+        Finding::fine(match waiters {
+            Ok(_) => "waiters of strategy=named are shown".to_owned(),
+            Err(why) => format!("waiters of strategy=named are unknown: {why}"),
         }),
     ];
     let mut judge = |is_fine, otherwise, what: String, advice: &str| {
