@@ -236,7 +236,8 @@ fn an_engine_that_is_down_does_not_hide_the_others() {
     page.until("/api/v1/locks", |answer| error(answer).is_none().then_some(()));
 }
 
-/// Redis by its channels, etcd and ZooKeeper by watches, PostgreSQL by `LISTEN`.
+/// Redis by its channels, etcd and ZooKeeper by watches, PostgreSQL by `LISTEN`; and however many
+/// browsers there are.
 #[test]
 fn an_engine_that_pushes_is_looked_at_every_two_seconds_at_most() {
     let (place, redis, postgres) = (Place::new(), Server::start(), Postgres::start());
@@ -250,6 +251,7 @@ fn an_engine_that_pushes_is_looked_at_every_two_seconds_at_most() {
     ];
     let started = Instant::now();
     let page = Page::start(&place, &format!("{} {}", place.url(), pushing.join(" ")));
+    let _browsers: Vec<_> = (0..20).map(|_| events(&page)).collect();
     // The counts come first, so that they are not of a later time than the clock.
     let (looks, elapsed) = eventually("several looks at every engine", || {
         // Requests are limited, too.
@@ -296,9 +298,7 @@ fn events_tell_everything_first_and_then_what_changes() {
     let page = Page::start(&place, "");
     let _holder = place.start("run k -- sleep 600");
     page.shows("k", 1, 0);
-    let mut stream = TcpStream::connect(page.address).unwrap();
-    write!(stream, "GET /api/v1/events HTTP/1.1\r\nHost: {}\r\n\r\n", page.address).unwrap();
-    let lines = BufReader::new(stream).lines();
+    let lines = BufReader::new(events(&page)).lines();
     let mut messages = lines
         .map_while(Result::ok)
         .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
@@ -312,4 +312,11 @@ fn events_tell_everything_first_and_then_what_changes() {
     assert_eq!(keys, ["other"], "what did not change is not sent again");
     let browsers = page.get("/metrics").body;
     assert!(browsers.contains("lockkeeper_ui_browsers 1\n"), "{browsers}");
+}
+
+/// What a browser listens to.
+fn events(page: &Page) -> TcpStream {
+    let mut stream = TcpStream::connect(page.address).unwrap();
+    write!(stream, "GET /api/v1/events HTTP/1.1\r\nHost: {}\r\n\r\n", page.address).unwrap();
+    stream
 }
