@@ -212,7 +212,7 @@ pub(crate) async fn release(guard: Guard, say: Say) -> Result<(), Option<String>
         Ok(Ok(Release::AlreadyLost)) => Err(Some(match (lost, reason.await) {
             (Some(lost), _) => lost,
             (None, reason @ Loss::Broken { .. }) => format!("lock {key:?} is lost: {reason}"),
-            (None, _) => "at its release it was no longer held".to_owned(),
+            (None, _) => format!("at its release lock {key:?} was no longer held"),
         })),
         Ok(Err(error)) => {
             say.warn(error);

@@ -70,7 +70,7 @@ impl Waiting<'_> {
             format!("waiting for lock {key:?} for {time}{place}{all}"),
             format!("waiting for lock {key:?} for {time}{place}{age}"),
             format!("waiting for {key:?} {time}{who}"),
-            format!("waiting for {key:?}{who}"),
+            format!("{key:?}{who}"),
         ]
     }
 

@@ -269,7 +269,7 @@ fn last_line(shown: &Shown, view: &View) -> Line<'static> {
                     }
                 };
                 Line::from(match view.mode {
-                    Mode::Detail => "? keys  q quit  Esc back  y yield  b break".to_owned(),
+                    Mode::Detail => "? keys  Esc back  y yield  b break".to_owned(),
                     _ => format!("? keys  q quit  s sort: {}{filter}", view.sort.name()),
                 })
             }

@@ -60,7 +60,8 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
     let holder = holder(&place);
     let mut session = Session::at(&place);
     session.keys("stty cols 30; export TERM=xterm; lk run -w 2 k -- true; echo code $?\n");
-    session.shows("\rlockkeeper: waiting for \"k\"; …\x1b[K\r");
+    session.shows("\rlockkeeper: \"k\"; held by ");
+    session.shows("…\x1b[K");
     session.shows("code 75");
     let mut session = Session::at(&place);
     session.keys("export TERM=xterm; lk run -q -w 1 k -- true; echo code $?\n");
