@@ -247,7 +247,7 @@ fn an_engine_that_pushes_is_looked_at_every_two_seconds_at_most() {
         redis.url(),
         postgres.url(),
         etcd.url(""),
-        zookeeper.url("/locks", Duration::from_secs(10)),
+        zookeeper.url("locks", Duration::from_secs(10)),
     ];
     let started = Instant::now();
     let page = Page::start(&place, &format!("{} {}", place.url(), pushing.join(" ")));
