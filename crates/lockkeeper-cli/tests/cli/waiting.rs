@@ -46,7 +46,9 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
     for verb in ["run k -- echo in", "acquire k >/dev/null && echo in", "elect k -- echo in"] {
         let holder = holder(&place);
         let mut session = Session::at(&place);
-        session.keys(&format!("stty rows 24 cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"));
+        session.keys(&format!(
+            "stty rows 24 cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"
+        ));
         // As much as fits, so that the next one can be drawn over it: the holder, and no command.
         let seen = session.shows("\rlockkeeper: waiting for \"k\" 1s; held by ");
         assert!(!seen.contains("running"), "{seen:?}");
