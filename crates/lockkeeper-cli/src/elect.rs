@@ -142,7 +142,9 @@ async fn lead(
         status.held = seconds(granted.elapsed());
         let released = acquire::release(guard, say).await;
         let mut end = ended?;
-        end.lost = end.lost.or(released.err().flatten());
+        if let Err(Some(reason)) = released {
+            end.lost_at_release(reason, say);
+        }
         let code = verdict(&end, say, &mut status);
         status.exit_code = code;
         status.tell(&args.supervision, say);

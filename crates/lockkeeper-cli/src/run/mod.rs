@@ -177,7 +177,7 @@ async fn hold_and_run(
     let released = release(guard, say).await;
     let confirmed = released == Ok(());
     if let (Ok(end), Err(Some(reason))) = (&mut ended, released) {
-        end.lost.get_or_insert(reason);
+        end.lost_at_release(reason, say);
     }
     close(client, confirmed).await;
     ended

@@ -73,7 +73,7 @@ impl Wanted<'_> {
             let waiting = Waiting { key, terms, since, until, drawn: line.drawn };
             let tell = async {
                 self.warn_of_ourselves(client.place()).await;
-                waiting.tell(&client, |text| line.show(&text)).await
+                waiting.tell(&client, |texts| line.show(texts)).await
             };
             tokio::select! {
                 acquired = acquire_until(&client, lock, key, terms, until) => acquired,

@@ -14,6 +14,7 @@ use unicode_width::UnicodeWidthStr;
 
 use super::keys::{Mode, View};
 use super::list::{Item, Shown, age};
+use crate::inspect::waiters_unknown;
 use crate::output::human;
 use crate::table::{cut, end, plain, shortened};
 use crate::ui::model::Party;
@@ -81,13 +82,17 @@ fn strip(shown: &Shown, width: u16) -> Paragraph<'static> {
     }
     parts.push(format!("lost {}/h", strip.lost_last_hour));
     if let Some(slack) = &strip.smallest_slack {
-        parts.push(format!("slack {:.0} %", 100.0 * slack.share));
+        parts.push(format!("slack {:.0}%", 100.0 * slack.share));
     }
+    let space = if width >= 70 { "   " } else { "  " };
     if width >= 70 {
-        parts.insert(0, "lockkeeper top".to_owned());
+        parts.insert(0, " lockkeeper top".to_owned());
     }
-    let style = Style::new().add_modifier(Modifier::REVERSED);
-    Paragraph::new(format!(" {}", parts.join("   "))).style(style)
+    // Half a number would be a wrong one.
+    while parts.join(space).chars().count() > width.into() {
+        parts.pop();
+    }
+    Paragraph::new(parts.join(space)).style(Style::new().add_modifier(Modifier::REVERSED))
 }
 
 /// The columns that fit into a width.
@@ -124,12 +129,16 @@ fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemT
         frame.render_widget(Paragraph::new(words), area);
         return;
     }
-    let columns = columns(area.width, shown.several_engines);
-    // The same widths that the table would compute, so that what does not fit is marked.
-    let constraints = columns.iter().map(|(_, constraint)| *constraint);
-    let areas = Layout::horizontal(constraints).spacing(1).split(area);
-    let columns: Vec<_> =
-        columns.iter().zip(areas.iter()).map(|((name, _), area)| (*name, area.width)).collect();
+    let (columns, widths): (Vec<_>, Vec<_>) =
+        columns(area.width, shown.several_engines).into_iter().unzip();
+    let widths = Layout::horizontal(widths).spacing(1).split(area);
+    let row = |cell: &dyn Fn(&str) -> String| {
+        let cells = columns.iter().zip(widths.iter());
+        // What is cut shows that it is.
+        Row::new(
+            cells.map(|(name, area)| fitted(name, &cell(name), area.width)).collect::<Vec<_>>(),
+        )
+    };
     let place = view.place(shown);
     let mut rows = Vec::new();
     let mut chosen = None;
@@ -137,21 +146,16 @@ fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemT
         if place == Some(at) {
             chosen = Some(rows.len());
         }
-        let cells = columns.iter().map(|(name, width)| fitted(name, cell(name, item, now), *width));
         let trouble = matches!(item.row.trouble, Some(Trouble::Deadlock | Trouble::LeaseLow));
         let style = if trouble { alarm() } else { Style::new() };
-        rows.push(Row::new(cells.collect::<Vec<_>>()).style(style));
+        rows.push(row(&|name| cell(name, item, now)).style(style));
         if place == Some(at) && view.expanded {
-            rows.extend(item.lock.waiting().iter().enumerate().map(|(n, waiter)| {
-                let cells = columns
-                    .iter()
-                    .map(|(name, width)| fitted(name, waiter_cell(name, n, waiter, now), *width));
-                Row::new(cells.collect::<Vec<_>>())
-            }));
+            let waiters = item.lock.waiting().iter().enumerate();
+            rows.extend(waiters.map(|(n, waiter)| row(&|name| waiter_cell(name, n, waiter, now))));
         }
     }
-    let heading = Row::new(columns.iter().map(|(name, _)| Cell::from(*name)).collect::<Vec<_>>());
-    let table = Table::new(rows, columns.iter().map(|(_, width)| Constraint::Length(*width)))
+    let heading = Row::new(columns.iter().map(|name| Cell::from(*name)).collect::<Vec<_>>());
+    let table = Table::new(rows, widths.iter().map(|area| Constraint::Length(area.width)))
         .header(heading.style(Style::new().add_modifier(Modifier::BOLD)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
         .column_spacing(1);
@@ -160,10 +164,10 @@ fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemT
 }
 
 /// Names are told apart by their ends too, such as a port.
-fn fitted(column: &str, text: String, width: u16) -> String {
+fn fitted(column: &str, text: &str, width: u16) -> String {
     match column {
-        "KEY" | "ENGINE" => shortened(&text, width.into()),
-        _ => cut(&text, width.into()),
+        "KEY" | "ENGINE" => shortened(text, width.into()),
+        _ => cut(text, width.into()),
     }
 }
 
@@ -178,7 +182,7 @@ fn cell(column: &str, item: &Item, now: SystemTime) -> String {
         "HOLDER" => match (holder, lock.holders.len()) {
             (None, _) => "nobody".to_owned(),
             (Some(one), 1) => plain(&one.name()),
-            (Some(one), all) => format!("{} and {} more", plain(&one.name()), all - 1),
+            (Some(one), all) => format!("{} +{}", plain(&one.name()), all - 1),
         },
         "AGE" => item.age(now).map(human).unwrap_or_default(),
         "LEASE" => holder.map(|holder| lease(holder, now)).unwrap_or_default(),
@@ -233,9 +237,7 @@ fn detail(frame: &mut Frame, area: Rect, item: &Item, view: &View, now: SystemTi
         lines.extend(about(holder, now, format!("lease {}", lease(holder, now))));
     }
     match &lock.waiters {
-        None => {
-            lines.push(Line::from("no waiters are known; this engine does not see all of them"))
-        }
+        None => lines.push(Line::from(waiters_unknown(lock.unknown))),
         Some(waiters) => {
             lines.push(Line::styled(format!("{} waiting", waiters.len()), bold));
             for (n, waiter) in waiters.iter().enumerate() {
@@ -296,7 +298,10 @@ fn last_line(shown: &Shown, view: &View, width: usize) -> Line<'static> {
                         format!("  /{} {} of {}", plain(filter), shown.items.len(), shown.all)
                     }
                 };
-                Line::from(format!("? keys  q quit  s {}{filter}", view.sort.name()))
+                Line::from(match view.mode {
+                    Mode::Detail => "? keys  Esc back  y yield  b break".to_owned(),
+                    _ => format!("? keys  q quit  s sort: {}{filter}", view.sort.name()),
+                })
             }
         },
     }

@@ -46,11 +46,12 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
     for verb in ["run k -- echo in", "acquire k >/dev/null && echo in", "elect k -- echo in"] {
         let holder = holder(&place);
         let mut session = Session::at(&place);
-        session.keys(&format!("stty cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"));
-        session.shows("\rlockkeeper: waiting ");
-        session.shows(" for \"k\"; held by ");
-        // Cut to fit, so that the next one can be drawn over it.
-        session.shows("…\x1b[K\rlockkeeper: waiting 1s for \"k\"; held by ");
+        session.keys(&format!(
+            "stty rows 24 cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"
+        ));
+        // As much as fits, so that the next one can be drawn over it: the holder, and no command.
+        let seen = session.shows("\rlockkeeper: waiting for \"k\" 1s; held by ");
+        assert!(!seen.contains("running"), "{seen:?}");
         end(holder);
         session.shows("\r\x1b[Kin");
         session.shows("42");
@@ -62,13 +63,20 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
     // The terminal's own ^C is on the same line, and is removed with it.
     for verb in ["run k -- echo in", "acquire k", "elect k -- echo in"] {
         let mut session = Session::at(&place);
-        session.keys(&format!("stty cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"));
-        let drawn = session.shows("…\x1b[K");
-        let line = drawn.rsplit('\r').next().unwrap();
-        assert!(line.chars().count() < 70 - 2, "{line:?}");
+        session.keys(&format!(
+            "stty rows 24 cols 40; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"
+        ));
+        session.shows("\rlockkeeper: \"k\"; held by ");
+        let end = session.shows("…\x1b[K");
+        assert!("lockkeeper: \"k\"; held by ".len() + end.chars().count() < 40 - 2, "{end:?}");
         session.keys("\x03");
         session.shows("^C\r\x1b[K");
     }
+    let mut session = Session::at(&place);
+    session.keys("stty rows 24 cols 30; export TERM=xterm; lk run -w 2 k -- true; echo code $?\n");
+    session.shows("\rlockkeeper: \"k\"; held by ");
+    session.shows("…\x1b[K");
+    session.shows("code 75");
     let mut session = Session::at(&place);
     session.keys("export TERM=xterm; lk run -q -w 1 k -- true; echo code $?\n");
     let seen = session.shows("code 75");

@@ -112,7 +112,7 @@ async fn call(store: Arc<Store>, slot: u16, batch: Batch) -> (Vec<usize>, Result
 }
 
 async fn ask(store: &Store, slot: u16, batch: &Batch) -> Result<Vec<Renewal>> {
-    let doing = "renew leases";
+    let doing = "renew locks";
     let width = (batch.keys.len() / batch.places.len()).to_string();
     let life = millis(life(batch.longest));
     let mut args = vec![life.as_str(), &width];

@@ -153,7 +153,8 @@ fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
     let fence = holders.iter().filter_map(|holder| holder.fence).max().or(highest);
     // Waiters for a quorum are in no queue; an existing queue is that of others.
     let waiters = waiters.filter(|line| !line.is_empty());
-    Snapshot { key, holders, waiters, fence }
+    let unknown = waiters.is_none().then_some("waiters for a quorum leave no trace on its servers");
+    Snapshot { holders, waiters, unknown, fence, ..Snapshot::new(key) }
 }
 
 /// Leaves out holders that conflict with the one that most servers reported, or of equals the later
@@ -187,7 +188,7 @@ mod tests {
             ..Entry::new(number.to_string(), *mode)
         };
         let holders = holders.iter().map(entry).collect();
-        Snapshot { key: Key::new("key").unwrap(), holders, waiters: None, fence: None }
+        Snapshot { holders, ..Snapshot::new(Key::new("key").unwrap()) }
     }
 
     #[test]

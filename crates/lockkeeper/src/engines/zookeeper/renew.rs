@@ -44,7 +44,7 @@ pub(super) async fn renew(leases: &[Lease], asked: Moment) -> Result<Vec<Renewal
 
 /// Which holds have all their nodes.
 async fn vouch(session: &Session, holds: Vec<(usize, &ZooKeeperHeld)>) -> Result<Vec<usize>> {
-    let doing = "renew leases";
+    let doing = "renew locks";
     let mut moved = false;
     let mut gone = HashSet::new();
     // Every node, and the hold it belongs to.
