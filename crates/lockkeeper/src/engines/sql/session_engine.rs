@@ -198,7 +198,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 impl<H: SessionLock> Shared<H> {
     async fn look(&self, query: &Query) -> Result<Looked> {
         if !schema::exist(&self.sessions).await? {
-            return Ok(Looked { seen: Vec::new(), with_waiters: true });
+            return Ok(Looked { seen: Vec::new(), unknown: None });
         }
         let mut session = self.sessions.any().await?;
         let answer = within(STATEMENT, H::look(session.wire(), query)).await;
