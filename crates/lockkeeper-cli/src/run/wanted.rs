@@ -59,12 +59,19 @@ impl Wanted<'_> {
         waits: &mut Waits<'_>,
         since: Instant,
     ) -> Result<(Client, Timeline, Guard), Failure> {
+        let is_new = client.is_none();
         let client = match client {
             Some(client) => client,
             None => self.connect(waits).await?,
         };
         let limit = Limit::of(&client, self.ttl, self.lease);
         let timeline = Timeline::new(limit, self.grace, self.on_lost)?;
+        if is_new && client.guarantees().scope == Scope::Process {
+            self.say.warn(format_args!(
+                "{} excludes only inside one process: this excludes nothing",
+                self.endpoint
+            ));
+        }
         let (key, terms, until) = (self.key, self.terms, waits.until);
         let lock = lock(&client, key, terms).owner(self.owner);
         let lock = limit.terms(lock, &timeline, self.ttl);
@@ -100,12 +107,6 @@ impl Wanted<'_> {
         client.set_command(self.recorded);
         if let Some(told) = waits.answered() {
             self.say.warn(told);
-        }
-        if client.guarantees().scope == Scope::Process {
-            self.say.warn(format_args!(
-                "{} excludes only inside one process: this excludes nothing",
-                self.endpoint
-            ));
         }
         Ok(client)
     }

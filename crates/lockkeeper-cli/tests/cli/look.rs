@@ -319,7 +319,7 @@ fn a_long_key_leaves_room_for_the_others_on_a_terminal() {
         holder
     });
     let mut session = Session::at(&place);
-    session.keys("stty cols 80; export TERM=xterm; lk ls; echo $((40 + 2))\n");
+    session.keys("stty rows 24 cols 80; export TERM=xterm; lk ls; echo $((40 + 2))\n");
     session.shows("KEY  ");
     let listed = session.shows("42");
     assert!(listed.contains("…kkkkkkkkkend  held"), "{listed}");
