@@ -64,14 +64,7 @@ impl Waiting<'_> {
     async fn look(&self, client: &Client) -> String {
         match tokio::time::timeout(PATIENCE, client.inspect(self.key)).await {
             Ok(Ok(Some(snapshot))) => {
-                let order = client.guarantees().order;
-                let mutex =
-                    !self.terms.shared && !self.terms.exclusive && self.terms.limit.is_none();
-                let ordered = match order {
-                    Order::FifoOnRequest => self.terms.fair || !mutex,
-                    Order::Chance(_) => false,
-                    _ => true,
-                };
+                let ordered = !matches!(client.guarantees().order, Order::Chance(_));
                 held_by(&snapshot, ordered)
             }
             Ok(Ok(None)) => String::new(),
