@@ -12,7 +12,6 @@ use lockkeeper::{Client, whoami};
 use nix::unistd::{getpgrp, tcgetpgrp};
 use tokio::time::Instant;
 
-use crate::args::Terms;
 use crate::inspect::describe;
 use crate::output::{Say, human, stderr, tell};
 use crate::table::{clipped, plain};
@@ -34,7 +33,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Waiting<'a> {
     pub(crate) key: &'a str,
-    pub(crate) terms: &'a Terms,
     pub(crate) since: Instant,
     pub(crate) until: Option<Instant>,
     /// Whether there is a terminal to draw on.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper::engine::{Order, Scope, Support, Wakeup};
-use lockkeeper::{Backoff, Client, Error, Guard, Lock, Release, Result};
+use lockkeeper::{Backoff, Client, Error, Guard, Release, Result};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 

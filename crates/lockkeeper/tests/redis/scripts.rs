@@ -236,7 +236,7 @@ fn is_script(command: &str) -> bool {
 }
 
 /// How often the server has run these commands so far.
-fn calls(server: &Server, of: impl Fn(&str) -> bool) -> u64 {
+pub(crate) fn calls(server: &Server, of: impl Fn(&str) -> bool) -> u64 {
     let stats = server.ask(&["INFO", "commandstats"]);
     let count = |line: &str| {
         let (command, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;

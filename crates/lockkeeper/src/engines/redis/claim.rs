@@ -298,7 +298,7 @@ impl RedisClaim {
                 if remaining.in_line {
                     self.place.found(asked);
                 }
-                self.stored = match queued || remaining.in_line || before == StoreState::Queued {
+                self.stored = match queued || self.place.was_asked_for() {
                     true => StoreState::Queued,
                     false => StoreState::Nothing,
                 };

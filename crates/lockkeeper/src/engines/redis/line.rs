@@ -42,6 +42,11 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Whether an attempt may have put it into the line.
+    pub(super) fn was_asked_for(&self) -> bool {
+        self.beats > 0
+    }
+
     /// An attempt found the claim in the line.
     pub(super) fn found(&mut self, asked: Moment) {
         self.answered = Some((self.beats, asked));
@@ -168,5 +173,51 @@ impl RedisClaim {
         keys.extend(self.request.owner.as_ref().map(|_| names.claims()));
         keys.extend(self.store.settings.redisson_fence.then(|| names.token()));
         keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::clock::Clock;
+    use crate::key::Key;
+    use crate::owner::Token;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn request() -> Request {
+        Request::new(Key::new("key").unwrap(), Token::fresh(), Mode::Mutex, TTL)
+    }
+
+    /// A claim whose second attempt was answered at this moment, and that was handed the lock after an
+    /// attempt of this number.
+    fn handed(since: Moment, beat: u64) -> Place {
+        let mut place = Place { beats: 2, ..Place::default() };
+        place.found(since);
+        place.told(Some(Message::Granted(HandOver { beat, fence: 7, passes: 3 })));
+        place
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_handed_over_counts_from_the_last_answered_attempt_and_not_from_the_message() {
+        let since = Clock::Runtime.now();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let mut place = handed(since, 2);
+        let (fence, from) = place.take_handed(&request(), Clock::Runtime.now()).unwrap();
+        assert_eq!((fence, place.passes), (7, 3));
+        assert_eq!(from.since(&since), Duration::ZERO);
+        assert!(place.take_handed(&request(), since).is_none(), "it is taken once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_is_late_or_about_another_attempt_is_not_believed() {
+        let since = Clock::Runtime.now();
+        assert!(handed(since, 2).take_handed(&request(), since).is_some());
+        assert!(handed(since, 1).take_handed(&request(), since).is_none(), "of an earlier place");
+        assert!(handed(since, 3).take_handed(&request(), since).is_none(), "not answered yet");
+        let fixed = Request { fixed: true, ..request() };
+        assert!(handed(since, 2).take_handed(&fixed, since).is_none(), "it is never renewed");
+        tokio::time::sleep(WAITER_LEASE / 2 + Duration::from_millis(1)).await;
+        assert!(handed(since, 2).take_handed(&request(), Clock::Runtime.now()).is_none(), "old");
     }
 }

@@ -283,9 +283,9 @@ impl Listener {
 impl PubSubConnection {
     /// Whether its server was not replaced.
     fn is_current(&self) -> bool {
-        self.generation.get().is_some_and(|(connector, generation)| {
-            connector.is_current(*generation)
-        })
+        self.generation
+            .get()
+            .is_some_and(|(connector, generation)| connector.is_current(*generation))
     }
 
     /// `None` if the connection is gone.
