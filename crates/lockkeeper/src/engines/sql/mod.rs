@@ -24,7 +24,7 @@ pub(crate) use self::rows::{Row, fence, since};
 pub(crate) use self::schema::{prepare, version_finding};
 pub(crate) use self::session_engine::{Dedicated, SessionEngine};
 pub(crate) use self::session_lock::{Ask, Looked, Marked, Seen, SessionLock, Taken, promises};
-pub(crate) use self::sessions::{Dialect, Session, Sessions, within};
+pub(crate) use self::sessions::{Dialect, Session, Sessions, answered, within};
 pub(crate) use self::settings::Settings;
 use crate::core::Backoff;
 use crate::engine::Mode;

@@ -231,6 +231,13 @@ impl<C: Dialect> Borrowed<'_, C> {
     }
 }
 
+/// The answer to a request about a lock on the connection that holds it.
+pub(crate) async fn answered<C: ServerErrors, T>(
+    work: impl Future<Output = sqlx::Result<T>>,
+) -> Result<T> {
+    within(STATEMENT, work).await.map_err(|error| failed::<C>(error, "acquire a lock"))
+}
+
 /// Waits for an answer, for a limited time.
 pub(crate) async fn within<T>(
     limit: Duration,
