@@ -1,5 +1,6 @@
 //! What the engines over SQL databases share: their own connections, names of modes, and times.
 
+mod batch;
 mod broken;
 mod error;
 mod lease_claim;

@@ -132,9 +132,19 @@ impl<C: Dialect> Sessions<C> {
         self.is_lent
     }
 
+    /// How many connections there are for requests about keys.
+    pub(super) fn connections(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Which of them is for a key.
+    pub(super) fn place_of(&self, key: &Key) -> usize {
+        stripe(key, self.requests.len())
+    }
+
     /// The connection for requests about a key, once earlier ones are done.
     pub(crate) async fn of(&self, key: &Key) -> Result<Borrowed<'_, C>> {
-        self.borrow(&self.requests[stripe(key, self.requests.len())]).await
+        self.borrow(&self.requests[self.place_of(key)]).await
     }
 
     /// The connection for requests that are about no key in particular.
