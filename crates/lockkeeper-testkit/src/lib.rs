@@ -18,6 +18,7 @@ pub mod bugs;
 mod certificates;
 pub mod conformance;
 pub mod fault_link;
+pub mod hand_offs;
 pub mod history;
 pub mod holder;
 pub mod load;

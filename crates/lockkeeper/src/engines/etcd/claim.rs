@@ -241,11 +241,11 @@ impl Queue for EtcdQueue {
             true => Released::Yes,
             false => Released::AlreadyGone,
         };
-        // A request without an answer would hit the next claim that uses the lease.
-        let spare = self.lease.take().filter(|_| !self.in_doubt && !self.leaving);
-        // If an operator deleted our entry, something that belongs to it may be left.
-        if let Some(spare) = spare
-            && (!was_there || !shared.leases.give_back(spare))
+        // If an operator deleted our entry, something that belongs to it may be left; and a deletion
+        // without an answer would hit the next claim that uses the lease.
+        let is_spare = was_there && !self.leaving;
+        if let Some(spare) = self.lease.take().filter(|_| !self.in_doubt)
+            && !(is_spare && shared.leases.give_back(spare))
         {
             let _ = revoke(&shared.cluster, lease, &mut false).await;
         }
