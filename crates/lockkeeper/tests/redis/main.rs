@@ -5,6 +5,7 @@ mod conformance;
 mod faults;
 mod layout;
 mod line;
+mod listing;
 mod load;
 mod model;
 mod network;

@@ -8,8 +8,8 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 
 /// How long a lock is handed over for, and every other lease.
 const LEASE: u8 = 3;
-const END: u8 = 9;
-const MOST_BEATS: u8 = 3;
+const END: u8 = 7;
+const MOST_BEATS: u8 = 2;
 
 /// The rule of a waiter, correct or with one part missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
