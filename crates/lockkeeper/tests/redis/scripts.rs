@@ -231,7 +231,7 @@ async fn one_renewal_reaches_every_kind_and_every_slot() {
     }
 }
 
-fn is_script(command: &str) -> bool {
+pub(crate) fn is_script(command: &str) -> bool {
     matches!(command, "eval" | "evalsha")
 }
 
