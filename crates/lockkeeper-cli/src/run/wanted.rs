@@ -77,7 +77,7 @@ impl Wanted<'_> {
         let lock = limit.terms(lock, &timeline, self.ttl);
         let acquire = async {
             let mut line = Line::new(self.say);
-            let waiting = Waiting { key, terms, since, until, drawn: line.drawn };
+            let waiting = Waiting { key, since, until, drawn: line.drawn };
             let tell = async {
                 self.warn_of_ourselves(client.place()).await;
                 waiting.tell(&client, |texts| line.show(texts)).await
