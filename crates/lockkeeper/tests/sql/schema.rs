@@ -85,7 +85,7 @@ pub(super) async fn looking_creates_nothing<D: Dialect>(
 ) {
     let url = server.url();
     let tables = || server.sql(database(&url), count);
-    let place = strategy(&url, way);
+    let place = strategy(&url, way) + "&create=later";
     let client = Client::connect(&place).await.unwrap();
     assert!(client.list("").await.unwrap().is_empty(), "{way}");
     assert!(client.inspect("key").await.unwrap().is_none(), "{way}");
@@ -168,7 +168,6 @@ pub(super) async fn the_second_version<D: Dialect>(
 pub(super) async fn a_later_version<D: Dialect>(server: &DatabaseServer<D>, later: &str) {
     let url = server.url();
     let client = Client::connect(&url).await.unwrap();
-    client.mutex("key").acquire().await.unwrap().release().await.unwrap();
     server.sql(database(&url), later);
     let told = refusal(&url).await;
     assert!(told.contains("version 99") && told.contains("newer lockkeeper"), "{told}");

@@ -5,15 +5,20 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::STATEMENT;
 use super::sessions::{Dialect, Sessions, within};
+use super::settings::Create;
 use crate::engine::Finding;
 use crate::error::{Error, Result};
 
-/// Checks the version of our tables. If there are none and `create` is set, the first claim creates
-/// them: whoever only looks changes nothing.
-pub(crate) async fn prepare<C: Dialect>(sessions: &Sessions<C>, create: bool) -> Result<()> {
-    match version(sessions).await? {
+/// Checks the version of our tables, and creates them if there are none, now or later.
+pub(crate) async fn prepare<C: Dialect>(sessions: &Sessions<C>, create: Create) -> Result<()> {
+    let mut found = version(sessions).await?;
+    if found.is_none() && create == Create::Yes {
+        make(sessions).await?;
+        found = version(sessions).await?;
+    }
+    match found {
         Some(found) => check::<C>(found),
-        None if create => {
+        None if create == Create::Later => {
             sessions.lacks_tables.store(true, Relaxed);
             Ok(())
         }
