@@ -91,8 +91,8 @@ fn there_is_no_colour_where_none_is_wanted() {
     let silent = format!("{} redis://127.0.0.1:1", place.url());
     for (value, coloured) in [("", true), ("1", false)] {
         let screen = Screen::open_with(&place, &silent, 24, 80, &[("NO_COLOR", value)]);
-        screen.shows("redis://127.0.0.1:1");
-        screen.shows("? keys");
+        // The first look may still be under way when the first frame is drawn.
+        screen.shows("+?");
         assert_eq!(screen.is_coloured(), coloured, "NO_COLOR={value:?}");
     }
 }
@@ -237,7 +237,7 @@ fn questions_fit_on_a_narrow_screen() {
         screen.keys("the host of it is gone for good");
         screen.shows("for good▏");
         screen.keys("\r");
-        let asked = screen.shows("? y/n").to_string();
+        let asked = screen.shows(" y/n");
         assert!(asked.lines().last().unwrap().starts_with("break team/"), "{asked}");
         screen.keys("nq");
         screen.shows("end 0");
