@@ -6,6 +6,7 @@ The protocol of a worker is described in ours/src/lib.rs.
 import os
 import statistics
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -19,13 +20,14 @@ PATIENCE = 60
 class Crew:
     """The processes of one client in one scenario."""
 
-    def __init__(self, command, scenario, address, key, environment):
+    def __init__(self, command, scenario, address, key):
         self.scenario = scenario
         self.contenders = scenario.processes * scenario.clients * scenario.tasks
         order = [address, key, scenario.clients, scenario.tasks, scenario.keys, scenario.section_us]
+        self.log = tempfile.TemporaryFile("w+")
         self.workers = [
-            subprocess.Popen([*command, *map(str, order)], env=environment, stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen([*command, *map(str, order)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             stderr=self.log, text=True)
             for _ in range(scenario.processes)
         ]
 
@@ -33,8 +35,8 @@ class Crew:
         """None, or why it cannot start."""
         for worker in self.workers:
             if worker.stdout.readline() != "ready\n":
-                worker.kill()
-                return worker.stderr.read().strip()[-500:] or "it ended without a word"
+                self.log.seek(0)
+                return self.log.read().strip()[-500:] or "it ended without a word"
         return None
 
     def run(self, seconds, store):
