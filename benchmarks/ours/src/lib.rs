@@ -12,14 +12,9 @@
 use std::error::Error;
 use std::future::Future;
 use std::io::{self, BufRead, BufWriter, Write};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::time::{
-    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
-    timerfd_create, timerfd_settime,
-};
-use tokio::io::unix::AsyncFd;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use tokio::task::JoinSet;
 
 /// Whatever went wrong; the first one of a run is reported.
@@ -86,32 +81,19 @@ pub trait Contender: Send + 'static {
 /// What is done under the lock, and the record of it.
 #[derive(Debug)]
 pub struct Section {
-    timer: Option<(AsyncFd<OwnedFd>, Itimerspec)>,
+    length: Duration,
     asked: u64,
     cycles: Vec<[u64; 3]>,
 }
 
 impl Section {
-    fn new(length: Duration) -> Result<Self, Failure> {
-        // The runtime's own timers count whole milliseconds.
-        let timer = if length.is_zero() {
-            None
-        } else {
-            let fd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK)?;
-            let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-            Some((AsyncFd::new(fd)?, Itimerspec { it_interval, it_value: length.try_into()? }))
-        };
-        Ok(Self { timer, asked: 0, cycles: Vec::new() })
-    }
-
     /// Called as soon as the lock is held; it is to be released at once afterwards.
     pub async fn enter(&mut self) -> Result<(), Failure> {
         let granted = now();
-        if let Some((timer, length)) = &self.timer {
-            timerfd_settime(timer.get_ref(), TimerfdTimerFlags::empty(), length)?;
-            let mut ready = timer.readable().await?;
-            rustix::io::read(timer.get_ref(), &mut [0u8; 8])?;
-            ready.clear_ready();
+        if !self.length.is_zero() {
+            // The runtime's own timers count whole milliseconds.
+            let length = self.length;
+            tokio::task::spawn_blocking(move || std::thread::sleep(length)).await?;
         }
         self.cycles.push([self.asked, granted, now()]);
         Ok(())
@@ -127,7 +109,7 @@ pub async fn serve<C: Contender>(order: &Order, contenders: Vec<C>) -> Result<()
         let mut running = JoinSet::new();
         for (task, contender) in contenders.iter_mut().enumerate() {
             let mut contender = contender.take().ok_or("a task of the last run is missing")?;
-            let mut section = Section::new(order.section)?;
+            let mut section = Section { length: order.section, asked: 0, cycles: Vec::new() };
             running.spawn(async move {
                 let mut errors = Vec::new();
                 loop {

@@ -52,7 +52,9 @@ impl Contender for Ours {
         let guard = self.lock.clone().acquire().await?;
         section.enter().await?;
         match self.end {
-            End::Awaited => guard.release().await?,
+            End::Awaited => {
+                guard.release().await?;
+            }
             End::Dropped => drop(guard),
         }
         Ok(())
