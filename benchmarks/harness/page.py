@@ -7,8 +7,7 @@ from . import build, plot, scenarios, targets
 
 PAGE = build.ROOT / "docs" / "performance.md"
 PLOTS = build.ROOT / "docs" / "performance"
-TITLES = {"redis": "Redis", "redlock": "Redlock on five Redis servers", "zookeeper": "ZooKeeper", "etcd": "etcd",
-          "postgres": "PostgreSQL", "file": "Files"}
+TITLES = {"redis": "Redis", "redlock": "Redlock on five Redis servers", "zookeeper": "ZooKeeper", "file": "Files"}
 CROWDS = {"waiters4": 4, "waiters64": 64, "waiters256": 256, "waiters512": 512}
 
 INTRO = """\
@@ -25,7 +24,7 @@ Compare the figures of a table with each other, not with those of another machin
 Where a peer is faster, the table shows it.
 
 - Every library is used as its documentation says, with its defaults; [the workers](../benchmarks/run) are a page of code each. How each is used stands [below](#how-each-library-is-used).
-- Figures are medians of {rounds} of {seconds} s; the longest wait is the longest of all rounds. Java has {warm_up:g} s to warm up.
+- Figures are medians of {rounds} of {seconds} s; the longest wait is the longest of all rounds.
 - A *cycle* is an acquire and a release, both awaited. A *hand-off* is a grant to another contender than the one before. *Jain* is Jain's index of fairness over windows of 100 ms: 1 if all contenders got in equally often, 1/8 if one of eight got everything.
 - CPU is user and system time of all client or server processes, in microseconds per cycle. Commands are those that the Redis server counted (`INFO commandstats`), those inside scripts included.
 - A worker notes when it was granted the lock and when it left, by the machine's monotonic clock. No two holders of any library overlapped{overlaps}.
@@ -74,7 +73,6 @@ def intro(files):
         command="benchmarks/run" + (f" --baseline {baselines[-1]}" if baselines else ""),
         rounds="one round" if newest["rounds"] == 1 else f"{newest['rounds']} rounds",
         seconds=" or ".join(f"{one:g}" for one in seconds),
-        warm_up=scenarios.JVM,
         overlaps=" but those of " + ", ".join(overlapping) if overlapping else "",
         baseline=f" *baseline* is lockkeeper at `{baselines[-1]}`, in the same run." if baselines else "",
         when=f"Measured from {dates[0]} to {dates[-1]} at `{'`, `'.join(revisions)}`; the harness and all other programs "

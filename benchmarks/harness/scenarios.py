@@ -13,7 +13,7 @@ class Scenario:
     keys: str = "hot"
     section_us: int = 0
     seconds: float = 1.0
-    engines: tuple = ("redis", "redlock", "zookeeper", "etcd", "postgres", "file")
+    engines: tuple = ("redis", "redlock", "zookeeper", "file")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Client:
     floor: bool = False  # no lock, or one that guarantees nothing
 
 
-QUEUED = ("redis", "zookeeper", "etcd")
+QUEUED = ("redis", "zookeeper")
 SCENARIOS = [
     Scenario("one", "One task, its own key"),
     Scenario("own64", "64 tasks of one process, each with its own key", tasks=64, keys="own",
-             engines=("redis", "redlock", "zookeeper", "etcd", "postgres")),
-    Scenario("tasks16", "16 tasks of one process, one key", tasks=16, seconds=2.0, engines=("redis", "zookeeper", "etcd")),
+             engines=("redis", "redlock", "zookeeper")),
+    Scenario("tasks16", "16 tasks of one process, one key", tasks=16, seconds=2.0, engines=QUEUED),
     Scenario("hot8", "8 processes, one key, empty section", processes=8, seconds=2.0),
     Scenario("section", "8 processes, one key, a section of 1 ms", processes=8, section_us=1000, seconds=2.0,
              engines=QUEUED),
@@ -46,7 +46,6 @@ SCENARIOS = [
              engines=("redis",)),
 ]
 
-JVM = 4.0
 OURS = Client("lockkeeper", "ours", "`mutex(key).acquire()`, `release().await`")
 DROPPED = Client("lockkeeper-dropped", "ours", "`mutex(key).acquire()`, the guard is dropped", scenarios=("one", "rivals"))
 BASE = [OURS, DROPPED]
@@ -55,40 +54,16 @@ CLIENTS = {
     "redis": BASE + [
         Client("lockkeeper-fair", "ours", "`mutex(key).fair()`", scenarios=("hot8", "section", "waiters4", "waiters64", "waiters256", "waiters512")),
         Client("socket", "ours", "two `PING`s by a blocking socket", scenarios=("one", "rivals"), floor=True),
-        Client("set-nx", "peers", "`SET NX PX`, then compare and delete, by the crate redis", scenarios=("one", "own64"), floor=True),
-        Client("rslock", "peers", "`LockManager::acquire`, `release().await`; defaults", most=256),
-        Client("redsync", "go", "`NewMutex`, `Lock`, `Unlock`; defaults", most=256),
-        Client("redislock", "go", "`Obtain` with `LinearBackoff(100ms)`, `Release`", most=256),
-        Client("redisson", "java", "`getLock`, `lock`, `unlock`; one client per process, a thread per contender", most=256, warm_up=JVM),
         Client("redis-py", "python", "`Redis.lock(timeout=30)`, a thread per contender", most=64),
         Client("node-redlock", "node", "`Redlock.acquire`, `release`; default retries, then again", most=64, warm_up=1.0),
     ],
     "redlock": BASE + [
-        Client("rslock", "peers", "`LockManager` with five servers"),
-        Client("redsync", "go", "`redsync.New` with five pools"),
         Client("node-redlock", "node", "`new Redlock` with five clients", warm_up=1.0),
     ],
     "zookeeper": BASE + [
-        Client("create", "peers", "create an ephemeral node, delete it", scenarios=("one", "own64"), floor=True),
-        Client("zookeeper-client", "peers", "`Client::lock`, dropped: there is no other way"),
-        Client("curator", "java", "`InterProcessMutex`; one client per process, a thread per contender", warm_up=JVM),
         Client("kazoo", "python", "`client.Lock`, a thread per contender; one client per process", most=64),
     ],
-    "etcd": BASE + [
-        Client("put", "peers", "put with a lease, delete", scenarios=("one", "own64"), floor=True),
-        Client("lock-service", "peers", "the server's `v3lock` service, by gRPC"),
-        Client("concurrency", "go", "`concurrency.NewMutex`, a session per contender"),
-    ],
-    "postgres": [
-        Client("lockkeeper-advisory", "ours", "`?strategy=advisory`"),
-        Client("sqlx-advisory", "peers", "`PgAdvisoryLock`, a connection per contender"),
-        Client("lockkeeper-lease", "ours", "`?strategy=lease`"),
-        Client("naive-table", "peers", "`INSERT … ON CONFLICT DO NOTHING`, `DELETE`; polls every 10 ms", floor=True),
-    ],
-    "file": BASE + [
-        Client("flock", "peers", "open, `flock`, close"),
-        Client("fd-lock", "peers", "`RwLock::write` of a file kept open"),
-    ],
+    "file": BASE,
 }
 
 
@@ -106,13 +81,9 @@ def as_baseline(client):
 
 
 def worker_name(client):
-    """What a worker calls the client: some differ in their address only."""
-    name = client.name.replace("baseline", "lockkeeper")
-    return "lockkeeper" if name in ("lockkeeper-advisory", "lockkeeper-lease") else name
+    """What a worker calls the client."""
+    return client.name.replace("baseline", "lockkeeper")
 
 
 def address(client, store):
-    if client.program not in ("ours", "baseline") or client.floor:
-        return store.address
-    strategy = client.name.partition("-")[2]
-    return store.url + (f"?strategy={strategy}" if strategy in ("advisory", "lease") else "")
+    return store.url if client.program in ("ours", "baseline") and not client.floor else store.address
