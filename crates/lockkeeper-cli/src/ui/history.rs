@@ -435,11 +435,11 @@ mod tests {
         for file in [file, history.saved().map(|record| (*record).clone()).collect()] {
             let mut history = History::new(file, 0);
             let left = locks(vec![lock("l", &["b@h 2"], &[])]);
-            let first = Interval { from: None, ..between(0, 60) };
+            let first = Interval { from: None, ..between(0, 6) };
             history.observe(&engine(), &Locks::new(), &left, &[], first);
             assert_eq!(ends(&history), [("hold", Outcome::Unknown)]);
             assert_eq!(history.records[0].key(), "k");
-            history.observe(&engine(), &left, &Locks::new(), &[], between(60, 62));
+            history.observe(&engine(), &left, &Locks::new(), &[], between(6, 8));
             assert_eq!(ends(&history).last(), Some(&("hold", Outcome::Ended)));
             assert_eq!(history.saved().count(), 2, "nothing lasts");
         }
