@@ -9,12 +9,15 @@ const el = (name, text = '', kind = '') => {
   return made;
 };
 const report = JSON.parse($('data').textContent);
-const engines = report.engines;
+const rows = report.rows;
+// With a row for each fault, only the last of an engine, or one with a violation, has a timeline.
+const shown = rows.filter((row) => row.timeline);
 const number = (n) => n.toLocaleString('en');
 const millis = (n) => (n === null ? '' : `${number(n)} ms`);
 
 const COLUMNS = [
   ['Engine', (row) => row.engine],
+  ['Fault', (row) => row.fault],
   ['Cycles', (row) => number(row.cycles)],
   ['Faults', (row) => number(row.faults)],
   ['Lost unfenced', (row) => number(row.unfenced_losses)],
@@ -28,21 +31,22 @@ const COLUMNS = [
 ];
 
 function verdict() {
-  const sum = (name) => engines.reduce((all, row) => all + row[name], 0);
+  const sum = (name) => rows.reduce((all, row) => all + row[name], 0);
   const bad = sum('violations');
   $('verdict').textContent = bad ? `${number(bad)} violations` : 'No violation';
   $('verdict').className = bad ? 'bad' : 'good';
   $('summary').textContent = `${number(sum('cycles'))} cycles under ${number(sum('faults'))} faults`;
-  $('about').textContent = `lockkeeper ${report.version}, ${report.created}`;
+  const commit = report.commit ? `, commit ${report.commit}` : '';
+  $('about').textContent = `lockkeeper ${report.version}${commit}, ${report.created}`;
   const head = document.querySelector('thead').appendChild(el('tr'));
   COLUMNS.forEach(([name]) => head.append(el('th', name)));
-  for (const row of engines) {
+  for (const row of rows) {
     const line = $('rows').appendChild(el('tr'));
     for (const [name, cell] of COLUMNS) {
       const kind = name === 'Violations' ? (row.violations ? 'bad' : 'good') : '';
       line.append(el('td', cell(row), kind));
     }
-    const command = $('commands').appendChild(el('li', `${row.engine}: `));
+    const command = $('commands').appendChild(el('li', `${row.engine}, ${row.fault}: `));
     command.append(el('code', row.repeat));
     for (const window of row.windows) {
       $('found').hidden = false;
@@ -72,7 +76,7 @@ const x = (ms) => LEFT + ((ms - view.from) / (view.to - view.from)) * (canvas.cl
 const time = (px) => view.from + ((px - LEFT) / (canvas.clientWidth - LEFT)) * (view.to - view.from);
 
 function select(n) {
-  view.line = engines[n]?.timeline ?? null;
+  view.line = shown[n]?.timeline ?? null;
   $('jump').hidden = !view.line?.violations.length;
   everything();
 }
@@ -219,5 +223,7 @@ window.addEventListener('resize', draw);
 window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
 
 verdict();
-engines.forEach((row) => $('engine').append(el('option', row.engine)));
-select(Math.max(engines.findIndex((row) => row.violations), 0));
+shown.forEach((row) => $('engine').append(el('option', `${row.engine}, ${row.fault}`)));
+const worst = Math.max(shown.findIndex((row) => row.violations), 0);
+$('engine').selectedIndex = worst;
+select(worst);

@@ -42,15 +42,15 @@ impl Deployment for Etcd {
 
     fn faults(&self, ttl: Duration) -> Vec<Fault<'_>> {
         vec![
-            Fault::new("leader killed and started again", move || async move {
+            Fault::new("leader-killed", move || async move {
                 self.restart(self.0.leader());
             }),
-            Fault::new("member killed and started again", move || async move {
+            Fault::new("member-killed", move || async move {
                 self.restart(fastrand::usize(..3));
             }),
-            Fault::new("leader stopped", move || self.stop(self.0.leader(), ttl)),
-            Fault::new("member stopped", move || self.stop(fastrand::usize(..3), ttl)),
-            Fault::new("history compacted", move || async move {
+            Fault::new("leader-stopped", move || self.stop(self.0.leader(), ttl)),
+            Fault::new("member-stopped", move || self.stop(fastrand::usize(..3), ttl)),
+            Fault::new("history-compacted", move || async move {
                 let status = self.0.ctl(&["get", "none", "-w", "fields"]);
                 let revision = status.lines().find_map(|line| line.strip_prefix("\"Revision\" : "));
                 // Nothing to compact is refused.
