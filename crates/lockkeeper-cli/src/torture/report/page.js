@@ -75,8 +75,15 @@ const laneTop = (n) => AXIS + n * (view.line.tasks * ROW + GAP);
 const x = (ms) => LEFT + ((ms - view.from) / (view.to - view.from)) * (canvas.clientWidth - LEFT);
 const time = (px) => view.from + ((px - LEFT) / (canvas.clientWidth - LEFT)) * (view.to - view.from);
 
+// Grants come without the names of their fields.
+function named(line) {
+  const grants = line.grants.map(([client, task, key, mode, shared, fence, called, returned, end, lost]) =>
+    ({ client, task, key: line.keys[key], mode: line.modes[mode], shared, fence, called, returned, end, lost }));
+  return { ...line, grants };
+}
+
 function select(n) {
-  view.line = shown[n]?.timeline ?? null;
+  view.line = shown[n] ? named(shown[n].timeline) : null;
   $('jump').hidden = !view.line?.violations.length;
   everything();
 }
@@ -158,7 +165,8 @@ function draw() {
     if ((view.to - view.from) / step > 12 && Math.round(at / step) % 5) continue;
     pen.fillText(at >= 1000 ? `${(at / 1000).toFixed(step < 1000 ? 3 : 0)} s` : `${+at.toFixed(3)} ms`, x(at), 12);
   }
-  $('span').textContent = `${(view.to - view.from).toFixed(1)} ms of ${line.length.toFixed(0)} ms`;
+  const some = line.grants.length < line.all ? `; ${number(line.grants.length)} of ${number(line.all)} grants` : '';
+  $('span').textContent = `${(view.to - view.from).toFixed(1)} ms of ${line.length.toFixed(0)} ms${some}`;
 }
 
 function describe(px, py) {
