@@ -23,9 +23,6 @@ pub(crate) const LOCAL: [&str; deployment::NAMES.len() + 1] = {
     names
 };
 
-/// The tasks of each client.
-const TASKS: usize = 16;
-
 /// What is tortured.
 #[derive(Debug)]
 pub(super) struct Target {
