@@ -133,7 +133,7 @@ impl Figures {
 
     /// Below which the chance is that a fault causes a violation, in percent, at a confidence of 95 %.
     fn bound(&self) -> Option<f64> {
-        (self.is_clean() && self.faults > 0).then(|| 300.0 / self.faults as f64)
+        (self.is_clean() && self.faults > 0).then(|| (300.0 / self.faults as f64).min(100.0))
     }
 }
 

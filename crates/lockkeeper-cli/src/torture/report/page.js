@@ -13,6 +13,7 @@ const rows = report.rows;
 // With a row for each fault, only the last of an engine, or one with a violation, has a timeline.
 const shown = rows.filter((row) => row.timeline);
 const number = (n) => n.toLocaleString('en');
+const percent = (n) => `< ${Math.min(n, 100).toFixed(n < 10 ? 2 : 0)} %`;
 const millis = (n) => (n === null ? '' : `${number(n)} ms`);
 
 const COLUMNS = [
@@ -27,7 +28,7 @@ const COLUMNS = [
   ['Worst margin', (row) => millis(row.worst_margin_ms)],
   ['Median margin', (row) => millis(row.median_margin_ms)],
   ['Recovery', (row) => millis(row.recovery_ms)],
-  ['Bound', (row) => (row.violations || !row.faults ? '' : `< ${(300 / row.faults).toPrecision(2)} %`)],
+  ['Bound', (row) => (row.violations || !row.faults ? '' : percent(300 / row.faults))],
 ];
 
 function verdict() {
