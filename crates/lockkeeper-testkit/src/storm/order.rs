@@ -13,8 +13,8 @@ use std::time::Duration;
 use super::{Kind, Struck, Target};
 use crate::history::{Acquisition, Violation};
 
-/// How many later ones may be served first, because a request took its time.
-const OVERTAKEN: usize = 3;
+/// How many later ones may be served first, because a request took its time on a busy machine.
+const OVERTAKEN: usize = 5;
 
 /// What one process recorded about fair locks.
 pub(super) struct Waits<'a> {
@@ -63,7 +63,7 @@ pub(super) fn overtaken(
     for waits in keys.values_mut() {
         waits.sort_by_key(|wait| wait.grant.returned);
         for (n, wait) in waits.iter().enumerate() {
-            let later = wait.since + ttl / 4;
+            let later = wait.since + ttl / 2;
             let before = waits[..n].iter().rev().take_while(|other| other.grant.returned > later);
             let overtook =
                 before.filter(|other| other.process != wait.process && other.since > later);
