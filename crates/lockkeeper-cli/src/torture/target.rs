@@ -137,7 +137,7 @@ impl Target {
             ttl: args.ttl,
             faults: clients.into_iter().filter(|fault| chosen(fault.name())).collect(),
             server_faults: Some(server_faults.collect()),
-            is_fifo: matches!(self.guarantees.order, Order::Fifo | Order::FifoOnRequest),
+            is_fifo: self.guarantees.order == Order::Fifo,
             bug: args.mutant,
             ..Plan::default()
         })
