@@ -7,11 +7,8 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::WallClock;
-use lockkeeper_testkit::server::redis::{Server, VOLATILE};
-
 use crate::arbiter::Arbiter;
-use crate::driver::{Driver, Outcome, Program};
+use crate::driver::{Outcome, Program};
 use crate::pairs::Run;
 use crate::store::Store;
 
@@ -35,7 +32,7 @@ const NAME: &str = "peers";
 
 type Scene = (&'static str, fn(&Run) -> Outcome);
 
-const SCENES: [Scene; 3] = [("pauses", pauses), ("queue", queue), ("redlock", redlock)];
+const SCENES: [Scene; 2] = [("pauses", pauses), ("queue", queue)];
 
 /// Runs these scenes, or all of them, and prints what was seen.
 pub(crate) fn compare(run: &Run, wanted: &[&str]) -> Outcome {
@@ -177,69 +174,5 @@ fn overslept(
     match waiter.is_ours() && seen.is_ok() {
         true => Err("ours was told that it holds the lock of another".to_owned()),
         false => Ok(()),
-    }
-}
-
-/// One of three servers of a Redlock has a clock that jumps, or comes back without its data.
-fn redlock(run: &Run) -> Outcome {
-    println!(
-        "| fault of one of three servers | client | a second client | the first one's write |"
-    );
-    println!("|---|---|---|---|");
-    for (fault, is_clock) in
-        [("its clock jumps ahead", true), ("restarted without its data", false)]
-    {
-        for is_ours in [true, false] {
-            let clock = WallClock::new();
-            let servers = [Server::start(), Server::with_clock(&clock, &VOLATILE), Server::start()];
-            let hosts: Vec<_> = servers.iter().map(|server| server.address().to_string()).collect();
-            let hosts = hosts.join(",");
-            let program = match is_ours {
-                true => run.ours(&format!("redlock://{hosts}")),
-                false => run.node(&hosts),
-            };
-            // Long enough for the whole scene, so that no lease ends by itself.
-            let mut drivers = program.start_many(LEASE * 15, 2)?;
-            let [first, second] = &mut drivers[..] else { unreachable!("two were started") };
-            servers[2].kill();
-            let old = fence(first, true)?.ok_or("the first gets the lock of two servers")?;
-            servers[2].restart();
-            if fence(second, false)?.is_some() {
-                return Err("the second got a lock that was held".to_owned());
-            }
-            match is_clock {
-                true => clock.ahead(LEASE * 150),
-                false => servers[1].restart(),
-            }
-            let new = fence(second, true)?;
-            let (let_in, written) = match new {
-                None => ("is not let in", "accepted, as it should be"),
-                Some(0) => ("is let in", "**accepted: an update is lost**"),
-                Some(new) if new > old => ("is let in", "refused by its fence"),
-                Some(_) => ("is let in", "**accepted: the fence did not rise**"),
-            };
-            let client = if is_ours { "lockkeeper" } else { "node-redlock" };
-            println!("| {fault} | {client} | {let_in} | {written} |");
-            if is_ours && written.contains("**") {
-                return Err("an update of ours was lost".to_owned());
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The fence of a lock, 0 if there is none; nothing if the lock is busy. A client whose connection to
-/// a server was just lost may need another try.
-fn fence(driver: &mut Driver, insist: bool) -> Outcome<Option<u64>> {
-    let started = Instant::now();
-    loop {
-        let answer = driver.ask(&format!("try mutex {NAME}"));
-        match answer.as_deref().map(|answer| answer.split_once(' ').unwrap_or((answer, ""))) {
-            Ok(("held", fence)) => return Ok(Some(fence.parse().unwrap_or(0))),
-            _ if insist && started.elapsed() < LEASE * 5 => sleep(Duration::from_millis(50)),
-            Ok(_) => return Ok(None),
-            Err(_) if !insist => return Ok(None),
-            Err(why) => return Err(why.to_owned()),
-        }
     }
 }
