@@ -16,7 +16,7 @@ use clap::{Error, Parser, Subcommand};
 
 pub(crate) use self::common::{OnLost, OnYield, Secret, Supervision, Terms, Where};
 #[cfg(feature = "torture")]
-pub(crate) use self::torture::{FaultChoice, Torture};
+pub(crate) use self::torture::Torture;
 pub(crate) use self::verbs::{
     Acquire, Bench, Break, Completions, Doctor, Elect, Explain, Ls, Man, Release, Renew, Run, Show,
     Top, Ui, Watch, Yield,
