@@ -107,7 +107,7 @@ fn a_password_is_never_printed() {
         "explain redis://:canary@127.0.0.1:1/?colour=canary",
         "bench redis://:canary@127.0.0.1:1 --json",
         "acquire --url redis://:canary@127.0.0.1:1 k",
-        "elect --url redis://:canary@127.0.0.1:1 k true",
+        "elect -w 1 --url redis://:canary@127.0.0.1:1 k true",
         "ls --url redis://:canary@127.0.0.1:1",
         &format!("run --url redis://127.0.0.1:1 --password-file {secret} k true"),
         &format!("run --url memory: --password-file {secret} --json --status-file status -v k env"),
