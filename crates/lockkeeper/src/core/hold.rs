@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use super::answers::Answers;
 use super::clock::{Moment, Validity};
+use super::hand_over::HandOver;
 use super::inner::Inner;
 use super::release::BackgroundWork;
 use super::terms::Terms;
@@ -52,6 +53,8 @@ pub(crate) struct Hold {
     pub(super) changed: Notify,
     /// Taken by the code that releases it.
     claim: Mutex<Option<Box<dyn Claim>>>,
+    /// Set if it can be handed over, or was.
+    pub(super) hand_over: Option<Arc<HandOver>>,
     /// From the grant until all guards are gone.
     pub(super) span: tracing::Span,
 }
@@ -80,23 +83,16 @@ impl Hold {
         grant: Grant,
         asked: Moment,
     ) -> (Arc<Self>, Guard) {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let Grant { fence, slots, ttl, since, held } = grant;
+        let hand_over = HandOver::of(terms, &grant);
+        let Grant { fence, slots, ttl, since, held, .. } = grant;
         let limited = terms.fixed || held.expires();
         // A session or a connection grants less than a long fixed lease at a time, and is renewed
         // meanwhile.
         let fixed = terms.fixed && ttl >= terms.ttl;
         let margin = terms.margin(ttl);
         let limit = terms.fixed.then(|| Validity::new(asked, terms.ttl, terms.margin(terms.ttl)));
-        let span = tracing::debug_span!(
-            "hold",
-            key = %terms.key,
-            mode = %terms.mode,
-            fence = fence.get(),
-            engine = inner.engine_name()
-        );
         let hold = Arc::new(Self {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            id: next_id(),
             inner: inner.clone(),
             key: terms.key.clone(),
             mode: terms.mode,
@@ -127,15 +123,23 @@ impl Hold {
             }),
             changed: Notify::new(),
             claim: Mutex::new(Some(claim)),
-            span,
+            hand_over,
+            span: span(inner, &terms.key, terms.mode, fence),
         });
         inner.meters.held(hold.mode);
+        if let Some(hand_over) = &hold.hand_over {
+            hand_over.set_current(&hold);
+        }
         if let Some(gone) = held.gone() {
-            let listener = Arc::downgrade(&hold);
+            let (listener, hand_over) = (Arc::downgrade(&hold), hold.hand_over.clone());
             let task = inner.runtime.spawn(async move {
                 sleep(WATCHED_AFTER).await;
                 let loss = gone.await;
-                if let Some(hold) = listener.upgrade() {
+                let holder = match hand_over {
+                    Some(hand_over) => hand_over.holder(),
+                    None => listener.upgrade(),
+                };
+                if let Some(hold) = holder {
                     hold.end(loss);
                 }
             });
@@ -145,6 +149,39 @@ impl Hold {
         inner.renewals.watch(&hold, since.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
         let guard = Guard::first(&hold);
         (hold, guard)
+    }
+
+    /// The hold of the task that this grant is handed over to at `now`.
+    pub(super) fn successor(&self, claim: Box<dyn Claim>, state: &mut State, now: Moment) -> Self {
+        let fence = self.fence.next();
+        Self {
+            id: next_id(),
+            inner: self.inner.clone(),
+            key: self.key.clone(),
+            mode: self.mode,
+            owner: self.owner.clone(),
+            fence,
+            slots: self.slots.clone(),
+            lease: self.lease.clone(),
+            fixed: self.fixed,
+            limit: self.limit,
+            margin: self.margin,
+            kept_when_lost: self.kept_when_lost,
+            since: now.runtime(),
+            guards: AtomicUsize::new(1),
+            state: Mutex::new(State {
+                validity: state.validity,
+                over: None,
+                asking_why: false,
+                due: None,
+                listener: state.listener.take(),
+                answers: state.answers.hand_over(),
+            }),
+            changed: Notify::new(),
+            claim: Mutex::new(Some(claim)),
+            hand_over: self.hand_over.clone(),
+            span: span(&self.inner, &self.key, self.mode, fence),
+        }
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -299,7 +336,8 @@ impl Hold {
         {
             let mut state = self.state();
             if state.over.is_some() {
-                return;
+                drop(state);
+                return self.ended_later(loss);
             }
             if loss == Loss::Expired {
                 state.answers.never_came(&self.inner.place);
@@ -328,6 +366,17 @@ impl Hold {
         self.changed.notify_waiters();
         if loss == Loss::Gone {
             self.inner.runtime.spawn(self.clone().ask_why());
+        }
+    }
+
+    /// The hold was over already. If its grant was handed over, what the store says about the grant
+    /// concerns the task that has it now. That task looks at the clock itself.
+    fn ended_later(self: &Arc<Self>, loss: Loss) {
+        if matches!(loss, Loss::Gone | Loss::Disconnected(_))
+            && let Some(holder) = self.hand_over.as_ref().and_then(|it| it.holder())
+            && !Arc::ptr_eq(self, &holder)
+        {
+            holder.end(loss);
         }
     }
 
@@ -393,6 +442,16 @@ impl Hold {
     pub(crate) fn claim(&self) -> MutexGuard<'_, Option<Box<dyn Claim>>> {
         self.claim.lock().expect("nothing panics under this lock")
     }
+}
+
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn span(inner: &Inner, key: &Key, mode: Mode, fence: Fence) -> tracing::Span {
+    let (fence, engine) = (fence.get(), inner.engine_name());
+    tracing::debug_span!("hold", %key, %mode, fence, engine)
 }
 
 impl fmt::Debug for Hold {

@@ -314,6 +314,7 @@ impl RedisClaim {
                     ttl: self.request.ttl,
                     since: asked,
                     held: Arc::new(held),
+                    reserved: 0,
                 }))
             }
         }

@@ -50,7 +50,7 @@ impl<T: LeaseTable> Claim for LeaseClaim<T> {
                         reads_since: (*mode == Mode::Read).then(|| asked.runtime()),
                     },
                 });
-                Ok(Some(Grant { fence: fence(number), slots, ttl: *ttl, since: asked, held }))
+                Ok(Some(Grant { slots, held, ..Grant::new(fence(number), *ttl, asked) }))
             }
             Some(Answer::Clash(found)) => Err(self.ask.request.conflict(found)),
             Some(Answer::Busy { pause, ahead }) => {
