@@ -7,14 +7,17 @@
 //! Easy to get wrong: the store knows the grant, not which task has it. If it reports a loss to a
 //! hold that was handed over, the task that has the lock now must learn of it ([`Hold::end`]).
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::hold::Hold;
+use super::clock::Moment;
+use super::hold::{Hold, State, next_id, span};
 use super::terms::Terms;
-use crate::engine::{Fence, Grant};
+use crate::engine::{Claim, Fence, Grant};
 use crate::error::Loss;
 use crate::guard::Guard;
 
@@ -116,5 +119,49 @@ impl Hold {
         self.inner.meters.held(next.mode);
         self.inner.renewals.replace(self, next);
         self.changed.notify_waiters();
+    }
+
+    /// The hold was over already. If its grant was handed over, what the store says about the grant
+    /// concerns the task that has it now. That task looks at the clock itself.
+    pub(super) fn ended_later(self: &Arc<Self>, loss: Loss) {
+        if matches!(loss, Loss::Gone | Loss::Disconnected(_))
+            && let Some(holder) = self.hand_over.as_ref().and_then(|it| it.holder())
+            && !Arc::ptr_eq(self, &holder)
+        {
+            holder.end(loss);
+        }
+    }
+
+    /// The hold of the task that this grant is handed over to at `now`.
+    fn successor(&self, claim: Box<dyn Claim>, state: &mut State, now: Moment) -> Self {
+        let fence = self.fence.next();
+        Self {
+            id: next_id(),
+            inner: self.inner.clone(),
+            key: self.key.clone(),
+            mode: self.mode,
+            owner: self.owner.clone(),
+            fence,
+            slots: self.slots.clone(),
+            lease: self.lease.clone(),
+            fixed: self.fixed,
+            limit: self.limit,
+            margin: self.margin,
+            kept_when_lost: self.kept_when_lost,
+            since: now.runtime(),
+            guards: AtomicUsize::new(1),
+            state: Mutex::new(State {
+                validity: state.validity,
+                over: None,
+                asking_why: false,
+                due: None,
+                listener: state.listener.take(),
+                answers: state.answers.hand_over(),
+            }),
+            changed: Notify::new(),
+            claim: Mutex::new(Some(claim)),
+            hand_over: self.hand_over.clone(),
+            span: span(&self.inner, &self.key, self.mode, fence),
+        }
     }
 }

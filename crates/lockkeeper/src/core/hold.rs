@@ -31,28 +31,28 @@ const WATCHED_AFTER: Duration = Duration::from_millis(50);
 /// What all guards of one grant share with the renewals and the local queue.
 pub(crate) struct Hold {
     /// Later holds have higher ids.
-    id: u64,
+    pub(super) id: u64,
     pub(crate) inner: Arc<Inner>,
     pub(crate) key: Key,
     pub(crate) mode: Mode,
-    owner: Option<Owner>,
+    pub(super) owner: Option<Owner>,
     pub(crate) fence: Fence,
     pub(crate) slots: Vec<u32>,
-    lease: Lease,
+    pub(super) lease: Lease,
     /// Whether it is never renewed, because the store granted the whole of a fixed lease.
-    fixed: bool,
+    pub(super) fixed: bool,
     /// The end of a fixed lease, whatever keeps the lock alive until then.
-    limit: Option<Validity>,
-    margin: Duration,
+    pub(super) limit: Option<Validity>,
+    pub(super) margin: Duration,
     /// Whether only its guards release it.
-    kept_when_lost: bool,
+    pub(super) kept_when_lost: bool,
     pub(super) since: Instant,
     /// The number of guards. Changed only with `local` locked.
     pub(crate) guards: AtomicUsize,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     pub(super) changed: Notify,
     /// Taken by the code that releases it.
-    claim: Mutex<Option<Box<dyn Claim>>>,
+    pub(super) claim: Mutex<Option<Box<dyn Claim>>>,
     /// Set if it can be handed over, or was.
     pub(super) hand_over: Option<Arc<HandOver>>,
     /// From the grant until all guards are gone.
@@ -67,9 +67,9 @@ pub(crate) struct State {
     /// Whether the engine is being asked if somebody broke it.
     pub(super) asking_why: bool,
     /// When the renewals check it next.
-    due: Option<Instant>,
+    pub(super) due: Option<Instant>,
     /// The task that waits for the engine to report the lock gone.
-    listener: Option<AbortHandle>,
+    pub(super) listener: Option<AbortHandle>,
     pub(crate) answers: Answers,
 }
 
@@ -149,39 +149,6 @@ impl Hold {
         inner.renewals.watch(&hold, since.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
         let guard = Guard::first(&hold);
         (hold, guard)
-    }
-
-    /// The hold of the task that this grant is handed over to at `now`.
-    pub(super) fn successor(&self, claim: Box<dyn Claim>, state: &mut State, now: Moment) -> Self {
-        let fence = self.fence.next();
-        Self {
-            id: next_id(),
-            inner: self.inner.clone(),
-            key: self.key.clone(),
-            mode: self.mode,
-            owner: self.owner.clone(),
-            fence,
-            slots: self.slots.clone(),
-            lease: self.lease.clone(),
-            fixed: self.fixed,
-            limit: self.limit,
-            margin: self.margin,
-            kept_when_lost: self.kept_when_lost,
-            since: now.runtime(),
-            guards: AtomicUsize::new(1),
-            state: Mutex::new(State {
-                validity: state.validity,
-                over: None,
-                asking_why: false,
-                due: None,
-                listener: state.listener.take(),
-                answers: state.answers.hand_over(),
-            }),
-            changed: Notify::new(),
-            claim: Mutex::new(Some(claim)),
-            hand_over: self.hand_over.clone(),
-            span: span(&self.inner, &self.key, self.mode, fence),
-        }
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -369,17 +336,6 @@ impl Hold {
         }
     }
 
-    /// The hold was over already. If its grant was handed over, what the store says about the grant
-    /// concerns the task that has it now. That task looks at the clock itself.
-    fn ended_later(self: &Arc<Self>, loss: Loss) {
-        if matches!(loss, Loss::Gone | Loss::Disconnected(_))
-            && let Some(holder) = self.hand_over.as_ref().and_then(|it| it.holder())
-            && !Arc::ptr_eq(self, &holder)
-        {
-            holder.end(loss);
-        }
-    }
-
     /// Why it is no longer held, by the clock at this moment.
     pub(crate) fn loss(self: &Arc<Self>) -> Option<Loss> {
         if let Err(error) = self.inner.check_process() {
@@ -444,12 +400,12 @@ impl Hold {
     }
 }
 
-fn next_id() -> u64 {
+pub(super) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn span(inner: &Inner, key: &Key, mode: Mode, fence: Fence) -> tracing::Span {
+pub(super) fn span(inner: &Inner, key: &Key, mode: Mode, fence: Fence) -> tracing::Span {
     let (fence, engine) = (fence.get(), inner.engine_name());
     tracing::debug_span!("hold", %key, %mode, fence, engine)
 }
