@@ -21,9 +21,9 @@ use lockkeeper_testkit::server::redis::Server;
 
 const LOCKS: usize = 1_000;
 const WAITERS: usize = 10;
-const LOOKS: u32 = 30;
+const LOOKS: u32 = 100;
 /// Long enough for several renewals of every lease, and several looks.
-const MEASURED: Duration = Duration::from_secs(60);
+const MEASURED: Duration = Duration::from_secs(30);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let program = std::env::args().nth(1).ok_or("name the program lockkeeper")?;
@@ -48,7 +48,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for browsers in [1, 20] {
         let page = Page::start(&program, &server.url(), browsers)?;
         // The first poll finds everything new.
-        thread::sleep(Duration::from_secs(10));
+        while page.looks()? < 1.0 {
+            thread::sleep(Duration::from_millis(100));
+        }
         let before = page.looks()?;
         let with = measure(&server, || thread::sleep(MEASURED));
         let looks = page.looks()? - before;

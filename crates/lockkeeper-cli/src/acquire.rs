@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lockkeeper::engine::Mode;
-use lockkeeper::{Client, Error, Guard, Lock, Release};
+use lockkeeper::{Client, Error, Guard, Lock, Loss, Release};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
@@ -206,12 +206,14 @@ pub(crate) async fn release(guard: Guard, say: Say) -> Result<(), Option<String>
     let lost = why_lost(&guard).await;
     let in_trouble = lost.is_some() || guard.trouble().is_some();
     let limit = if in_trouble { LAST_WORD } else { CONFIRMATION };
+    let (key, reason) = (guard.key().clone(), guard.lost());
     match tokio::time::timeout(limit, guard.release()).await {
         Ok(Ok(Release::Released)) => Ok(()),
-        Ok(Ok(Release::AlreadyLost)) => {
-            let late = "at its release it was no longer held";
-            Err(Some(lost.unwrap_or_else(|| late.to_owned())))
-        }
+        Ok(Ok(Release::AlreadyLost)) => Err(Some(match (lost, reason.await) {
+            (Some(lost), _) => lost,
+            (None, reason @ Loss::Broken { .. }) => format!("lock {key:?} is lost: {reason}"),
+            (None, _) => format!("at its release lock {key:?} was no longer held"),
+        })),
         Ok(Err(error)) => {
             say.warn(error);
             Err(lost)

@@ -98,7 +98,7 @@ async fn lead(
             let waiting = Waiting { key, terms: &terms, since: started, until: None, drawn };
             tokio::select! {
                 elected = acquire::acquire(client, lock, key, &terms) => elected,
-                never = waiting.tell(client, |text| line.show(&text)) => match never {},
+                never = waiting.tell(client, |texts| line.show(texts)) => match never {},
             }
         };
         let guard = interruptible(standing, signals).await?;
@@ -133,7 +133,9 @@ async fn lead(
         status.held = seconds(granted.elapsed());
         let released = acquire::release(guard, say).await;
         let mut end = ended?;
-        end.lost = end.lost.or(released.err().flatten());
+        if let Err(Some(reason)) = released {
+            end.lost_at_release(reason, say);
+        }
         let code = verdict(&end, say, &mut status);
         status.exit_code = code;
         status.tell(&args.supervision, say);

@@ -23,7 +23,12 @@ pub(crate) fn explain(args: Explain) -> exit::Outcome {
         return print(engines::schema(&endpoint)?).map(|()| 0);
     }
     let guarantees = engines::guarantees(&endpoint)?;
-    let mut text = format!("{endpoint} is the engine {}.\n", guarantees.engine);
+    let servers = match guarantees.engine {
+        "redis" | "redlock" => ", for Redis and Valkey",
+        "mysql" => ", for MariaDB and MySQL",
+        _ => "",
+    };
+    let mut text = format!("{endpoint} is the engine {}{servers}.\n", guarantees.engine);
     for sentence in sentences(&guarantees) {
         text += &format!("- {sentence}\n");
     }

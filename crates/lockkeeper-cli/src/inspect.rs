@@ -66,14 +66,14 @@ pub(crate) async fn show(args: Show) -> exit::Outcome {
     add_leases_of_handles(snapshot.as_mut_slice());
     match &snapshot {
         _ if args.json => {
-            let free = || json!({"key": args.key, "fence": null, "holders": [], "waiters": []});
+            let free = || json!({"key": args.key, "fence": null, "holders": [], "waiters": [], "waiters_unknown": null});
             print(&format!("{}\n", snapshot.as_ref().map_or_else(free, to_json)))?;
         }
         None => print("nobody holds it\n")?,
         Some(snapshot) => {
             print(&table(std::slice::from_ref(snapshot)))?;
             if snapshot.waiters.is_none() {
-                print("no waiters are known; this engine does not see all of them\n")?;
+                print(&format!("{}\n", waiters_unknown(snapshot.unknown)))?;
             }
         }
     }
@@ -272,6 +272,12 @@ fn table_of(snapshots: &[Snapshot], most_waiters: usize) -> String {
     table.to_string()
 }
 
+/// That the waiters of a lock are not known, and why.
+pub(crate) fn waiters_unknown(why: Option<&str>) -> String {
+    let why = why.unwrap_or("this engine does not see all of them");
+    format!("waiters are unknown: {why}")
+}
+
 /// Who, doing what, for how long, and why, in one line.
 pub(crate) fn describe(entry: &Entry) -> String {
     let who = entry.who.clone().unwrap_or_else(|| format!("{}…", start_of(&entry.identity)));
@@ -289,6 +295,7 @@ fn to_json(snapshot: &Snapshot) -> Value {
         "fence": snapshot.fence.map(|fence| fence.get()),
         "holders": entries(&snapshot.holders),
         "waiters": snapshot.waiters.as_deref().map(entries),
+        "waiters_unknown": snapshot.unknown,
     })
 }
 
@@ -341,7 +348,7 @@ fn changes(before: &[(String, Value)], now: &[(String, Value)], json: bool) -> V
     let gone = before
         .iter()
         .filter(|(key, _)| find(now, key).is_none())
-        .map(|(key, _)| (key, json!({"key": key, "fence": null, "holders": [], "waiters": []})));
+        .map(|(key, _)| (key, json!({"key": key, "fence": null, "holders": [], "waiters": [], "waiters_unknown": null})));
     let changed = now
         .iter()
         .filter(|(key, value)| find(before, key).as_ref() != Some(value))

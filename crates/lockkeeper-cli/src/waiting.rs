@@ -42,10 +42,14 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Reports the progress of the wait as long as it lasts.
-    pub(crate) async fn tell(&self, client: &Client, mut tell: impl FnMut(String)) -> Infallible {
+    /// Reports the progress of the wait as long as it lasts, in several lengths, the longest first.
+    pub(crate) async fn tell(
+        &self,
+        client: &Client,
+        mut tell: impl FnMut(&[String]),
+    ) -> Infallible {
         tokio::time::sleep_until(self.since + WORTH_A_WORD).await;
-        let mut asked: Option<(Instant, String)> = None;
+        let mut asked: Option<(Instant, Seen)> = None;
         loop {
             let now = Instant::now();
             let known = asked.take().filter(|(at, _)| self.drawn && now - *at < ASKED);
@@ -53,15 +57,25 @@ impl Waiting<'_> {
                 Some(known) => known,
                 None => (now, self.look(client).await),
             };
-            // What changes comes first: the end is cut on a narrow terminal.
-            tell(format!("waiting for lock {:?} for {}{seen}", self.key, self.time()));
+            tell(&self.lines(&seen));
             asked = Some((at, seen));
             tokio::time::sleep(if self.drawn { DRAWN } else { TOLD }).await;
         }
     }
 
+    /// What is left out first is what `show` tells as well; the holder stays to the end.
+    fn lines(&self, seen: &Seen) -> [String; 4] {
+        let (key, time, Seen { place, holders: [all, age, who] }) = (self.key, self.time(), seen);
+        [
+            format!("waiting for lock {key:?} for {time}{place}{all}"),
+            format!("waiting for lock {key:?} for {time}{place}{age}"),
+            format!("waiting for {key:?} {time}{who}"),
+            format!("{key:?}{who}"),
+        ]
+    }
+
     /// The holders and waiters, or why the engine does not report them.
-    async fn look(&self, client: &Client) -> String {
+    async fn look(&self, client: &Client) -> Seen {
         match tokio::time::timeout(PATIENCE, client.inspect(self.key)).await {
             Ok(Ok(Some(snapshot))) => {
                 let order = client.guarantees().order;
@@ -72,11 +86,11 @@ impl Waiting<'_> {
                     Order::Chance(_) => false,
                     _ => true,
                 };
-                held_by(&snapshot, ordered)
+                Seen::of(&snapshot, ordered)
             }
-            Ok(Ok(None)) => String::new(),
-            Ok(Err(error)) => format!(": {error}"),
-            Err(_) => format!(": no answer from {}", client.place()),
+            Ok(Ok(None)) => Seen::default(),
+            Ok(Err(error)) => Seen::none(format!(": {error}")),
+            Err(_) => Seen::none(format!(": no answer from {}", client.place())),
         }
     }
 
@@ -92,23 +106,50 @@ impl Waiting<'_> {
     }
 }
 
-/// Our place among the waiters, if there is an order, and the holders.
-fn held_by(snapshot: &Snapshot, ordered: bool) -> String {
-    let named: Vec<_> = snapshot.holders.iter().map(describe).collect();
-    let holders = match named.as_slice() {
-        [] => String::new(),
-        [one] => format!("; held by {one}"),
-        [first, others @ ..] => format!("; held by {first} and {} more", others.len()),
-    };
-    let us = whoami();
-    let waiters = snapshot.waiters.as_deref().unwrap_or_default();
-    let ours = |waiter: &Entry| waiter.who.as_ref() == Some(&us);
-    let place = match (waiters.len(), waiters.iter().position(ours)) {
-        (0, _) => String::new(),
-        (all, Some(at)) if ordered => format!(", {} of {all} in the queue", at + 1),
-        (all, _) => format!(", {all} waiting"),
-    };
-    place + &holders
+/// What the engine reports about the lock.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Our place among the waiters, if there is an order.
+    place: String,
+    /// The holders: with all that is known, with their age, and only who they are.
+    holders: [String; 3],
+}
+
+impl Seen {
+    fn of(snapshot: &Snapshot, ordered: bool) -> Self {
+        let briefly = |holder: &Entry| {
+            let mut holder = holder.clone();
+            (holder.command, holder.note) = (None, None);
+            holder
+        };
+        let only_who = |holder: &Entry| {
+            let mut holder = briefly(holder);
+            holder.since = None;
+            holder
+        };
+        let holders = [&Entry::clone as &dyn Fn(&Entry) -> Entry, &briefly, &only_who];
+        let holders = holders.map(|part| match snapshot.holders.as_slice() {
+            [] => String::new(),
+            [one] => format!("; held by {}", describe(&part(one))),
+            [first, others @ ..] => {
+                format!("; held by {} and {} more", describe(&part(first)), others.len())
+            }
+        });
+        let us = whoami();
+        let waiters = snapshot.waiters.as_deref().unwrap_or_default();
+        let ours = |waiter: &Entry| waiter.who.as_ref() == Some(&us);
+        let place = match (waiters.len(), waiters.iter().position(ours)) {
+            (0, _) => String::new(),
+            (all, Some(at)) if ordered => format!(", {} of {all} in the queue", at + 1),
+            (all, _) => format!(", {all} waiting"),
+        };
+        Self { place, holders }
+    }
+
+    /// Nothing, and the reason.
+    fn none(why: String) -> Self {
+        Self { place: String::new(), holders: [why.clone(), why.clone(), why] }
+    }
 }
 
 /// Without the fraction of a second, which would flicker.
@@ -134,16 +175,21 @@ impl Line {
         Self { quiet: say.quiet, drawn: io::stderr().is_terminal() && !dumb, used: false }
     }
 
-    pub(crate) fn show(&mut self, text: &str) {
-        let text = plain(text);
+    /// Shows the longest of these texts that fits.
+    pub(crate) fn show(&mut self, texts: &[String]) {
+        let [longest, .., shortest] = texts else { return };
         if self.quiet {
         } else if !self.drawn {
-            tell(text);
+            tell(plain(longest));
         } else if tcgetpgrp(io::stderr()).is_ok_and(|group| group == getpgrp()) {
             // In the background it would be drawn into what the user types.
             let width =
                 terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| width.0);
-            stderr(&format!("\r{}\x1b[K", clipped(&format!("lockkeeper: {text}"), width.into())));
+            let line = |text: &String| format!("lockkeeper: {}", plain(text));
+            // The last column stays free.
+            let fits = |line: &String| line.chars().count() < width.into();
+            let line = texts.iter().map(line).find(fits).unwrap_or_else(|| line(shortest));
+            stderr(&format!("\r{}\x1b[K", clipped(&line, width.into())));
             self.used = true;
         }
     }
@@ -175,9 +221,14 @@ mod tests {
     #[test]
     fn the_holders_and_our_place_are_named() {
         let mut snapshot = Snapshot::new(Key::new("k").unwrap());
+        let held_by = |snapshot: &Snapshot, ordered| {
+            let Seen { place, holders: [all, ..] } = Seen::of(snapshot, ordered);
+            place + &all
+        };
         assert_eq!(held_by(&snapshot, true), "");
         snapshot.holders = vec![entry("ann@web1 7 sleep 60")];
         assert_eq!(held_by(&snapshot, true), "; held by ann@web1 7 running \"sleep 60\"");
+        assert_eq!(Seen::of(&snapshot, true).holders[2], "; held by ann@web1 7");
         snapshot.holders.push(entry("bob@web2 8"));
         snapshot.waiters = Some(vec![entry("eve@web3 9"), entry(&whoami())]);
         let both = "; held by ann@web1 7 running \"sleep 60\" and 1 more";

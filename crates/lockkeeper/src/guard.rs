@@ -41,6 +41,8 @@ pub enum Release {
     /// same owner still holds the lock).
     Released,
     /// The lock was lost before it was released. Another client may have held it meanwhile.
+    ///
+    /// A future of [`Guard::lost`] that was created before the release resolves with the reason.
     AlreadyLost,
     /// The engine did not answer. The lock no longer counts as held; the release is repeated in the
     /// background until it is confirmed or the lease has expired.

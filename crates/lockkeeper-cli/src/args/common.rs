@@ -168,8 +168,8 @@ pub(super) fn processes(text: &str) -> Result<u32, String> {
 }
 
 fn limit(text: &str) -> Result<u32, String> {
-    let advice = "it is a whole number from 1 on";
-    text.parse().ok().filter(|limit| *limit > 0).ok_or_else(|| advice.to_owned())
+    let advice = format!("it is a whole number from 1 to {}", u32::MAX);
+    text.parse().ok().filter(|limit| *limit > 0).ok_or(advice)
 }
 
 fn exit_code(text: &str) -> Result<u8, String> {

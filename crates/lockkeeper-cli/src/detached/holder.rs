@@ -63,7 +63,7 @@ pub(crate) async fn start(request: &Request, signals: &Signals) -> Result<Grante
             let mut line = String::new();
             socket.read_line(&mut line).await?;
             match serde_json::from_str(&line) {
-                Ok(Reply::Line(text)) => shown.show(&text),
+                Ok(Reply::Line(texts)) => shown.show(&texts),
                 Ok(Reply::Waits(what)) => {
                     shown.clear();
                     Say::default().warn(what);
@@ -166,7 +166,7 @@ async fn hold(
             let acquire = async {
                 tokio::select! {
                     acquired = acquire::acquire_until(&client, lock, key, terms, until) => acquired,
-                    never = waiting.tell(&client, |text| { tell(&Reply::Line(text)); }),
+                    never = waiting.tell(&client, |texts| { tell(&Reply::Line(texts.to_vec())); }),
                         if request.shown.is_some() => match never {},
                 }
             };

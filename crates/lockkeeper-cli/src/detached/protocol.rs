@@ -33,8 +33,8 @@ pub(crate) struct Request {
 pub(crate) enum Reply {
     /// Not an answer yet: what the holder is waiting for.
     Waits(String),
-    /// The same, in a line that the next one replaces.
-    Line(String),
+    /// The same, in a line that the next one replaces, in several lengths.
+    Line(Vec<String>),
     Granted(Granted),
     Refused {
         code: u8,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::exit::{self, Failure};
 use crate::output::{Say, human};
 use crate::run::status::Status;
+use crate::table::plain;
 
 /// The outcome of a command.
 #[derive(Debug)]
@@ -19,6 +20,17 @@ pub(crate) struct End {
     pub(crate) asked_to_end: bool,
     /// Whether the command was signalled because of a yield request.
     pub(crate) yielded: bool,
+}
+
+impl End {
+    /// The release found the lock lost, which nobody may have noticed before.
+    pub(crate) fn lost_at_release(&mut self, reason: String, say: Say) {
+        if self.lost.is_none() {
+            // It may have somebody else's text.
+            say.warn(plain(&reason));
+            self.lost = Some(reason);
+        }
+    }
 }
 
 /// How the command ended.

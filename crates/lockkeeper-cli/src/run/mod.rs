@@ -152,7 +152,7 @@ async fn hold_and_run(
                 let waiting = Waiting { key, terms, since: started, until, drawn: line.drawn };
                 let tell = async {
                     warn_of_ourselves(key, &place, say).await;
-                    waiting.tell(&client, |text| line.show(&text)).await
+                    waiting.tell(&client, |texts| line.show(texts)).await
                 };
                 tokio::select! {
                     acquired = acquire_until(&client, lock, key, terms, until) => acquired,
@@ -212,7 +212,7 @@ async fn hold_and_run(
     let released = release(guard, say).await;
     let confirmed = released == Ok(());
     if let (Ok(end), Err(Some(reason))) = (&mut ended, released) {
-        end.lost.get_or_insert(reason);
+        end.lost_at_release(reason, say);
     }
     close(client, confirmed).await;
     ended

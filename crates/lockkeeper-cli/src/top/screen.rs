@@ -13,8 +13,9 @@ use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table, TableState, Wr
 
 use super::keys::{Mode, View};
 use super::list::{Item, Shown, age};
+use crate::inspect::waiters_unknown;
 use crate::output::human;
-use crate::table::plain;
+use crate::table::{clipped, plain};
 use crate::ui::model::Party;
 use crate::ui::rows::Trouble;
 
@@ -77,13 +78,17 @@ fn strip(shown: &Shown, width: u16) -> Paragraph<'static> {
     }
     parts.push(format!("lost {}/h", strip.lost_last_hour));
     if let Some(slack) = &strip.smallest_slack {
-        parts.push(format!("slack {:.0} %", 100.0 * slack.share));
+        parts.push(format!("slack {:.0}%", 100.0 * slack.share));
     }
+    let space = if width >= 70 { "   " } else { "  " };
     if width >= 70 {
-        parts.insert(0, "lockkeeper top".to_owned());
+        parts.insert(0, " lockkeeper top".to_owned());
     }
-    let style = Style::new().add_modifier(Modifier::REVERSED);
-    Paragraph::new(format!(" {}", parts.join("   "))).style(style)
+    // Half a number would be a wrong one.
+    while parts.join(space).chars().count() > width.into() {
+        parts.pop();
+    }
+    Paragraph::new(parts.join(space)).style(Style::new().add_modifier(Modifier::REVERSED))
 }
 
 /// The columns that fit into a width.
@@ -120,7 +125,15 @@ fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemT
         frame.render_widget(Paragraph::new(words), area);
         return;
     }
-    let columns = columns(area.width, shown.several_engines);
+    let (columns, widths): (Vec<_>, Vec<_>) =
+        columns(area.width, shown.several_engines).into_iter().unzip();
+    let widths = Layout::horizontal(widths).spacing(1).split(area);
+    let row = |cell: &dyn Fn(&str) -> String| {
+        let cells = columns.iter().zip(widths.iter());
+        // What is cut shows that it is.
+        let cut = cells.map(|(name, area)| clipped(&cell(name), usize::from(area.width) + 1));
+        Row::new(cut.collect::<Vec<_>>())
+    };
     let place = view.place(shown);
     let mut rows = Vec::new();
     let mut chosen = None;
@@ -128,19 +141,16 @@ fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemT
         if place == Some(at) {
             chosen = Some(rows.len());
         }
-        let cells = columns.iter().map(|(name, _)| cell(name, item, now));
         let trouble = matches!(item.row.trouble, Some(Trouble::Deadlock | Trouble::LeaseLow));
         let style = if trouble { alarm() } else { Style::new() };
-        rows.push(Row::new(cells.collect::<Vec<_>>()).style(style));
+        rows.push(row(&|name| cell(name, item, now)).style(style));
         if place == Some(at) && view.expanded {
-            rows.extend(item.lock.waiting().iter().enumerate().map(|(n, waiter)| {
-                let cells = columns.iter().map(|(name, _)| waiter_cell(name, n, waiter, now));
-                Row::new(cells.collect::<Vec<_>>())
-            }));
+            let waiters = item.lock.waiting().iter().enumerate();
+            rows.extend(waiters.map(|(n, waiter)| row(&|name| waiter_cell(name, n, waiter, now))));
         }
     }
-    let heading = Row::new(columns.iter().map(|(name, _)| Cell::from(*name)).collect::<Vec<_>>());
-    let table = Table::new(rows, columns.iter().map(|(_, width)| *width))
+    let heading = Row::new(columns.iter().map(|name| Cell::from(*name)).collect::<Vec<_>>());
+    let table = Table::new(rows, widths.iter().map(|area| Constraint::Length(area.width)))
         .header(heading.style(Style::new().add_modifier(Modifier::BOLD)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
         .column_spacing(1);
@@ -159,7 +169,7 @@ fn cell(column: &str, item: &Item, now: SystemTime) -> String {
         "HOLDER" => match (holder, lock.holders.len()) {
             (None, _) => "nobody".to_owned(),
             (Some(one), 1) => plain(&one.name()),
-            (Some(one), all) => format!("{} and {} more", plain(&one.name()), all - 1),
+            (Some(one), all) => format!("{} +{}", plain(&one.name()), all - 1),
         },
         "AGE" => item.age(now).map(human).unwrap_or_default(),
         "LEASE" => holder.map(|holder| lease(holder, now)).unwrap_or_default(),
@@ -211,9 +221,7 @@ fn detail(frame: &mut Frame, area: Rect, item: &Item, view: &View, now: SystemTi
         lines.extend(about(holder, now, format!("lease {}", lease(holder, now))));
     }
     match &lock.waiters {
-        None => {
-            lines.push(Line::from("no waiters are known; this engine does not see all of them"))
-        }
+        None => lines.push(Line::from(waiters_unknown(lock.unknown))),
         Some(waiters) => {
             lines.push(Line::styled(format!("{} waiting", waiters.len()), bold));
             for (n, waiter) in waiters.iter().enumerate() {
@@ -260,7 +268,10 @@ fn last_line(shown: &Shown, view: &View) -> Line<'static> {
                         format!("  /{} {} of {}", plain(filter), shown.items.len(), shown.all)
                     }
                 };
-                Line::from(format!("? keys  q quit  s {}{filter}", view.sort.name()))
+                Line::from(match view.mode {
+                    Mode::Detail => "? keys  Esc back  y yield  b break".to_owned(),
+                    _ => format!("? keys  q quit  s sort: {}{filter}", view.sort.name()),
+                })
             }
         },
     }

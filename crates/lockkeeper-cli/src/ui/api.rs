@@ -190,6 +190,7 @@ fn one(state: &State, engine: &EngineName, key: &str, lock: Option<&Lock>) -> Va
         "waiters": lock.map_or(Some(&[][..]), |lock| {
             lock.waiters.as_deref().map(|waiters| &waiters[..waiters.len().min(MOST_WAITERS)])
         }),
+        "waiters_unknown": lock.and_then(|lock| lock.unknown),
         "waiting": lock.map_or(Some(0), |lock| lock.waiters.as_ref().map(Vec::len)),
         "last_holders": last_holders,
         "timeline": timeline,

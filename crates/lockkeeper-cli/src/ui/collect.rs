@@ -185,10 +185,10 @@ impl Source {
         Ok(known().get_or_insert(client).clone())
     }
 
-    /// Whether the engine is connected, and notifies clients of changes.
+    /// Whether the engine notifies clients of changes, or is not connected, so that nobody knows.
     fn pushes(&self) -> bool {
         let known = self.client.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        known.as_ref().is_some_and(|client| client.guarantees().wakeup == Wakeup::Push)
+        known.as_ref().is_none_or(|client| client.guarantees().wakeup == Wakeup::Push)
     }
 
     /// The locks, and then the breaks: whatever a break ended is among them.

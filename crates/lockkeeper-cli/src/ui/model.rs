@@ -56,6 +56,8 @@ pub(crate) struct Lock {
     pub(crate) holders: Vec<Party>,
     /// In order; `None` if the engine does not know them.
     pub(crate) waiters: Option<Vec<Party>>,
+    /// Why it does not, if it says so.
+    pub(crate) unknown: Option<&'static str>,
 }
 
 /// A holder or a waiter. `null` in the API means that the store does not know the value.
@@ -124,6 +126,7 @@ impl Lock {
             looked: now,
             holders,
             waiters,
+            unknown: snapshot.unknown,
         }
     }
 

@@ -267,3 +267,13 @@ fn an_engine_that_dies_before_the_release_does_not_keep_the_command() {
     run.end().exits(5).says("did not confirm the release");
     assert!(ended.elapsed() < Duration::from_secs(5), "{:?}", ended.elapsed());
 }
+
+/// The command ends before the next renewal.
+#[test]
+fn a_break_that_only_the_release_notices_is_told() {
+    let server = Server::start();
+    let place = Place::at(&server.url());
+    let program = env!("CARGO_BIN_EXE_lockkeeper");
+    let run = format!("run k -- {program} break k --yes --why stuck");
+    place.run(&run).exits(79).says("broken by").says(": stuck");
+}

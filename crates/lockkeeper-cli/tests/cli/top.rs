@@ -137,6 +137,7 @@ fn locks_are_shown_at_every_size_and_nothing_is_left_behind() {
         let seen =
             screen.until("both locks", |text| text.contains("* backup") && text.contains("deploy"));
         assert!(seen.contains("held 2") && seen.contains("waiting 1"), "{seen}");
+        assert!(seen.contains("lost 0/h"), "{seen}");
         for line in seen.lines() {
             assert!(line.chars().count() <= cols.into(), "{line}");
         }
@@ -182,7 +183,7 @@ fn locks_are_sorted_filtered_and_looked_at() {
     let _reindex = place.start("run reindex -- sleep 60");
     screen.shows("reindex");
     screen.keys("s");
-    screen.shows("s key");
+    screen.shows("s sort: key");
 }
 
 #[test]

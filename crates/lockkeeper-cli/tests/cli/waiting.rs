@@ -46,10 +46,12 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
     for verb in ["run k -- echo in", "acquire k >/dev/null && echo in", "elect k -- echo in"] {
         let holder = holder(&place);
         let mut session = Session::at(&place);
-        session.keys(&format!("stty cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"));
-        session.shows("\rlockkeeper: waiting for lock \"k\" for ");
-        // Cut to fit, so that the next one can be drawn over it.
-        session.shows("…\x1b[K\rlockkeeper: waiting for lock \"k\" for 1s");
+        session.keys(&format!(
+            "stty rows 24 cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"
+        ));
+        // As much as fits, so that the next one can be drawn over it: the holder, and no command.
+        let seen = session.shows("\rlockkeeper: waiting for \"k\" 1s; held by ");
+        assert!(!seen.contains("running"), "{seen:?}");
         end(holder);
         session.shows("\r\x1b[Kin");
         session.shows("42");
@@ -58,6 +60,11 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
         }
     }
     let holder = holder(&place);
+    let mut session = Session::at(&place);
+    session.keys("stty rows 24 cols 30; export TERM=xterm; lk run -w 2 k -- true; echo code $?\n");
+    session.shows("\rlockkeeper: \"k\"; held by ");
+    session.shows("…\x1b[K");
+    session.shows("code 75");
     let mut session = Session::at(&place);
     session.keys("export TERM=xterm; lk run -q -w 1 k -- true; echo code $?\n");
     let seen = session.shows("code 75");

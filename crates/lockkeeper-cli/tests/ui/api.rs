@@ -2,13 +2,16 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use lockkeeper_testkit::server::redis::Server;
+use lockkeeper_testkit::server::zookeeper::Ensemble;
+use lockkeeper_testkit::server::{Postgres, etcd};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::client::Page;
-use crate::place::Place;
+use crate::place::{Place, eventually};
 use crate::schema::Schema;
 
 #[test]
@@ -233,6 +236,40 @@ fn an_engine_that_is_down_does_not_hide_the_others() {
     page.until("/api/v1/locks", |answer| error(answer).is_none().then_some(()));
 }
 
+/// Redis by its channels, etcd and ZooKeeper by watches, PostgreSQL by `LISTEN`; and however many
+/// browsers there are.
+#[test]
+fn an_engine_that_pushes_is_looked_at_every_two_seconds_at_most() {
+    let (place, redis, postgres) = (Place::new(), Server::start(), Postgres::start());
+    let (etcd, zookeeper) =
+        (etcd::Servers::start(1), Ensemble::ticking(Duration::from_millis(500)));
+    let pushing = [
+        redis.url(),
+        postgres.url(),
+        etcd.url(""),
+        zookeeper.url("locks", Duration::from_secs(10)),
+    ];
+    let started = Instant::now();
+    let page = Page::start(&place, &format!("{} {}", place.url(), pushing.join(" ")));
+    let _browsers: Vec<_> = (0..20).map(|_| events(&page)).collect();
+    // The counts come first, so that they are not of a later time than the clock.
+    let (looks, elapsed) = eventually("several looks at every engine", || {
+        // Requests are limited, too.
+        std::thread::sleep(Duration::from_millis(100));
+        let metrics = page.get("/metrics").body;
+        let counts = metrics.lines().filter_map(|line| {
+            let count = line.strip_prefix("lockkeeper_looks_total{")?.rsplit(' ').next()?;
+            count.parse::<u64>().ok()
+        });
+        let looks: Vec<_> = counts.collect();
+        let enough = looks.len() == 5 && looks.iter().all(|looks| *looks >= 3);
+        enough.then(|| (looks, started.elapsed()))
+    });
+    let most = elapsed.as_secs() / 2 + 1;
+    assert!(looks[1..].iter().all(|looks| *looks <= most), "{looks:?} in {elapsed:?}");
+    assert!(looks[0] > most, "a file is looked at as often as was asked for: {looks:?}");
+}
+
 #[test]
 fn engines_are_named_in_the_configuration() {
     let place = Place::new();
@@ -261,9 +298,7 @@ fn events_tell_everything_first_and_then_what_changes() {
     let page = Page::start(&place, "");
     let _holder = place.start("run k -- sleep 600");
     page.shows("k", 1, 0);
-    let mut stream = TcpStream::connect(page.address).unwrap();
-    write!(stream, "GET /api/v1/events HTTP/1.1\r\nHost: {}\r\n\r\n", page.address).unwrap();
-    let lines = BufReader::new(stream).lines();
+    let lines = BufReader::new(events(&page)).lines();
     let mut messages = lines
         .map_while(Result::ok)
         .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
@@ -277,4 +312,11 @@ fn events_tell_everything_first_and_then_what_changes() {
     assert_eq!(keys, ["other"], "what did not change is not sent again");
     let browsers = page.get("/metrics").body;
     assert!(browsers.contains("lockkeeper_ui_browsers 1\n"), "{browsers}");
+}
+
+/// What a browser listens to.
+fn events(page: &Page) -> TcpStream {
+    let mut stream = TcpStream::connect(page.address).unwrap();
+    write!(stream, "GET /api/v1/events HTTP/1.1\r\nHost: {}\r\n\r\n", page.address).unwrap();
+    stream
 }

@@ -1,7 +1,7 @@
 //! What is recorded of a lock that was broken, and who is told.
 
 use lockkeeper::engine::Support;
-use lockkeeper::{Loss, Release, whoami};
+use lockkeeper::{Client, Lock, Loss, Release, whoami};
 use tokio::time::timeout;
 
 use super::Store;
@@ -11,16 +11,8 @@ use super::check::{SOON, eventually, take};
 pub(super) async fn a_break_is_recorded_and_its_victim_is_told(store: Store) {
     let (client, operator) = (store.client().await, store.client().await);
     assert_eq!(operator.broken("").await.unwrap(), []);
-    let promises = store.guarantees().await;
-    let mut locks = vec![client.mutex("a mutex")];
-    if promises.read_write == Support::Yes {
-        locks.extend([client.read("read"), client.write("written")]);
-    }
-    if promises.semaphore == Support::Yes {
-        locks.push(client.semaphore("permits", 2));
-    }
     let mut keys = Vec::new();
-    for lock in locks {
+    for lock in every_kind(&store, &client).await {
         let guard = take(lock).await;
         let (key, fence) = (guard.key().to_string(), guard.fence());
         let why = format!("{key} is stuck:\tsee\n\u{1b}[31mthe log --password hunter2");
@@ -64,6 +56,20 @@ pub(super) async fn a_break_is_recorded_and_its_victim_is_told(store: Store) {
     assert!(!matches!(told, Loss::Broken { .. }), "{told:?}");
 }
 
+/// Whoever releases a lock before the next renewal learns that it was broken, too.
+pub(super) async fn a_break_that_only_the_release_notices_is_named(store: Store) {
+    let (client, operator) = (store.client().await, store.client().await);
+    for lock in every_kind(&store, &client).await {
+        let guard = take(lock).await;
+        let (key, lost) = (guard.key().to_string(), guard.lost());
+        assert_eq!(operator.break_lock_because(&key, "stuck").await.unwrap().len(), 1);
+        assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost, "{key}");
+        let told = timeout(SOON, lost).await.expect("it is lost");
+        let Loss::Broken { by, why, .. } = &told else { panic!("{key}: {told:?}") };
+        assert_eq!((by, why.as_deref()), (&whoami(), Some("stuck")), "{key}");
+    }
+}
+
 /// The store keeps the last few breaks, whoever adds to them.
 pub(super) async fn breaks_are_kept_up_to_a_number(store: Store) {
     const MOST: usize = 50;
@@ -79,4 +85,16 @@ pub(super) async fn breaks_are_kept_up_to_a_number(store: Store) {
     assert_eq!(listed.len(), MOST);
     assert_eq!(listed[0].key.as_str(), format!("key {}", MOST + 2));
     assert!(listed.iter().all(|one| one.why.as_ref().is_some_and(|why| why.len() <= 210)));
+}
+
+async fn every_kind(store: &Store, client: &Client) -> Vec<Lock> {
+    let promises = store.guarantees().await;
+    let mut locks = vec![client.mutex("a mutex")];
+    if promises.read_write == Support::Yes {
+        locks.extend([client.read("read"), client.write("written")]);
+    }
+    if promises.semaphore == Support::Yes {
+        locks.push(client.semaphore("permits", 2));
+    }
+    locks
 }

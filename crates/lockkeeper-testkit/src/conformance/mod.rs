@@ -135,6 +135,7 @@ macro_rules! __cases {
             leases::a_request_to_give_way_ends_with_its_hold
 
             broken::a_break_is_recorded_and_its_victim_is_told
+            broken::a_break_that_only_the_release_notices_is_named
             broken::breaks_are_kept_up_to_a_number
 
             processes::a_stopped_holder_knows_when_it_resumes

@@ -23,19 +23,19 @@ const START: &str = "START GROUP_REPLICATION";
 pub struct Group(Vec<Member>);
 
 impl Group {
-    /// Whether the server that was fetched has the plugin.
-    pub fn is_available() -> bool {
-        let plugin = "../root/usr/lib/mysql/plugin/group_replication.so";
-        fetched("mysqld").is_some_and(|mysqld| mysqld.with_file_name(plugin).exists())
-    }
-
     /// Starts a group in which the first member takes writes.
+    ///
+    /// # Panics
+    /// When no MySQL with the plugin was fetched, or a member does not start or join.
     pub fn single_primary(members: usize) -> Self {
         Self::start(members, &["group-replication-single-primary-mode=ON"])
     }
 
     /// Starts a group in which all members take writes, and no table can be in memory, as MySQL's
     /// manual advises.
+    ///
+    /// # Panics
+    /// Same as [`single_primary`](Group::single_primary).
     pub fn multi_primary(members: usize) -> Self {
         let settings = [
             "group-replication-single-primary-mode=OFF",
@@ -46,6 +46,12 @@ impl Group {
     }
 
     fn start(members: usize, mode: &[&str]) -> Self {
+        let plugin = "../root/usr/lib/mysql/plugin/group_replication.so";
+        let there = fetched("mysqld").is_some_and(|it| it.with_file_name(plugin).exists());
+        assert!(
+            there,
+            "Group Replication needs a MySQL of scripts/servers: scripts/test-versions mysql"
+        );
         let ports: Vec<_> = (0..members).map(|_| free_port()).collect();
         let addresses: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         let seeds = format!("group-replication-group-seeds={}", addresses.join(","));

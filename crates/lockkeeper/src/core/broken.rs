@@ -15,6 +15,20 @@ use crate::who::whoami;
 const TOLD_WITHIN: Duration = Duration::from_millis(500);
 
 impl Hold {
+    /// Its release found the lock gone: it was lost before, and nobody noticed.
+    pub(super) fn was_gone(self: &Arc<Self>) {
+        {
+            let mut state = self.state();
+            if state.over != Some(Loss::Released) {
+                return;
+            }
+            state.over = Some(Loss::Gone);
+            state.asking_why = true;
+        }
+        tracing::warn!(parent: &self.span, key = %self.key, "lock was gone when it was released");
+        self.inner.runtime.spawn(self.clone().ask_why());
+    }
+
     /// Asks the engine whether somebody broke the lock, and if so, makes that the reason of the loss.
     ///
     /// The hold is over already: [`loss`](Hold::loss) does not wait for this, and

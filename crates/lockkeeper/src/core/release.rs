@@ -79,7 +79,10 @@ pub(crate) async fn release(hold: &Arc<Hold>, claim: Option<Box<dyn Claim>>) -> 
     let mut releasing = Releasing::of(hold, claim);
     match releasing.answer(CALL_LIMIT).await {
         Ok(Released::Yes | Released::Wanted) => Ok(Release::Released),
-        Ok(Released::AlreadyGone) => Ok(Release::AlreadyLost),
+        Ok(Released::AlreadyGone) => {
+            hold.was_gone();
+            Ok(Release::AlreadyLost)
+        }
         Err(error) if error.is_retryable() => {
             tracing::debug!(%error, "a release is repeated in the background");
             Ok(Release::Unconfirmed)

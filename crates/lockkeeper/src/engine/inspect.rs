@@ -36,6 +36,9 @@ pub struct Snapshot {
     pub holders: Vec<Entry>,
     /// The waiters, in order; `None` if the engine does not know them.
     pub waiters: Option<Vec<Entry>>,
+    /// Why the waiters are not known, if they are not: the right that is missing, or what the store
+    /// lacks.
+    pub unknown: Option<&'static str>,
     /// The highest fence granted so far, if the engine knows it.
     pub fence: Option<Fence>,
 }
@@ -43,7 +46,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// A lock without known holders; set the fields that differ.
     pub fn new(key: Key) -> Self {
-        Self { key, holders: Vec::new(), waiters: None, fence: None }
+        Self { key, holders: Vec::new(), waiters: None, unknown: None, fence: None }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Three members of a Galera cluster, with clients at each.
+//! Three members of a Galera cluster of MariaDB, with clients at each. MySQL has no Galera.
 
 use lockkeeper::Client;
 use lockkeeper::engine::Severity;
@@ -6,16 +6,13 @@ use lockkeeper_testkit::load::Load;
 use lockkeeper_testkit::server::{Galera, Member};
 use tokio::task::JoinSet;
 
-use super::{LEASE, server, strategy};
+use super::{LEASE, strategy};
 
 /// Members certify each other's commits: of two commits that would grant one lock twice, one is
 /// rolled back and retried. All members are killed in turn and come back, so that every client
 /// loses its own once.
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_taken_through_different_members_exclude_each_other_while_members_are_killed() {
-    if server().is_mysql() {
-        return println!("MySQL has no Galera");
-    }
     let cluster = Galera::three();
     let urls = cluster.urls("load_of_members");
     load_while_members_are_killed(&cluster, &urls, |n| cluster[n].restart()).await;
@@ -23,9 +20,6 @@ async fn locks_taken_through_different_members_exclude_each_other_while_members_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_one_member_granted_all_of_them_know() {
-    if server().is_mysql() {
-        return println!("MySQL has no Galera");
-    }
     let cluster = Galera::three();
     let clients = members_know_of_each_other(&cluster.urls("known"), "Galera").await;
     // A member without a quorum grants nothing, and answers nothing that it may not know.

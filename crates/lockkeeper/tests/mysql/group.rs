@@ -1,4 +1,6 @@
 //! MySQL Group Replication: groups with one primary, and with several.
+//!
+//! MariaDB has none, so these tests run only where they are asked for.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +15,6 @@ use super::{LEASE, database, strategy};
 /// How long a group may take to notice that its primary is dead, and to elect another.
 const FAILOVER: Duration = Duration::from_secs(120);
 
-const NOT_HERE: &str = "this server has no Group Replication";
-
 /// Creates the tables as an administrator does.
 fn migrate(group: &Group, url: &str) {
     let schema = engines::schema(&Endpoint::parse(url).unwrap()).unwrap();
@@ -22,10 +22,8 @@ fn migrate(group: &Group, url: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs MySQL with Group Replication: scripts/test-versions mysql"]
 async fn a_group_with_one_primary_is_used_there() {
-    if !Group::is_available() {
-        return println!("{NOT_HERE}");
-    }
     let group = Group::single_primary(2);
     let urls = group.urls("locks");
     for way in ["lease", "named", "row"] {
@@ -65,10 +63,8 @@ async fn a_group_with_one_primary_is_used_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs MySQL with Group Replication: scripts/test-versions mysql"]
 async fn a_lease_survives_the_failover_of_a_group() {
-    if !Group::is_available() {
-        return println!("{NOT_HERE}");
-    }
     let group = Group::single_primary(3);
     let urls = group.urls("locks");
     let client = Client::connect(&urls[0]).await.unwrap();
@@ -92,10 +88,8 @@ async fn a_lease_survives_the_failover_of_a_group() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs MySQL with Group Replication: scripts/test-versions mysql"]
 async fn what_one_member_of_a_group_granted_all_of_them_know() {
-    if !Group::is_available() {
-        return println!("{NOT_HERE}");
-    }
     let group = Group::multi_primary(3);
     let urls = group.urls("known");
     // Members that make tables at the same time would leave the group.
@@ -106,10 +100,8 @@ async fn what_one_member_of_a_group_granted_all_of_them_know() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs MySQL with Group Replication: scripts/test-versions mysql"]
 async fn locks_taken_through_members_of_a_group_exclude_each_other_while_members_are_killed() {
-    if !Group::is_available() {
-        return println!("{NOT_HERE}");
-    }
     let group = Group::multi_primary(3);
     let urls = group.urls("load_of_members");
     migrate(&group, &urls[0]);

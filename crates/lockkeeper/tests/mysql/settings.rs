@@ -13,7 +13,6 @@ use super::{LEASE, server, strategy};
 async fn odd_settings_of_a_server_are_harmless() {
     let mut odd = vec![
         "autocommit=0",
-        "sql-mode=ANSI,TRADITIONAL,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE",
         "transaction-isolation=SERIALIZABLE",
         "default-time-zone=+13:00",
         "innodb-lock-wait-timeout=1",
@@ -23,12 +22,16 @@ async fn odd_settings_of_a_server_are_harmless() {
         "innodb-flush-log-at-trx-commit=2",
     ];
     let modes = match server().is_mysql() {
-        true => vec!["max-execution-time=1000", "sql-require-primary-key=ON"],
+        true => vec![
+            "max-execution-time=1000",
+            "sql-require-primary-key=ON",
+            "sql-mode=ANSI,TRADITIONAL,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE",
+        ],
         // In this mode an empty string is null.
         false => vec![
             "max-statement-time=1",
             "lower-case-table-names=1",
-            "sql-mode=ORACLE,EMPTY_STRING_IS_NULL",
+            "sql-mode=ANSI,TRADITIONAL,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE,ORACLE,EMPTY_STRING_IS_NULL",
         ],
     };
     odd.extend(modes);

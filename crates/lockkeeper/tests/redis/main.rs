@@ -4,6 +4,7 @@ mod access;
 mod conformance;
 mod faults;
 mod layout;
+mod listing;
 mod load;
 mod network;
 mod scripts;

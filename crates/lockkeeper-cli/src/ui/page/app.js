@@ -49,9 +49,10 @@ function receive(message) {
   setClock(message.now);
   find("link").title = `last look: ${moment(message.now)}`;
   const { strip } = message;
-  find("held").textContent = strip.held;
+  const silent = message.engines.filter((engine) => engine.error).length;
+  find("held").replaceChildren(String(strip.held), silent ? el("small", {}, ` + unknown at ${silent} engine${silent > 1 ? "s" : ""}`) : "");
   find("waiting").replaceChildren(String(strip.waiting), strip.waiting_unknown
-    ? el("small", {}, ` + unknown at ${strip.waiting_unknown}`) : "");
+    ? el("small", {}, ` + unknown at ${strip.waiting_unknown} lock${strip.waiting_unknown > 1 ? "s" : ""}`) : "");
   find("lost").textContent = strip.lost_last_hour;
   find("slack").replaceChildren(...(strip.smallest_slack
     ? [`${Math.round(strip.smallest_slack.share * 100)} %`, el("small", {}, ` ${spell(strip.smallest_slack.left)} · ${strip.smallest_slack.key}`)]

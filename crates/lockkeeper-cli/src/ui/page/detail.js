@@ -52,7 +52,7 @@ function content(engine, key, answer, actions) {
   parts.push(lock.holders.length ? holders(lock.holders) : el("p", {}, "nobody"));
   parts.push(el("h3", {}, `Waiters${lock.waiting ? ` (${lock.waiting})` : ""}`));
   parts.push(lock.waiters === null
-    ? el("p", { class: "unknown" }, "unknown: this engine cannot tell who waits") : waiters(lock));
+    ? el("p", { class: "unknown" }, `unknown: ${lock.waiters_unknown ?? "this engine does not see all of them"}`) : waiters(lock));
   parts.push(el("h3", {}, "Timeline"), timeline(lock.timeline));
   parts.push(el("h3", {}, "Last holders"), lastHolders(lock.last_holders));
   parts.push(el("h3", {}, "Contention"), episodes(lock.episodes));
@@ -70,8 +70,11 @@ function table(label, heading, rows) {
 }
 
 function holders(list) {
-  return table("Holders", ["who", "command", "note", "for", "lease", "fence"], list.map((party) => [
-    nameOf(party), known(party.command), party.note ?? "", spell(since(party.since ?? party.seen)), lease(party), known(party.fence)]));
+  // The fence of a lock with one holder stands above.
+  const fence = list.length > 1;
+  return table("Holders", ["who", "command", "note", "for", "lease", ...(fence ? ["fence"] : [])], list.map((party) => [
+    nameOf(party), known(party.command), party.note ?? "", spell(since(party.since ?? party.seen)), lease(party),
+    ...(fence ? [known(party.fence)] : [])]));
 }
 
 function waiters(lock) {
@@ -79,7 +82,7 @@ function waiters(lock) {
   const rows = lock.waiters.map((party, n) =>
     [String(n + 1), nameOf(party), known(party.command), party.kind, party.note ?? "", spell(since(party.since ?? party.seen))]);
   const more = lock.waiting > lock.waiters.length ? el("p", {}, `and ${lock.waiting - lock.waiters.length} more`) : null;
-  return el("div", {}, table("Waiters in order", ["", "who", "command", "wants", "note", "waits for"], rows), more);
+  return el("div", {}, table("Waiters in order", ["#", "who", "command", "wants", "note", "waits for"], rows), more);
 }
 
 function lastHolders(list) {

@@ -150,7 +150,7 @@ pub(super) async fn snapshot(shared: &Shared, key: Key, queue: &[QueueEntry]) ->
         }
     }
     let fence = holders.iter().filter_map(|holder| holder.fence).max();
-    Ok(Snapshot { key, holders, waiters: Some(waiters), fence })
+    Ok(Snapshot { holders, waiters: Some(waiters), fence, ..Snapshot::new(key) })
 }
 
 fn entry(queued: &QueueEntry) -> Option<Entry> {

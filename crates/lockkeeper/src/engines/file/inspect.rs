@@ -43,7 +43,7 @@ fn look(shared: &Shared, path: &Path) -> Result<Option<Snapshot>> {
         return Ok(None);
     }
     let fence = Some(file.fence);
-    Ok(Some(Snapshot { key: file.key, holders, waiters: Some(waiters), fence }))
+    Ok(Some(Snapshot { holders, waiters: Some(waiters), fence, ..Snapshot::new(file.key) }))
 }
 
 /// Marks every grant of the key as broken.

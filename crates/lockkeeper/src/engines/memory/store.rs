@@ -206,10 +206,10 @@ impl Store {
         let queues = keys.into_iter().filter_map(|key| Some((self.queues.get(&key)?, key)));
         queues
             .map(|(queue, key)| Snapshot {
-                key,
                 holders: queue.holders().collect(),
                 waiters: Some(queue.waiters().collect()),
                 fence: Some(queue.fence),
+                ..Snapshot::new(key)
             })
             .collect()
     }

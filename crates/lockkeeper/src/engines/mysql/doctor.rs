@@ -19,34 +19,35 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
     let mut session = sessions.any().await?;
     let asking = async {
         let wire = session.wire();
-        let settings = settings(wire).await?;
+        let mut settings = settings(wire).await?;
         let allowed = may_write(wire).await?;
         let tables = wire.tables().await?.unwrap_or(0);
         let cluster = cluster(wire).await?;
-        let sees_waiters = waiters(wire).await?.is_some();
+        let waiters = waiters(wire).await?;
+        if waiters.is_ok() && !settings.contains_key(REPLICAS) {
+            let number: i64 = sqlx::query_scalar(DUMPS).fetch_one(&mut *wire).await?;
+            settings.insert(REPLICAS.to_owned(), number.to_string());
+        }
         let asking = sqlx::query(
             "SELECT VERSION() AS version, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) AS moved,
                ABS(UNIX_TIMESTAMP(SYSDATE(6)) - ?) AS skew
              FROM (SELECT SLEEP(0.02)) AS a_moment",
         );
         let row = asking.bind(seconds_since_1970()).fetch_one(wire).await?;
-        Ok((settings, allowed, tables, cluster, sees_waiters, row))
+        Ok((settings, allowed, tables, cluster, waiters, row))
     };
     let answer = within(STATEMENT, asking).await;
-    let (settings, allowed, tables, cluster, sees_waiters, row) =
+    let (settings, allowed, tables, cluster, waiters, row) =
         session.settle(answer, "look at the server")?;
     let setting = |name: &str| settings.get(name).map_or("unknown", String::as_str);
     let count = |name: &str| setting(name).parse::<i64>().ok();
     let mut findings = vec![
-        Finding::fine(row.get::<&str, _>("version")),
+        Finding::fine(product(row.get("version"))),
         version_finding::<MySqlConnection>(tables),
         // Locks work without it.
-        Finding::fine(match sees_waiters {
-            true => "waiters of strategy=named are shown",
-            false => {
-                "waiters of strategy=named are unknown: this user needs PROCESS with MariaDB, SELECT on \
-                 performance_schema.* with MySQL"
-            }
+        Finding::fine(match waiters {
+            Ok(_) => "waiters of strategy=named are shown".to_owned(),
+            Err(why) => format!("waiters of strategy=named are unknown: {why}"),
         }),
     ];
     let mut judge = |is_fine, otherwise, what: String, advice: &str| {
@@ -55,13 +56,17 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
     judge(
         allowed,
         Severity::Problem,
-        "rights to read and write the tables of lockkeeper, and to call its procedures".into(),
+        format!(
+            "this user {} read and write the tables of lockkeeper, and call its procedures",
+            if allowed { "may" } else { "may not" }
+        ),
         "grant SELECT, INSERT, UPDATE, DELETE and EXECUTE on the database",
     );
+    let writable = setting("read_only") == "OFF";
     judge(
-        setting("read_only") == "OFF",
+        writable,
         Severity::Problem,
-        "whether the server may be written".into(),
+        format!("the server {}", if writable { "takes writes" } else { "is read-only" }),
         "name the primary: locks on a replica exclude nobody",
     );
     let isolation = setting("isolation");
@@ -71,10 +76,14 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         format!("isolation of our sessions is {isolation}"),
         "something between us and the server resets sessions; connect without it",
     );
+    let moves = row.get::<i64, _>("moved") > 10_000;
     judge(
-        row.get::<i64, _>("moved") > 10_000,
+        moves,
         Severity::Problem,
-        "whether SYSDATE() is the time of its call".into(),
+        format!(
+            "SYSDATE() is the time of its {}",
+            if moves { "call" } else { "statement's start" }
+        ),
         "start the server without --sysdate-is-now: leases would be counted from a stale time",
     );
     let flush = setting("innodb_flush_log_at_trx_commit");
@@ -98,11 +107,11 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         format!("binlog_format is {format}, and the binary log is {binlog}"),
         "set it to MIXED or ROW: the server refuses our writes otherwise",
     );
-    // MySQL has another name for waiting, and does not report the number of replicas to every user:
-    // there may be some if there is a binary log.
-    let waits = settings.get("rpl_semi_sync_source_enabled");
-    let waits = waits.map_or_else(|| setting("rpl_semi_sync_master_enabled"), String::as_str);
-    let replicas = count("slaves_connected");
+    // MySQL has another name for waiting, or none if the plugin is not installed, and does not
+    // report the number of replicas to every user: there may be some if there is a binary log.
+    let waits = ["rpl_semi_sync_source_enabled", "rpl_semi_sync_master_enabled"];
+    let waits = waits.iter().find_map(|name| settings.get(*name)).map_or("OFF", String::as_str);
+    let replicas = count(REPLICAS);
     let has_replicas =
         !cluster.is_group() && replicas.map_or(binlog == "ON", |replicas| replicas > 0);
     let number = replicas.map_or_else(|| "unknown".to_owned(), |replicas| replicas.to_string());
@@ -110,7 +119,7 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         !has_replicas || waits == "ON",
         Severity::Warning,
         format!(
-            "number of replicas is {number}, and waiting for one of them to have a commit is {waits}"
+            "the number of connected replicas is {number}, and semi-synchronous replication is {waits}"
         ),
         "a failover to a replica that lags forgets the last grants; enable semi-synchronous replication",
     );
@@ -123,7 +132,7 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
             (_, Cluster::SinglePrimary) => {
                 "the server is the primary of a group (Group Replication)".into()
             }
-            _ => "whether other servers take writes too".into(),
+            _ => "no other server takes writes".into(),
         },
         "only strategy=lease works here, and every member counts by its own clock: keep their clocks \
          within a third of the shortest ttl",
@@ -152,6 +161,17 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         "leases are counted by the server's clock alone; but keep clocks in step for fences",
     );
     Ok(findings)
+}
+
+/// The number of connected replicas. MySQL has no variable for it.
+const REPLICAS: &str = "slaves_connected";
+const DUMPS: &str = "SELECT CAST(COUNT(*) AS SIGNED) FROM performance_schema.threads
+                     WHERE processlist_command LIKE 'Binlog Dump%'";
+
+/// The server and its version: they differ in more than their versions tell.
+fn product(version: &str) -> String {
+    let name = if version.contains("MariaDB") { "MariaDB" } else { "MySQL" };
+    format!("{name} {}", version.split('-').next().unwrap_or(version))
 }
 
 /// The server's variables, by lower-case names; `isolation` is that of our own session.

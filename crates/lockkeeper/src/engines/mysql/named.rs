@@ -130,11 +130,11 @@ impl SessionLock for Named {
         let holders = rows.iter().filter_map(|row| seen(row).transpose());
         let holders: Vec<_> = holders.collect::<sqlx::Result<_>>()?;
         if holders.is_empty() {
-            return Ok(Looked { seen: holders, with_waiters: true });
+            return Ok(Looked { seen: holders, unknown: None });
         }
         Ok(match waiters(wire).await? {
-            Some(waiters) => Looked { seen: waiters.behind(holders), with_waiters: true },
-            None => Looked { seen: holders, with_waiters: false },
+            Ok(waiters) => Looked { seen: waiters.behind(holders), unknown: None },
+            Err(unknown) => Looked { seen: holders, unknown: Some(unknown) },
         })
     }
 }

@@ -93,6 +93,6 @@ impl SessionLock for Rows {
         let rows = asking.fetch_all(wire).await?;
         let seen =
             rows.iter().filter_map(|row| seen(row).transpose()).collect::<sqlx::Result<_>>()?;
-        Ok(Looked { seen, with_waiters: false })
+        Ok(Looked { seen, unknown: Some("the server does not tell who waits for a row") })
     }
 }

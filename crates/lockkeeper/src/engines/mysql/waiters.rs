@@ -67,17 +67,27 @@ pub(super) fn waiting_statement(ask: &Ask) -> String {
     )
 }
 
-/// Reads the waiters; `None` if this user may not see all of them.
-pub(super) async fn waiters(wire: &mut MySqlConnection) -> sqlx::Result<Option<Waiters>> {
-    let rows = match sqlx::query(WAITING).fetch_all(wire).await {
-        Err(error) if is_denied(&error) => return Ok(None),
+/// Reads the waiters, or returns why this user may not see all of them.
+pub(super) async fn waiters(
+    wire: &mut MySqlConnection,
+) -> sqlx::Result<Result<Waiters, &'static str>> {
+    let rows = match sqlx::query(WAITING).fetch_all(&mut *wire).await {
+        Err(error) if is_denied(&error) => {
+            let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(wire).await?;
+            return Ok(Err(match version.contains("MariaDB") {
+                true => "this user needs the privilege PROCESS",
+                false => "this user needs the privilege SELECT on performance_schema.*",
+            }));
+        }
         rows => rows?,
     };
     if rows.is_empty() {
-        return Ok(None);
+        return Ok(Err(
+            "performance_schema must be on, with its instrument wait/lock/metadata/sql/mdl",
+        ));
     }
     let waiters = rows.iter().filter_map(|row| waiter(row).transpose());
-    waiters.collect::<sqlx::Result<_>>().map(|waiters| Some(Waiters(waiters)))
+    waiters.collect::<sqlx::Result<_>>().map(|waiters| Ok(Waiters(waiters)))
 }
 
 impl Waiters {

@@ -140,7 +140,7 @@ impl SessionLock for Advisory {
         };
         let rows = sqlx::query(statement).bind(text).fetch_all(wire).await?;
         let seen = rows.iter().map(seen).collect::<sqlx::Result<_>>()?;
-        Ok(Looked { seen, with_waiters: true })
+        Ok(Looked { seen, unknown: None })
     }
 }
 

@@ -46,6 +46,12 @@ pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
     // Poolers refuse unknown parameters, and we read no floating-point numbers exactly.
     let named = common.options.application_name(&format!("lockkeeper {}", whoami()));
     common.options = named.extra_float_digits(None);
+    if endpoint.expose().username().is_empty() && std::env::var_os("PGUSER").is_none() {
+        // The driver would go by the variable USER, which services and cron need not have.
+        let us = whoami();
+        let user = us.split('@').next().unwrap_or_default();
+        common.options = common.options.username(user);
+    }
     if let Some(schema) = &schema {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if schema.is_empty() || !schema.chars().all(plain) {
@@ -56,4 +62,21 @@ pub(super) fn settings(endpoint: &Endpoint) -> Result<Settings> {
         common.options = common.options.options([("search_path", schema)]);
     }
     Ok(Settings { common, schema, is_pooled })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_is_that_of_the_url_or_of_this_process() {
+        let user = |url: &str| {
+            let settings = settings(&Endpoint::parse(url).unwrap()).unwrap();
+            settings.common.options.get_username().to_owned()
+        };
+        assert_eq!(user("postgres://ann@localhost/db"), "ann");
+        if std::env::var_os("PGUSER").is_none() {
+            assert_eq!(user("postgres://localhost/db"), whoami().split('@').next().unwrap());
+        }
+    }
 }

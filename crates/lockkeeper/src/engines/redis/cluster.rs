@@ -10,7 +10,7 @@
 //! migrates the keys it uses, as the migration itself would, and then runs at the new server with a
 //! single declared key.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -168,6 +168,24 @@ impl Cluster {
         Ok(owners)
     }
 
+    /// Every server that may have keys, in the order in which to look for them: the owners of
+    /// slots, and then those to which slots are being migrated, of which some may own none yet. A
+    /// key that moves meanwhile is found at one of the two.
+    pub(in crate::engines) async fn keepers(&self) -> RedisResult<Vec<Arc<Connection>>> {
+        let mut keepers = self.owners().await?;
+        let mut importing = BTreeSet::new();
+        for owner in &keepers {
+            match owner.command(redis::cmd("CLUSTER").arg("NODES")).await {
+                Ok(nodes) => importing.extend(migrating_to(&String::from_redis_value(nodes)?)),
+                // A user may be allowed to read the slots alone.
+                Err(error) if code(&error) == Some("NOPERM") => {}
+                Err(error) => return Err(error),
+            }
+        }
+        keepers.extend(importing.into_iter().map(|address| self.link(address)));
+        Ok(keepers)
+    }
+
     /// Closes all connections.
     pub(in crate::engines) fn close(&self) {
         let links = std::mem::take(&mut *self.lock()).links;
@@ -262,6 +280,21 @@ async fn fields(
     }
 }
 
+/// The servers to which one server migrates slots, by its own list of servers.
+fn migrating_to(nodes: &str) -> Vec<(String, u16)> {
+    let lines = || nodes.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let mine = lines().find(|line| line.get(2).is_some_and(|flags| flags.contains("myself")));
+    let slots = mine.into_iter().flat_map(|line| line.into_iter().skip(8));
+    let ids: Vec<_> = slots
+        .filter_map(|slot| Some(slot.strip_suffix(']')?.split_once("->-")?.1.to_owned()))
+        .collect();
+    let address = |line: Vec<&str>| {
+        let (host, port) = line.get(1)?.split('@').next()?.rsplit_once(':')?;
+        Some((host.to_owned(), port.parse().ok()?))
+    };
+    lines().filter(|line| ids.iter().any(|id| id == line[0])).filter_map(address).collect()
+}
+
 /// Whether an error shows that the slot is being migrated.
 fn is_moving(error: &RedisError) -> bool {
     matches!(code(error), Some("ASK" | "TRYAGAIN"))
@@ -276,4 +309,21 @@ fn redirection(error: &RedisError) -> Option<(bool, (String, u16))> {
     };
     let (host, port) = error.detail()?.split_whitespace().nth(1)?.rsplit_once(':')?;
     Some((once, (host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_tells_where_it_migrates_slots() {
+        let nodes = "\
+07c37 127.0.0.1:30004@31004,host master - 0 1426238317239 4 connected 0-99 [7->-e7d1e]
+67ed2 ::1:30002@31002 myself,master - 0 0 2 connected 5461-10922 [5461->-e7d1e] [9-<-07c37]
+e7d1e 127.0.0.1:30001@31001,,shard-id=1 master - 0 1426238318243 1 connected
+";
+        assert_eq!(migrating_to(nodes), [("127.0.0.1".to_owned(), 30001)]);
+        assert!(migrating_to("").is_empty());
+        assert!(migrating_to("e7d1e :0 myself\n").is_empty());
+    }
 }

@@ -57,7 +57,7 @@ async fn find(store: &Store, prefix: &str) -> Result<BTreeSet<Key>> {
     let start = format!("{}{prefix}", store.settings.prefix);
     let pattern = pattern_of(&start);
     let mut locks = BTreeSet::new();
-    for server in store.servers.all().await.map_err(|error| sort(doing, error))? {
+    for server in store.servers.keepers().await.map_err(|error| sort(doing, error))? {
         let mut cursor = "0".to_owned();
         let mut others = Vec::new();
         loop {
@@ -257,9 +257,11 @@ pub(super) fn snapshot(key: &Key, parts: Parts) -> Snapshot {
         waiters.sort_by_key(|waiter: &Entry| waiter.since);
     }
     // Waiters of other clients for a plain mutex leave no trace.
-    let unknown = plain && waiters.is_empty();
-    let (key, waiters) = (key.clone(), (!unknown).then_some(waiters));
-    Snapshot { key, holders, waiters, fence }
+    let unknown = (plain && waiters.is_empty()).then_some(
+        "clients other than lockkeeper leave no trace while they wait for a plain mutex",
+    );
+    let waiters = unknown.is_none().then_some(waiters);
+    Snapshot { holders, waiters, unknown, fence, ..Snapshot::new(key.clone()) }
 }
 
 /// Adds what a record says, if it is the record of this entry.

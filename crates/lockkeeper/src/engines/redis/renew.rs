@@ -112,7 +112,7 @@ async fn call(store: Arc<Store>, slot: u16, batch: Batch) -> (Vec<usize>, Result
 }
 
 async fn ask(store: &Store, slot: u16, batch: &Batch) -> Result<Vec<Renewal>> {
-    let doing = || format!("renew {} locks", batch.places.len());
+    let doing = "renew locks";
     let width = (batch.keys.len() / batch.places.len()).to_string();
     let life = millis(life(batch.longest));
     let mut args = vec![life.as_str(), &width];
@@ -120,10 +120,10 @@ async fn ask(store: &Store, slot: u16, batch: &Batch) -> Result<Vec<Renewal>> {
     let wanted = store.settings.replicas;
     let call =
         Call { script: &RENEW, keys: &batch.keys, args: &args, hinted: false, replicas: wanted };
-    let reply = store.servers.call(slot, &call).await.map_err(|error| sort(doing(), error))?;
+    let reply = store.servers.call(slot, &call).await.map_err(|error| sort(doing, error))?;
     if reply.replicas < wanted {
         let few = format!("{} of {wanted} replicas have it", reply.replicas);
-        return Err(Error::unreachable(NAME, doing(), few));
+        return Err(Error::unreachable(NAME, doing, few));
     }
     match &reply.value {
         Value::Array(answers) if answers.len() == batch.places.len() => {
@@ -133,6 +133,6 @@ async fn ask(store: &Store, slot: u16, batch: &Batch) -> Result<Vec<Renewal>> {
             };
             Ok(answers.iter().map(renewal).collect())
         }
-        other => Err(garbage(doing(), other)),
+        other => Err(garbage(doing, other)),
     }
 }

@@ -62,6 +62,14 @@ impl Topology {
         }
     }
 
+    /// Every server that may have keys.
+    pub(in crate::engines) async fn keepers(&self) -> RedisResult<Vec<Arc<Connection>>> {
+        match self {
+            Topology::One(connection) => Ok(vec![connection.clone()]),
+            Topology::Cluster(cluster) => cluster.keepers().await,
+        }
+    }
+
     /// The only server that keeps locks, unless there are several.
     pub(in crate::engines) fn only(&self) -> Option<&Arc<Connection>> {
         match self {

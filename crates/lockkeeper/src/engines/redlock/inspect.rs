@@ -150,7 +150,8 @@ fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
     });
     // Waiters for a quorum are in no queue; an existing queue is that of others.
     let waiters = waiters.filter(|line| !line.is_empty());
-    Snapshot { key, holders: holders.collect(), waiters, fence }
+    let unknown = waiters.is_none().then_some("waiters for a quorum leave no trace on its servers");
+    Snapshot { holders: holders.collect(), waiters, unknown, fence, ..Snapshot::new(key) }
 }
 
 /// Leaves out holders that conflict with the one that most servers reported, or of equals the later
@@ -184,7 +185,7 @@ mod tests {
             ..Entry::new(number.to_string(), *mode)
         };
         let holders = holders.iter().map(entry).collect();
-        Snapshot { key: Key::new("key").unwrap(), holders, waiters: None, fence: None }
+        Snapshot { holders, ..Snapshot::new(Key::new("key").unwrap()) }
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub(super) async fn renew(quorum: &Arc<Quorum>, leases: &[Lease]) -> Result<Vec<
     }
     if silent.len() > quorum.minority() {
         calls.leave();
-        return Err(quorum.too_few(format!("renew {} locks", leases.len()), silent));
+        return Err(quorum.too_few("renew locks", silent));
     }
     let renewals = (0..leases.len()).map(|at| survey.verdict(at)).collect();
     // The caller does not wait for servers that are slower than the majority.

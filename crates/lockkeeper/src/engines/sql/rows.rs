@@ -48,7 +48,7 @@ pub(crate) fn snapshots(rows: impl IntoIterator<Item = Row>) -> Vec<Snapshot> {
             // A name that is no key was not written by this library.
             let Ok(key) = Key::new(&row.key) else { continue };
             let fence = row.last.map(fence);
-            snapshots.push(Snapshot { key, holders: Vec::new(), waiters: Some(Vec::new()), fence });
+            snapshots.push(Snapshot { waiters: Some(Vec::new()), fence, ..Snapshot::new(key) });
         }
         let Some(snapshot) = snapshots.last_mut() else { continue };
         if row.fence.is_some() {

@@ -134,8 +134,12 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
         for seen in looked.seen {
             if snapshots.last().is_none_or(|last| last.key.as_str() != seen.key) {
                 let Ok(key) = Key::new(&seen.key) else { continue };
-                let (holders, waiters) = (Vec::new(), looked.with_waiters.then(Vec::new));
-                snapshots.push(Snapshot { key, holders, waiters, fence: Some(fence(seen.last)) });
+                snapshots.push(Snapshot {
+                    waiters: looked.unknown.is_none().then(Vec::new),
+                    unknown: looked.unknown,
+                    fence: Some(fence(seen.last)),
+                    ..Snapshot::new(key)
+                });
             }
             let Some(snapshot) = snapshots.last_mut() else { continue };
             match seen.holds {

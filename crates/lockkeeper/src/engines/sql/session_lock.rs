@@ -125,8 +125,8 @@ impl Marked {
 #[derive(Debug)]
 pub(crate) struct Looked {
     pub(crate) seen: Vec<Seen>,
-    /// Whether the waiters are among them.
-    pub(crate) with_waiters: bool,
+    /// Why the waiters are not among them, if they are not.
+    pub(crate) unknown: Option<&'static str>,
 }
 
 /// A connection that holds or waits.

@@ -80,7 +80,7 @@ impl Seen {
         // A waiter has a number already, but it is no fence before the grant.
         let waiters = entries(self.waiters).into_iter();
         let waiters = Some(waiters.map(|entry| Entry { fence: None, ..entry }).collect());
-        Some(Snapshot { key: self.key, holders, waiters, fence })
+        Some(Snapshot { holders, waiters, fence, ..Snapshot::new(self.key) })
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) async fn renew(leases: &[Lease], asked: Moment) -> Result<Vec<Renewal
 
 /// Which holds have all their nodes.
 async fn vouch(session: &Session, holds: Vec<(usize, &ZooKeeperHeld)>) -> Result<Vec<usize>> {
-    let doing = || format!("renew {} locks", holds.len());
+    let doing = "renew locks";
     let mut moved = false;
     let mut gone = HashSet::new();
     // Every node, and the hold it belongs to.
@@ -58,7 +58,7 @@ async fn vouch(session: &Session, holds: Vec<(usize, &ZooKeeperHeld)>) -> Result
             if many > 0 && size > PACKET {
                 break;
             }
-            all.add_check_version(path, ANY_VERSION).map_err(failed(doing()))?;
+            all.add_check_version(path, ANY_VERSION).map_err(failed(doing))?;
             many += 1;
         }
         match all.commit().await {
@@ -73,7 +73,7 @@ async fn vouch(session: &Session, holds: Vec<(usize, &ZooKeeperHeld)>) -> Result
                 error if ends_session(&error) => return Ok(Vec::new()),
                 // The session moves to another server, which will answer in time.
                 zk::Error::ConnectionLoss if !moved => moved = true,
-                error => return Err(failed(doing())(error)),
+                error => return Err(failed(doing)(error)),
             },
         }
     }
