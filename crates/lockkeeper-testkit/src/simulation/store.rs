@@ -22,8 +22,15 @@ pub(super) struct Store {
     /// In thousandths.
     fast: u32,
     recorder: Arc<Recorder>,
-    /// By key and fence: when it was granted, and how many fences it reserved.
-    admitted: Arc<Mutex<HashMap<(String, u64), (Duration, u32)>>>,
+    /// By key and fence.
+    admitted: Arc<Mutex<HashMap<(String, u64), Admission>>>,
+}
+
+/// When a lock was granted, and how many fences the grant reserved.
+#[derive(Debug, Clone, Copy)]
+struct Admission {
+    at: Duration,
+    reserved: u32,
 }
 
 impl Store {
@@ -37,10 +44,10 @@ impl Store {
         if guard.mode() == Mode::Read {
             return None;
         }
-        self.admission(guard.key(), guard.fence()).map(|(at, _)| at)
+        self.admission(guard.key(), guard.fence()).map(|admission| admission.at)
     }
 
-    fn admission(&self, key: &Key, fence: Fence) -> Option<(Duration, u32)> {
+    fn admission(&self, key: &Key, fence: Fence) -> Option<Admission> {
         let grant = (key.to_string(), fence.get());
         self.admitted.lock().expect("nothing panics under this lock").get(&grant).copied()
     }
@@ -51,7 +58,7 @@ impl Store {
         let by = Breaker::new(lockkeeper::whoami().into(), None);
         let evicted = self.memory.break_lock(&key, &by).await.expect("memory does not fail");
         for fence in evicted.iter().filter_map(|entry| entry.fence) {
-            let reserved = self.admission(&key, fence).map_or(0, |(_, reserved)| reserved);
+            let reserved = self.admission(&key, fence).map_or(0, |admission| admission.reserved);
             let last = fence.get() + u64::from(reserved);
             self.recorder.evicted(key.as_str(), fence.get(), last);
         }
@@ -126,7 +133,8 @@ impl Claim for Watched {
                 let this = (self.asked.key.to_string(), grant.fence.get());
                 let now = self.store.recorder.now();
                 let mut admitted = self.store.admitted.lock().expect("nothing panics here");
-                admitted.entry(this).or_insert((now, grant.reserved));
+                let admission = Admission { at: now, reserved: grant.reserved };
+                admitted.entry(this).or_insert(admission);
             }
         }
         Ok(grant)
