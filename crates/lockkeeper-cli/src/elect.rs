@@ -95,7 +95,7 @@ async fn lead(
         let standing = async {
             let mut line = Line::new(say);
             let (key, drawn) = (&args.name, line.drawn);
-            let waiting = Waiting { key, terms: &terms, since: started, until: None, drawn };
+            let waiting = Waiting { key, since: started, until: None, drawn };
             tokio::select! {
                 elected = acquire::acquire(client, lock, key, &terms) => elected,
                 never = waiting.tell(client, |texts| line.show(texts)) => match never {},

@@ -115,9 +115,6 @@ fn sentences(g: &Guarantees) -> Vec<String> {
     };
     let order = match order {
         Order::Fifo => "Waiters are served in order of arrival, always.".to_owned(),
-        Order::FifoOnRequest => {
-            "Waiters are served in order of arrival with --fair, otherwise in no order.".to_owned()
-        }
         Order::Server => {
             "Waiters are served in the order in which the server queues them.".to_owned()
         }

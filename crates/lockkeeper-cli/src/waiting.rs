@@ -12,7 +12,6 @@ use lockkeeper::{Client, whoami};
 use nix::unistd::{getpgrp, tcgetpgrp};
 use tokio::time::Instant;
 
-use crate::args::Terms;
 use crate::inspect::describe;
 use crate::output::{Say, human, stderr, tell};
 use crate::table::{clipped, plain};
@@ -34,7 +33,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Waiting<'a> {
     pub(crate) key: &'a str,
-    pub(crate) terms: &'a Terms,
     pub(crate) since: Instant,
     pub(crate) until: Option<Instant>,
     /// Whether there is a terminal to draw on.
@@ -78,14 +76,7 @@ impl Waiting<'_> {
     async fn look(&self, client: &Client) -> Seen {
         match tokio::time::timeout(PATIENCE, client.inspect(self.key)).await {
             Ok(Ok(Some(snapshot))) => {
-                let order = client.guarantees().order;
-                let mutex =
-                    !self.terms.shared && !self.terms.exclusive && self.terms.limit.is_none();
-                let ordered = match order {
-                    Order::FifoOnRequest => self.terms.fair || !mutex,
-                    Order::Chance(_) => false,
-                    _ => true,
-                };
+                let ordered = !matches!(client.guarantees().order, Order::Chance(_));
                 Seen::of(&snapshot, ordered)
             }
             Ok(Ok(None)) => Seen::default(),

@@ -10,6 +10,7 @@
 //! - [`storm`] does the same with processes that are stopped and killed, and with all kinds of
 //!   locks.
 //! - [`certificates()`] creates certificates for tests of TLS.
+//! - [`HandOffs`](hand_offs::HandOffs) measures how long a lock takes from one holder to the next.
 //! - [`history`] records who held what and when, and reports violations.
 //! - [`simulation`] runs whole systems in paused time, each determined by a seed; [`bugs`] verify
 //!   that it would find them.
@@ -18,6 +19,7 @@ pub mod bugs;
 mod certificates;
 pub mod conformance;
 pub mod fault_link;
+pub mod hand_offs;
 pub mod history;
 pub mod holder;
 pub mod load;

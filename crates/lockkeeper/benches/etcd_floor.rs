@@ -7,8 +7,11 @@
 //! It starts its own server. The floor is a put with a lease and a delete. Other measures are the
 //! lock service inside the server, and the floor with a condition on each of its two steps, without
 //! which there is no lock. They are measured in turn, so that a busy machine affects all alike;
-//! only the ratios mean anything. Last, it counts the requests of a hand-off in a short queue and
-//! in a long one.
+//! only the ratios mean anything.
+//!
+//! Then clients with a connection each contend for one key: how long a hand-off takes compared with
+//! one put with a lease, and how many there are compared with the lock service. Last, it counts the
+//! requests of a hand-off in a short queue and in a long one.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -17,6 +20,7 @@ use lockkeeper::clock::Clock;
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{Mode, Request};
 use lockkeeper::{Client, Key, Token};
+use lockkeeper_testkit::hand_offs::{HandOffs, median};
 use lockkeeper_testkit::server::etcd::Servers;
 
 // The engine's own transport, without the engine.
@@ -30,6 +34,9 @@ use etcd::{
 };
 
 const ROUNDS: usize = 10;
+
+/// How long clients contend for one key, each time.
+const CONTENTION: Duration = Duration::from_secs(2);
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct LockRequest {
@@ -128,6 +135,31 @@ async fn main() -> Outcome {
         println!("  with conditions     {:.2} times the floor", conditional / floor);
         println!("  lockkeeper          {:.2} times the floor", ours / floor);
     }
+    for contenders in [8, 64, 256] {
+        let (mut puts, mut ours, mut service) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..2 {
+            for _ in 0..100 {
+                let started = Instant::now();
+                let _: PutResponse = raw.call("/etcdserverpb.KV/Put", put("put")).await?;
+                puts.push(started.elapsed());
+            }
+            ours.extend(contend(&address, contenders, false).await?);
+            service.extend(contend(&address, contenders, true).await?);
+        }
+        println!(
+            "{contenders} clients, one key: {:.0} hand-offs per second, {:.2} times the lock service",
+            ours.len() as f64 / (2.0 * CONTENTION.as_secs_f64()),
+            ours.len() as f64 / service.len() as f64,
+        );
+        let [put, hand_off, behind] = [puts, ours, service].map(|all| median(all).as_secs_f64());
+        println!(
+            "  a hand-off takes {:.1} ms, {:.1} times a put with a lease ({:.2} ms); the lock service {:.1} ms",
+            hand_off * 1e3,
+            hand_off / put,
+            put * 1e3,
+            behind * 1e3,
+        );
+    }
     for waiting in [5, 500] {
         let requests = hand_off(&servers, waiting).await?;
         println!("a hand-off with {waiting} waiting: {requests} requests");
@@ -135,6 +167,53 @@ async fn main() -> Outcome {
     client.close().await;
     raw.lease_revoke(lease).await?;
     Ok(())
+}
+
+/// Clients with a connection each take turns with one lock. Returns how long each hand-off took,
+/// from the call of the release to the grant.
+async fn contend(
+    address: &str,
+    contenders: usize,
+    service: bool,
+) -> Result<Vec<Duration>, Box<dyn std::error::Error + Send + Sync>> {
+    let mut clients = Vec::new();
+    for n in 0..contenders {
+        let raw = etcd::Client::new(&format!("http://{address}"), &etcd::Access::default())?;
+        let lease = 1_000 + n as i64;
+        if service {
+            raw.clone().lease_grant(lease, 60).await?;
+        }
+        clients.push((raw, lease, Client::connect(format!("etcd://{address}?prefix=hot/")).await?));
+    }
+    let hand_offs = HandOffs::during(CONTENTION);
+    let mut running = tokio::task::JoinSet::new();
+    for (n, (raw, lease, client)) in clients.into_iter().enumerate() {
+        let hand_offs = hand_offs.clone();
+        running.spawn(async move {
+            while !hand_offs.is_over() {
+                if service {
+                    let request = LockRequest { name: b"service".to_vec(), lease };
+                    let LockResponse { key } = raw.call("/v3lockpb.Lock/Lock", request).await?;
+                    hand_offs.pass(n);
+                    let _: UnlockResponse =
+                        raw.call("/v3lockpb.Lock/Unlock", UnlockRequest { key }).await?;
+                } else {
+                    let guard = client.mutex("ours").acquire().await?;
+                    hand_offs.pass(n);
+                    guard.release().await?;
+                }
+            }
+            if service {
+                raw.lease_revoke(lease).await?;
+            }
+            client.close().await;
+            Outcome::Ok(())
+        });
+    }
+    while let Some(done) = running.join_next().await {
+        done??;
+    }
+    Ok(hand_offs.took())
 }
 
 /// How many requests the server gets between a release and the next grant, with a queue of this

@@ -102,8 +102,8 @@ impl Lock {
         self
     }
 
-    /// Grants the lock in first-come, first-served order, across processes too. Some engines always
-    /// do.
+    /// Grants the lock in first-come, first-served order, across processes too. Most engines always
+    /// do; on Redis, this shares the order of Redisson's fair locks.
     pub fn fair(mut self) -> Self {
         self.fair = true;
         self

@@ -86,6 +86,9 @@ pub(super) fn is_script(command: &str) -> bool {
 pub(super) struct Bare {
     lock: String,
     state: String,
+    line: String,
+    waiters: String,
+    wake: String,
     channel: String,
     text: String,
 }
@@ -98,6 +101,9 @@ impl Bare {
         let lock = floor.stored(&floor.key(&format!("bare {name}")));
         Self {
             state: format!("lockkeeper:{{{lock}}}"),
+            line: format!("lockkeeper_line:{{{lock}}}"),
+            waiters: format!("lockkeeper_waiters:{{{lock}}}"),
+            wake: format!("lockkeeper_wake:{{{lock}}}:"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
             text: format!("{lock} text"),
             lock,
@@ -115,12 +121,15 @@ impl Bare {
 
     pub(super) async fn same(&self, floor: &Floor) -> Result<(), Failure> {
         let mut take = redis::cmd("EVALSHA");
-        take.arg(&floor.take).arg(2).arg(&self.lock).arg(&self.state);
-        // A trusted counter, a lifetime, a lease, a holder and its record.
+        let keys = [&self.lock, &self.state, &self.line, &self.waiters];
+        take.arg(&floor.take).arg(keys.len()).arg(&keys);
+        // A trusted counter, a lifetime, a lease, a holder and its record, and no wish to wait.
         take.arg(1).arg(3_600_000).arg(30_000).arg(FIELD).arg("mutex\t1\tx\tuser@host 1\t");
+        take.arg(0).arg("publish").arg(&self.wake).arg("").arg(6000);
         floor.ask(&take).await?;
         let mut give = redis::cmd("EVALSHA");
-        give.arg(&floor.give).arg(1).arg(&self.lock).arg(FIELD).arg(&self.channel).arg("publish");
+        give.arg(&floor.give).arg(keys.len()).arg(&keys).arg(1).arg(3_600_000).arg(FIELD);
+        give.arg("publish").arg(&self.channel).arg(&self.wake).arg(0).arg(0);
         floor.ask(&give).await.map(drop)
     }
 }

@@ -162,7 +162,7 @@ async fn hold(
                 tell(&Reply::Waits(told));
             }
             let (until, drawn) = (waits.until, request.shown == Some(true));
-            let waiting = Waiting { key, terms, since, until, drawn };
+            let waiting = Waiting { key, since, until, drawn };
             let acquire = async {
                 tokio::select! {
                     acquired = acquire::acquire_until(&client, lock, key, terms, until) => acquired,

@@ -149,7 +149,7 @@ async fn hold_and_run(
             let (key, terms, until) = (&args.key, &args.terms, waits.until);
             let acquire = async {
                 let mut line = Line::new(say);
-                let waiting = Waiting { key, terms, since: started, until, drawn: line.drawn };
+                let waiting = Waiting { key, since: started, until, drawn: line.drawn };
                 let tell = async {
                     warn_of_ourselves(key, &place, say).await;
                     waiting.tell(&client, |texts| line.show(texts)).await

@@ -125,11 +125,7 @@ pub(super) async fn the_age_of_a_waiter_counts_from_when_it_began_to_wait(store:
         return;
     }
     let observer = store.client().await;
-    let fair = matches!(store.guarantees().await.order, Order::FifoOnRequest);
-    let lock = |client: &Client| match fair {
-        true => client.mutex("key").fair(),
-        false => client.mutex("key"),
-    };
+    let lock = |client: &Client| client.mutex("key");
     let guard = take(lock(&observer)).await;
     let (waiter, started) = (store.client().await, Instant::now());
     let waiting = tokio::spawn(lock(&waiter).acquire());

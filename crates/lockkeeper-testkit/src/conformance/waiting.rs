@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper::engine::{Order, Scope, Support, Wakeup};
-use lockkeeper::{Backoff, Client, Error, Guard, Lock, Release, Result};
+use lockkeeper::{Backoff, Client, Error, Guard, Release, Result};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
@@ -53,9 +53,8 @@ pub(super) async fn waiting_ends_with_the_time_or_with_the_lock(store: Store) {
 }
 
 pub(super) async fn clients_are_served_in_order_where_promised(store: Store) {
-    let fair: fn(Lock) -> Lock = match store.guarantees().await.order {
-        Order::Fifo => |lock| lock,
-        Order::FifoOnRequest => Lock::fair,
+    match store.guarantees().await.order {
+        Order::Fifo => {}
         // The server queues, but does not promise an order.
         Order::Server => return,
         Order::Chance(reason) => {
@@ -63,14 +62,14 @@ pub(super) async fn clients_are_served_in_order_where_promised(store: Store) {
             return;
         }
         other => panic!("no case knows the order {other}"),
-    };
+    }
     let first = store.client().await;
-    let guard = fair(first.mutex("key")).acquire().await.unwrap();
+    let guard = first.mutex("key").acquire().await.unwrap();
     let served = Served::default();
     let mut waiters = Vec::new();
     for n in 1..=6 {
         let client = store.client().await;
-        waiters.push(serve(fair(client.mutex("key")).acquire(), n, &served));
+        waiters.push(serve(client.mutex("key").acquire(), n, &served));
         assert!(queued(&first, "key", n).await, "an engine that keeps an order can show it");
     }
     guard.release().await.unwrap();

@@ -84,6 +84,18 @@ impl Group {
 
     /// Starts a member that was killed, and waits until it has joined again.
     pub fn restart(&self, n: usize) {
+        // They refuse it until they have given up on the one that was killed, and such an attempt
+        // may take a minute.
+        let (next, port) = (&self[(n + 1) % self.len()], self[n].port());
+        let listed = format!(
+            "SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE member_port = {port}"
+        );
+        eventually_within(JOINING, "the others have given up on the member", || {
+            match next.sql("mysql", &listed).as_str() {
+                "0" => Ok(()),
+                _ => Err(next.log()),
+            }
+        });
         self[n].restart();
         self.join(n);
     }

@@ -125,8 +125,14 @@ async fn ask(
         let error = match acquisition.attempt().await {
             Ok(Some((grant, asked))) => {
                 let old = inner.clock.since(&grant.since);
-                if !grant.held.expires() || old < terms.signal_after(grant.ttl) {
+                let probation = grant.held.probation();
+                let lasts = terms.signal_after(probation.unwrap_or(grant.ttl));
+                if !grant.held.expires() || old < lasts {
                     return Ok(Some(acquisition.admit(terms, grant, asked)));
+                }
+                if probation.is_some() {
+                    // Too short for these terms: another attempt confirms it for the whole lease.
+                    continue;
                 }
                 // The holder would have to stop before it starts. The next answer may be faster.
                 let late = "its answers take longer than the lease";

@@ -151,6 +151,7 @@ impl Hold {
             since: now.runtime(),
             guards: AtomicUsize::new(1),
             state: Mutex::new(State {
+                length: state.length,
                 validity: state.validity,
                 over: None,
                 asking_why: false,

@@ -61,6 +61,8 @@ pub(crate) struct Hold {
 
 #[derive(Debug)]
 pub(crate) struct State {
+    /// The length of the lease: what it was granted for at first, then its `ttl`.
+    pub(super) length: Duration,
     /// `None` while the engine holds it without a time limit.
     pub(crate) validity: Option<Validity>,
     pub(crate) over: Option<Loss>,
@@ -90,6 +92,7 @@ impl Hold {
         // meanwhile.
         let fixed = terms.fixed && ttl >= terms.ttl;
         let margin = terms.margin(ttl);
+        let length = held.probation().unwrap_or(ttl);
         let limit = terms.fixed.then(|| Validity::new(asked, terms.ttl, terms.margin(terms.ttl)));
         let hold = Arc::new(Self {
             id: next_id(),
@@ -114,7 +117,8 @@ impl Hold {
             since: asked.runtime(),
             guards: AtomicUsize::new(1),
             state: Mutex::new(State {
-                validity: limited.then(|| Validity::new(since, ttl, margin)),
+                length,
+                validity: limited.then(|| Validity::new(since, length, terms.margin(length))),
                 over: None,
                 asking_why: false,
                 due: None,
@@ -146,7 +150,8 @@ impl Hold {
             hold.state().listener = Some(task.abort_handle());
         }
         // After the listener is set: ending the hold aborts the listener too.
-        inner.renewals.watch(&hold, since.runtime() + hold.pace(if fixed { ttl } else { ttl / 3 }));
+        let due = if fixed { length } else { length / 3 };
+        inner.renewals.watch(&hold, since.runtime() + hold.pace(due));
         let guard = Guard::first(&hold);
         (hold, guard)
     }
@@ -182,6 +187,11 @@ impl Hold {
 
     pub(crate) fn ttl(&self) -> Duration {
         self.lease.ttl
+    }
+
+    /// The length of the lease as it stands.
+    pub(crate) fn length(&self) -> Duration {
+        self.state().length
     }
 
     pub(crate) fn is_fixed(&self) -> bool {
@@ -286,6 +296,7 @@ impl Hold {
         self.inner.meters.renewed(Some(slack));
         // Answers may arrive out of order; an earlier request never undoes a later one.
         if asked.since(validity.from()) > Duration::ZERO {
+            state.length = self.ttl();
             state.validity = Some(Validity::new(asked, self.ttl(), self.margin));
         }
         drop(state);

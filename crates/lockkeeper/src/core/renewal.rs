@@ -134,7 +134,7 @@ impl Renewals {
             // on; and earlier still if a call that is made anyway has room, but not twice in one
             // pass.
             let early = if batch.len().is_multiple_of(BATCH) { 30 } else { 8 };
-            if *at > now + hold.ttl() / early || (hold.is_fixed() && *at > now) {
+            if *at > now + hold.length() / early || (hold.is_fixed() && *at > now) {
                 break;
             }
             let hold = hold.clone();
@@ -154,7 +154,7 @@ impl Renewals {
         }
         // Only now: a fixed lease that is about to end would be due again in the same pass.
         for hold in &batch {
-            schedule.schedule(hold, now + hold.pace(hold.ttl() / 6));
+            schedule.schedule(hold, now + hold.pace(hold.length() / 6));
         }
         let first = schedule.due.first_key_value().map(|((at, _), _)| *at);
         // While there is anything to do, compare the clocks once per tick. Stay awake for one tick

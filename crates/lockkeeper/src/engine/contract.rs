@@ -161,6 +161,12 @@ pub trait Held: Any + fmt::Debug + Send + Sync {
         None
     }
 
+    /// How long the grant lasts at first, if that is shorter than its `ttl`. The first renewal, which
+    /// is due after a third of it, makes it a full lease; so does another attempt of the claim.
+    fn probation(&self) -> Option<Duration> {
+        None
+    }
+
     /// How many replicas had the grant when it was made, if the engine waits for them.
     fn replicas(&self) -> Option<u32> {
         None

@@ -70,8 +70,6 @@ pub enum Support {
 pub enum Order {
     /// Always first come, first served.
     Fifo,
-    /// First come, first served with `fair()`, otherwise unordered.
-    FifoOnRequest,
     /// In the order in which the server queues them.
     Server,
     /// Unordered; `fair()` is refused, for this reason.
@@ -170,7 +168,6 @@ macro_rules! words {
 words! {
     Order {
         Order::Fifo => "first come",
-        Order::FifoOnRequest => "first come with `fair`",
         Order::Server => "the server's",
         Order::Chance(_) => "chance",
     }

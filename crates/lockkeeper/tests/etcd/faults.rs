@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::clock::Clock;
-use lockkeeper::endpoint::Endpoint;
-use lockkeeper::engine::{Claim, Mode, Request};
-use lockkeeper::{Client, Key, Loss, Release, Token};
+use lockkeeper::{Client, Loss, Release};
 use lockkeeper_testkit::load::Load;
 use lockkeeper_testkit::proxy::{Proxy, Way};
 use tokio::time::{Instant, sleep, timeout};
@@ -237,32 +234,6 @@ async fn a_lock_that_was_waited_for_is_watched_over_as_well() {
     guard.check().unwrap();
     servers.ctl(&["del", &servers.keys()[0]]);
     assert_eq!(timeout(LONG / 4, guard.lost()).await, Ok(Loss::Gone));
-}
-
-/// A bare claim: nothing polls for it.
-async fn claim(servers: &Servers) -> Box<dyn Claim> {
-    let endpoint = Endpoint::parse(&servers.url("")).unwrap();
-    let engine = lockkeeper::engines::open(endpoint).await.unwrap();
-    engine.claim(Request::new(Key::new("key").unwrap(), Token::fresh(), Mode::Mutex, LONG))
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_whose_entry_is_deleted_notices_and_queues_again() {
-    let servers = Servers::start(1);
-    let holder = connect(servers.url("")).await;
-    let guard = holder.mutex("key").ttl(LONG).acquire().await.unwrap();
-    let held = servers.keys();
-    let mut waiter = claim(&servers).await;
-    assert!(waiter.attempt(Clock::System.now()).await.unwrap().is_none());
-    let place = servers.keys().into_iter().find(|place| !held.contains(place)).unwrap();
-    servers.ctl(&["del", &place]);
-    timeout(LONG / 4, waiter.wait()).await.expect("it is told").unwrap();
-    assert!(waiter.attempt(Clock::System.now()).await.unwrap().is_none());
-    assert_eq!(holder.inspect("key").await.unwrap().unwrap().waiters.unwrap().len(), 1);
-    guard.release().await.unwrap();
-    timeout(LONG / 4, waiter.wait()).await.expect("it is its turn").unwrap();
-    waiter.attempt(Clock::System.now()).await.unwrap().expect("it is let in");
-    waiter.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,6 +6,7 @@ mod faults;
 mod interop;
 mod replies;
 mod storm;
+mod waiting;
 
 /// A busy machine is not a reason to elect another leader.
 const PATIENT: [&str; 4] = ["--heartbeat-interval", "200", "--election-timeout", "2000"];

@@ -5,6 +5,7 @@ mod conformance;
 mod pooler;
 mod settings;
 mod tables;
+mod together;
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -76,7 +76,8 @@ async fn fences_of_bound_locks_rise_without_the_help_of_a_clock() {
         fence().await;
         // As if all fences came from a clock that was an hour ahead.
         sql("UPDATE lockkeeper_bound SET fence = fence + 3600000000;
-             UPDATE lockkeeper_last l SET fence = b.fence - 5 FROM lockkeeper_bound b WHERE b.key = l.key");
+             UPDATE lockkeeper_last l SET fence = b.fence - 5, range_end = b.fence
+             FROM lockkeeper_bound b WHERE b.key = l.key");
         let mut last = fence().await;
         for _ in 0..12 {
             let next = fence().await;

@@ -21,7 +21,7 @@ const RIGHTS: &str = "~app:* ~lockkeeper* ~redisson_lock* ~{app:*}:*:rwlock_time
     &redisson_lock__channel:* &redisson_rwlock:* &lockkeeper_* \
     +ping +hello +eval +evalsha +time +type +exists +del +get +set +incr +pexpire +pttl \
     +hset +hget +hgetall +hdel +hexists +hincrby +hlen \
-    +lindex +lpos +lrange +lrem +rpush +zadd +zrem +zscore +zincrby +zrange +zrangebyscore \
+    +lindex +lpop +lpos +lrange +lrem +rpush +zadd +zrem +zscore +zincrby +zrange +zrangebyscore \
     +setbit +bitpos +publish +subscribe +unsubscribe +scan";
 
 /// Gives a user the permissions in the documentation, and no more.

@@ -261,7 +261,8 @@ async fn a_subscription_into_a_black_hole_is_made_again() {
     let holder = connect(&server.url()).await;
     let listening = |many: &str| {
         eventually("the waiter listens", || {
-            let heard = server.ask(&["PUBSUB", "NUMSUB", "redisson_lock__channel:{key}"]);
+            let channel = server.ask(&["PUBSUB", "CHANNELS", "lockkeeper_wake:{key}:*"]);
+            let heard = server.ask(&["PUBSUB", "NUMSUB", channel.trim()]);
             heard.ends_with(many).then_some(()).ok_or(heard)
         });
     };

@@ -231,12 +231,12 @@ async fn one_renewal_reaches_every_kind_and_every_slot() {
     }
 }
 
-fn is_script(command: &str) -> bool {
+pub(crate) fn is_script(command: &str) -> bool {
     matches!(command, "eval" | "evalsha")
 }
 
 /// How often the server has run these commands so far.
-fn calls(server: &Server, of: impl Fn(&str) -> bool) -> u64 {
+pub(crate) fn calls(server: &Server, of: impl Fn(&str) -> bool) -> u64 {
     let stats = server.ask(&["INFO", "commandstats"]);
     let count = |line: &str| {
         let (command, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;

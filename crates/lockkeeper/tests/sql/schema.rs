@@ -5,7 +5,7 @@ use lockkeeper::engine::Severity;
 use lockkeeper::{Client, engines};
 use lockkeeper_testkit::server::{DatabaseServer, Dialect};
 
-use crate::faults::database;
+use crate::faults::{database, strategy};
 
 /// What the first builds created, before a lock's row could name its holder; and two locks that are
 /// held: a mutex, and two permits of three. The fence of a free lock is far ahead of the clock.
@@ -56,6 +56,17 @@ pub(super) const FIRST_OF_MARIADB: &str = r"
               UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, 'somebody');
 ";
 
+/// Statements that turn the tables into those of version 2, without requests to give way and broken locks.
+pub(super) const SECOND_OF_POSTGRES: &str = "
+    DROP TABLE lockkeeper_asked, lockkeeper_broken;
+    ALTER TABLE lockkeeper_last DROP COLUMN range_end;
+    CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 2';
+";
+pub(super) const SECOND_OF_MARIADB: &str = "
+    DROP TABLE lockkeeper_asked, lockkeeper_broken;
+    UPDATE lockkeeper_version SET version = 2;
+";
+
 /// Statements that turn the tables into those of a later version.
 pub(super) const LATER_OF_POSTGRES: &str = "CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 99'";
 pub(super) const LATER_OF_MARIADB: &str = "UPDATE lockkeeper_version SET version = 99";
@@ -92,6 +103,33 @@ pub(super) async fn an_earlier_version<D: Dialect>(server: &DatabaseServer<D>, f
         let findings = client.doctor().await.unwrap();
         let problem = findings.iter().find(|finding| finding.severity == Severity::Problem);
         assert!(problem.is_none(), "{problem:?}");
+    }
+}
+
+/// Locks of every strategy keep their fences, and holders can be asked to give way afterwards.
+pub(super) async fn the_second_version<D: Dialect>(
+    server: &DatabaseServer<D>,
+    bound: [&str; 2],
+    second: &str,
+) {
+    let url = server.url();
+    let mut fences = Vec::new();
+    for way in ["lease", bound[0], bound[1]] {
+        let client = Client::connect(strategy(&url, way)).await.unwrap();
+        let guard = client.mutex(way).acquire().await.unwrap();
+        fences.push((way, guard.fence()));
+        guard.release().await.unwrap();
+        client.close().await;
+    }
+    server.sql(database(&url), second);
+    assert!(refusal(&url).await.contains("version 2"));
+    server.sql(database(&url), engines::schema(&Endpoint::parse(&url).unwrap()).unwrap());
+    for (way, last) in fences {
+        let client = Client::connect(strategy(&url, way)).await.unwrap();
+        let guard = client.mutex(way).acquire().await.unwrap();
+        assert!(guard.fence() > last, "{way}");
+        assert_eq!(client.request_yield(guard.key()).await.unwrap().len(), 1, "{way}");
+        assert_eq!(client.broken("").await.unwrap().len(), 0, "{way}");
     }
 }
 

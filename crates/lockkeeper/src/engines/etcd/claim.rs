@@ -13,7 +13,10 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use tokio::time::sleep;
 
-use super::client::{Compare, PutRequest, RequestOp, Response, TxnRequest, TxnResponse};
+use super::client::{
+    Client, Compare, PutRequest, RangeRequest, RequestOp, Response, ResponseOp, TxnRequest,
+    TxnResponse,
+};
 use super::cluster::PATIENCE;
 use super::enter::{View, revision};
 use super::error::{NAME, is_not_found};
@@ -47,6 +50,8 @@ pub(super) struct EtcdQueue {
     /// The permits that are certainly ours.
     pub(super) slots: Vec<u32>,
     held: bool,
+    /// Whether the entry ahead of ours is gone.
+    pub(super) is_next: bool,
     /// Whether a request that could create an entry may still be in flight.
     in_doubt: bool,
     /// Whether a request to leave may have taken effect without an answer.
@@ -58,8 +63,14 @@ pub(super) struct EtcdQueue {
 #[derive(Debug, Clone)]
 pub(super) struct Ahead {
     theirs: Target,
+    /// How many keys this was when we looked.
+    stored: usize,
     /// The end of our own entry.
     ours: Target,
+    /// The create revision of our entry.
+    own: i64,
+    /// The revision at which we looked.
+    seen: i64,
 }
 
 impl EtcdClaim {
@@ -72,6 +83,7 @@ impl EtcdClaim {
             entry: None,
             slots: Vec::new(),
             held: false,
+            is_next: false,
             in_doubt: false,
             leaving: false,
             yielding: YieldSignal::default(),
@@ -117,36 +129,35 @@ impl Queue for EtcdQueue {
     }
 
     async fn turn(&mut self, view: &View) -> Result<Turn<Ahead>> {
-        let from = view.revision + 1;
         let one = |at: usize, changes| Target {
             key: view.queue[at].name.clone(),
             end: None,
-            from,
+            from: 0,
             changes,
         };
         let modes = view.queue.iter().map(QueueEntry::mode);
-        let theirs = match queued::turn(modes, view.own) {
+        let (theirs, stored) = match queued::turn(modes, view.own) {
             admission::Turn::In => return Ok(Turn::In),
             // A claim on permits also waits for the one ahead to be granted.
             admission::Turn::Behind(at) => {
-                one(at, matches!(self.request.mode, Mode::Permits { .. }))
+                (one(at, matches!(self.request.mode, Mode::Permits { .. })), 1)
             }
             admission::Turn::Full => {
                 let (key, end) = self.shared.names.queue(&self.request.key);
-                Target { key, end: Some(end), from, changes: false }
+                (Target { key, end: Some(end), from: 0, changes: false }, view.stored)
             }
         };
-        Ok(Turn::Behind(Ahead { theirs, ours: one(view.own, false) }))
+        let ours = one(view.own, false);
+        let own = view.queue[view.own].created;
+        Ok(Turn::Behind(Ahead { theirs, stored, ours, own, seen: view.revision }))
     }
 
-    /// Writes to our entry, unless its creation was that write, and takes the slots of permits.
+    /// Writes to our entry, unless `enter` did that, and takes the slots of permits.
     async fn confirm(&mut self, view: View, _asked: Moment) -> Result<Option<Grant>> {
         let own = view.queue[view.own].created;
-        if view.is_new && self.request.mode == Mode::Mutex {
-            return Ok(Some(self.grant(&view, fence(own), view.revision)));
-        }
-        if view.is_new && self.request.mode == Mode::Read {
-            return Ok(Some(self.grant(&view, fence(view.written), view.revision)));
+        if view.confirmed {
+            let revision = if self.is_mutex() { own } else { view.written };
+            return Ok(Some(self.grant(&view, fence(revision), view.revision)));
         }
         let (names, key) = (&self.shared.names, &self.request.key);
         let name = names.entry(key, view.lease);
@@ -185,15 +196,8 @@ impl Queue for EtcdQueue {
             return Ok(None);
         }
         self.slots = slots;
-        if let Some(Response::Put(put)) =
-            answer.responses.first().and_then(|op| op.response.as_ref())
-            && let Some(before) = &put.prev_kv
-            && Record::read(&before.value).is_some_and(|before| before.asked)
-        {
-            // A client saw that we hold the lock before we did, and asked us to release it.
-            self.yielding.request();
-        }
         let revision = revision(&answer);
+        self.notice_request(answer.responses.into_iter().next());
         let fence = match self.request.mode {
             Mode::Mutex => fence(own),
             Mode::Read => fence(view.written),
@@ -205,11 +209,22 @@ impl Queue for EtcdQueue {
     async fn wait(&mut self, ahead: &mut Ahead) -> Result<()> {
         // Asking again keeps our own lease alive, and detects if it is not.
         let ttl = self.lease.as_ref().and_then(|lease| lease.ttl).unwrap_or(PATIENCE);
-        tokio::select! {
-            () = self.shared.watches.event(ahead.theirs.clone()) => {}
-            () = self.shared.watches.event(ahead.ours.clone()) => {}
-            () = sleep(ttl / 3) => {}
-        }
+        let shared = self.shared.clone();
+        let mut theirs = shared.watches.begin(ahead.theirs.clone());
+        let mut ours = shared.watches.begin(ahead.ours.clone());
+        let missed = async {
+            if let (Ok(theirs), Ok(ours)) = (theirs.started.await, ours.started.await)
+                && shared.is_unchanged(ahead, theirs.max(ours)).await
+            {
+                std::future::pending::<()>().await;
+            }
+        };
+        self.is_next = tokio::select! {
+            _ = &mut theirs.event => true,
+            _ = &mut ours.event => true,
+            () = missed => true,
+            () = sleep(ttl / 3) => false,
+        };
         Ok(())
     }
 
@@ -226,10 +241,11 @@ impl Queue for EtcdQueue {
             true => Released::Yes,
             false => Released::AlreadyGone,
         };
-        let spare = self.lease.take().filter(|_| !self.in_doubt);
-        // If an operator deleted our entry, something that belongs to it may be left.
-        if let Some(spare) = spare
-            && (!was_there || !shared.leases.give_back(spare))
+        // If an operator deleted our entry, something that belongs to it may be left; and a deletion
+        // without an answer would hit the next claim that uses the lease.
+        let is_spare = was_there && !self.leaving;
+        if let Some(spare) = self.lease.take().filter(|_| !self.in_doubt)
+            && !(is_spare && shared.leases.give_back(spare))
         {
             let _ = revoke(&shared.cluster, lease, &mut false).await;
         }
@@ -270,16 +286,35 @@ impl EtcdQueue {
 
     /// Leaves the queue; the lease stays. False if our entry was gone already.
     async fn delete_entry(&mut self, lease: i64) -> Result<bool> {
+        const DOING: &str = "leave the queue";
         let Some(created) = self.entry else { return Ok(!self.held) };
         let (names, key) = (&self.shared.names, &self.request.key);
         let name = names.entry(key, lease);
-        let ours = Compare::created(name.clone(), created);
-        let slots = self.slots.iter().map(|slot| names.slot(key, *slot));
-        let delete = std::iter::once(name).chain(slots).map(RequestOp::delete).collect();
-        let txn = TxnRequest::when([ours], nested(delete));
-        let answer = self.shared.txn("leave the queue", txn, &mut self.leaving).await?;
+        let was_there = if self.slots.is_empty() {
+            // Nobody else has a key with our lease in its name.
+            let delete = |client: Client| client.delete(name.clone());
+            let cluster = &self.shared.cluster;
+            cluster.change(DOING, PATIENCE, &mut self.leaving, delete).await?.deleted > 0
+        } else {
+            let ours = Compare::created(name.clone(), created);
+            let slots = self.slots.iter().map(|slot| names.slot(key, *slot));
+            let delete = std::iter::once(name).chain(slots).map(RequestOp::delete).collect();
+            let txn = TxnRequest::when([ours], nested(delete));
+            self.shared.txn(DOING, txn, &mut self.leaving).await?.succeeded
+        };
         self.entry = None;
-        Ok(answer.succeeded)
+        Ok(was_there)
+    }
+
+    /// From the answer to a write to our entry: whether a client saw that we hold the lock before we
+    /// did, and asked us to release it.
+    pub(super) fn notice_request(&self, answer: Option<ResponseOp>) {
+        if let Some(Response::Put(put)) = answer.and_then(|op| op.response)
+            && let Some(before) = put.prev_kv
+            && Record::read(&before.value).is_some_and(|before| before.asked)
+        {
+            self.yielding.request();
+        }
     }
 
     fn grant(&mut self, view: &View, fence: Fence, seen: i64) -> Grant {
@@ -302,6 +337,41 @@ impl EtcdQueue {
             held: Arc::new(held),
             reserved: 0,
         }
+    }
+}
+
+impl Shared {
+    /// Whether what a waiter waits for did not happen before its watches started at this revision.
+    async fn is_unchanged(&self, ahead: &Ahead, started: i64) -> bool {
+        if started <= ahead.seen {
+            return true;
+        }
+        let Target { key, end, changes, .. } = ahead.theirs.clone();
+        let theirs = RangeRequest {
+            key,
+            range_end: end.unwrap_or_default(),
+            max_create_revision: ahead.own,
+            ..RangeRequest::default()
+        };
+        let ours = RangeRequest::key(ahead.ours.key.clone());
+        // From the member that has the watches, without asking the others.
+        let look = |range| {
+            let range = RangeRequest { keys_only: true, serializable: true, ..range };
+            RequestOp::get(range)
+        };
+        let txn = TxnRequest::when([], vec![look(theirs), look(ours)]);
+        let Ok(answer) = self.txn("look at the entry ahead", txn, &mut false).await else {
+            return false;
+        };
+        // It may have been another member.
+        if revision(&answer) < started {
+            return false;
+        }
+        let mut found = answer.responses.into_iter().map(ResponseOp::found);
+        let (theirs, ours) = (found.next().unwrap_or_default(), found.next().unwrap_or_default());
+        theirs.len() == ahead.stored
+            && ours.iter().any(|entry| entry.create_revision == ahead.own)
+            && !(changes && theirs.iter().any(|entry| entry.mod_revision > ahead.seen))
     }
 }
 
@@ -338,5 +408,21 @@ mod tests {
         late.release().await.unwrap();
         let seen = inspect::inspect(&shared, &Query::Key(key)).await.unwrap();
         assert_eq!(seen[0].holders[0].slots, grant.slots);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_lease_that_a_late_deletion_may_name_serves_no_other_claim() {
+        let servers = spawn_blocking(|| Servers::start(1)).await.expect("a server can be started");
+        let shared = open(servers.url("").parse().unwrap()).await.unwrap().shared;
+        let (key, ttl) = (Key::new("key").unwrap(), Duration::from_secs(30));
+        let request = Request::new(key, Token::fresh(), Mode::Mutex, ttl);
+        for (late, spare) in [(false, 1), (true, 0)] {
+            let mut claim = EtcdClaim::new(shared.clone(), request.clone());
+            claim.attempt(Clock::System.now()).await.unwrap().expect("it is free");
+            // A first deletion got no answer, and may still arrive.
+            claim.queue.leaving = late;
+            assert_eq!(claim.release().await.unwrap(), Released::Yes);
+            assert_eq!(servers.leases(), spare);
+        }
     }
 }

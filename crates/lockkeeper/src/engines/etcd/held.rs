@@ -38,7 +38,7 @@ impl EtcdHeld {
         let mut from = self.seen + 1;
         loop {
             let target = Target { key: self.name.clone(), end: None, from, changes: true };
-            self.shared.watches.event(target).await;
+            let _ = self.shared.watches.begin(target).event.await;
             // The watch may also have ended without an event, so that alone is not enough.
             let own = RangeRequest::key(self.name.clone());
             let look = self.shared.get("look at a held lock", own);

@@ -184,7 +184,7 @@ fn nested(mut operations: Vec<RequestOp>) -> Vec<RequestOp> {
     if operations.len() > OPERATIONS {
         let more = operations.split_off(1);
         let parts = more.chunks(OPERATIONS / 2);
-        operations.extend(parts.map(|part| RequestOp::txn(part.to_vec())));
+        operations.extend(parts.map(|part| RequestOp::txn(TxnRequest::when([], part.to_vec()))));
     }
     operations
 }

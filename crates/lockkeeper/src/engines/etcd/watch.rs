@@ -1,8 +1,12 @@
 //! The watch stream: one per client, for all its waiters.
 //!
-//! A stream lives on one connection and dies with it. Every watch names the revision that it starts
-//! from, so on a new stream it sees what it missed. If that was compacted meanwhile, or the server
-//! ends a watch for any other reason, the waiter is woken to check for itself.
+//! A stream lives on one connection and dies with it. A watch that has started knows its revision,
+//! so on a new stream it sees what it missed. If that was compacted meanwhile, or the server ends a
+//! watch for any other reason, the waiter is woken to check for itself.
+//!
+//! Easy to get wrong: a server delivers the past in a loop that runs every 100 ms, and only the
+//! present at once. So a watch that somebody waits for starts at the present, and whoever started it
+//! checks what happened before that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,7 +32,7 @@ pub(super) struct Target {
     pub(super) key: Vec<u8>,
     /// The end of the range, exclusive; just the key if there is none.
     pub(super) end: Option<Vec<u8>>,
-    /// The first revision that counts.
+    /// The first revision that counts; zero is the next one.
     pub(super) from: i64,
     /// Whether changes count as well, not only deletions.
     pub(super) changes: bool,
@@ -58,8 +62,18 @@ pub(super) struct Watches {
 
 #[derive(Debug)]
 enum Order {
-    Begin(i64, Target, oneshot::Sender<()>),
+    Begin(i64, Observed),
     End(i64),
+}
+
+/// A watch. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Watch<'a> {
+    /// The revision after which it sees everything, once a server has confirmed that.
+    pub(super) started: oneshot::Receiver<i64>,
+    /// Resolves when it happened, or can no longer be observed.
+    pub(super) event: oneshot::Receiver<()>,
+    _end: End<'a>,
 }
 
 impl Watches {
@@ -70,20 +84,18 @@ impl Watches {
         Self { orders, next: AtomicI64::new(1) }
     }
 
-    /// Waits until it happened, or until that can no longer be observed.
-    ///
-    /// # Cancel safety
-    /// Dropping it ends the watch.
-    pub(super) async fn event(&self, target: Target) {
+    pub(super) fn begin(&self, target: Target) -> Watch<'_> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let (wake, woken) = oneshot::channel();
+        let (confirm, started) = oneshot::channel();
+        let (wake, event) = oneshot::channel();
+        let observed = Observed { target, confirm: Some(confirm), wake: Some(wake) };
         // The task lives as long as this.
-        let _ = self.orders.send(Order::Begin(id, target, wake));
-        let _end = End { orders: &self.orders, id };
-        let _ = woken.await;
+        let _ = self.orders.send(Order::Begin(id, observed));
+        Watch { started, event, _end: End { orders: &self.orders, id } }
     }
 }
 
+#[derive(Debug)]
 struct End<'a> {
     orders: &'a mpsc::UnboundedSender<Order>,
     id: i64,
@@ -98,11 +110,14 @@ impl Drop for End<'_> {
 struct Task {
     cluster: Arc<Cluster>,
     queue: mpsc::UnboundedReceiver<Order>,
-    wanted: HashMap<i64, Watch>,
+    wanted: HashMap<i64, Observed>,
 }
 
-struct Watch {
+#[derive(Debug)]
+struct Observed {
     target: Target,
+    /// `None` once it has started.
+    confirm: Option<oneshot::Sender<i64>>,
     /// `None` once it was woken; then its end is on the way.
     wake: Option<oneshot::Sender<()>>,
 }
@@ -138,8 +153,9 @@ impl Task {
     /// Records an order, and returns which watch has to be started or ended on a stream.
     fn note(&mut self, order: Order) -> Option<(i64, Option<Target>)> {
         match order {
-            Order::Begin(id, target, wake) => {
-                self.wanted.insert(id, Watch { target: target.clone(), wake: Some(wake) });
+            Order::Begin(id, observed) => {
+                let target = observed.target.clone();
+                self.wanted.insert(id, observed);
                 Some((id, Some(target)))
             }
             Order::End(id) => self.wanted.remove(&id).map(|_| (id, None)),
@@ -191,10 +207,13 @@ impl Task {
 
     /// Wakes the waiter. False if the stream has to be opened again.
     fn read(&mut self, reply: &WatchResponse) -> bool {
+        let Some(watch) = self.wanted.get_mut(&reply.watch_id) else { return true };
+        if let (true, false, Some(header)) = (reply.created, reply.canceled, &reply.header) {
+            watch.started(header.revision);
+        }
         if !reply.canceled && reply.events.is_empty() {
             return true;
         }
-        let Some(watch) = self.wanted.get_mut(&reply.watch_id) else { return true };
         if let Some(wake) = watch.wake.take() {
             // The waiter may have given up.
             let _ = wake.send(());
@@ -205,6 +224,19 @@ impl Task {
         // A stream keeps the token that it was opened with, and a server that refuses a watch may
         // just no longer accept that token.
         !reply.canceled || reply.compact_revision > 0
+    }
+}
+
+impl Observed {
+    /// It sees everything after this revision, also on a later stream.
+    fn started(&mut self, revision: i64) {
+        if self.target.from == 0 {
+            self.target.from = revision + 1;
+        }
+        if let Some(confirm) = self.confirm.take() {
+            // The waiter may have given up.
+            let _ = confirm.send(revision);
+        }
     }
 }
 

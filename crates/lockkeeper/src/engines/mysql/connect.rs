@@ -23,7 +23,7 @@ pub(super) const NAME: &str = "mysql";
 
 #[async_trait]
 impl Dialect for MySqlConnection {
-    const VERSION: i32 = 2;
+    const VERSION: i32 = 3;
 
     async fn tables(&mut self) -> sqlx::Result<Option<i32>> {
         let asking = sqlx::query_scalar::<_, i64>(

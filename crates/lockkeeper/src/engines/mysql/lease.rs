@@ -250,14 +250,15 @@ impl LeaseTable for Leases {
 
 /// Acquires a lock that we ourselves had last, if it was not taken since, and returns its fence. It
 /// is the one durable write of a cycle: anything else costs a procedure call, which takes longer
-/// than the statement itself. It waits for no foreign transaction.
+/// than the statement itself. It waits for no foreign transaction, if MySQL reads the rows in this
+/// order: it would merge the two otherwise, and wait.
 async fn take_again(
     wire: &mut MySqlConnection,
     ask: &LeaseAsk,
     last: Token,
 ) -> sqlx::Result<Option<i64>> {
     let taking = sqlx::query(
-        "UPDATE lockkeeper_lock l JOIN (
+        "UPDATE /*+ NO_MERGE(f) */ lockkeeper_lock l JOIN (
            SELECT name FROM lockkeeper_lock WHERE name = ? AND token = ? FOR UPDATE SKIP LOCKED
          ) f ON f.name = l.name
          SET l.token = ?, l.owner = ?, l.kind = ?, l.who = ?, l.note = ?,

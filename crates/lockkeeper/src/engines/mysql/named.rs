@@ -17,9 +17,10 @@ use super::connect::NAME;
 use super::waiters::{waiters, waiting_statement};
 use crate::engine::{Entry, Guarantees, Mode, Query, Support};
 use crate::engines::sql::{
-    Ask, Dedicated, Looked, Marked, Seen, ServerErrors, Session, SessionLock, Taken, fence,
-    promises, since,
+    Ask, Dedicated, Looked, Marked, Seen, ServerErrors, Session, SessionLock, Sessions, Taken,
+    answered, fence, promises, since,
 };
+use crate::error::Result;
 
 /// Commits a fence if a condition confirms that the lock is ours.
 macro_rules! fence_if {
@@ -85,11 +86,11 @@ impl SessionLock for Named {
     }
 
     async fn mark(
-        _: &mut MySqlConnection,
+        _: &Sessions<MySqlConnection>,
         holder: &mut Dedicated<MySqlConnection>,
         ask: &Ask,
-    ) -> sqlx::Result<Marked> {
-        bind(&mut holder.wire, ask, IF_OURS).await
+    ) -> Result<Marked> {
+        answered::<MySqlConnection, _>(bind(&mut holder.wire, ask, IF_OURS)).await
     }
 
     async fn beat(wire: &mut MySqlConnection, ask: &Ask) -> sqlx::Result<bool> {

@@ -12,7 +12,10 @@ use sqlx::mysql::MySqlConnection;
 use super::connect::NAME;
 use super::named::{limit, seen};
 use crate::engine::{Guarantees, Query, Support};
-use crate::engines::sql::{Ask, Dedicated, Looked, Marked, SessionLock, Taken, promises};
+use crate::engines::sql::{
+    Ask, Dedicated, Looked, Marked, STATEMENT, SessionLock, Sessions, Taken, promises, within,
+};
+use crate::error::Result;
 
 /// Row locks.
 #[derive(Debug)]
@@ -40,17 +43,19 @@ impl SessionLock for Rows {
     }
 
     async fn mark(
-        apart: &mut MySqlConnection,
+        shared: &Sessions<MySqlConnection>,
         holder: &mut Dedicated<MySqlConnection>,
         ask: &Ask,
-    ) -> sqlx::Result<Marked> {
-        let rows = sqlx::query_scalar::<_, Option<i64>>("CALL lockkeeper_bind(?, ?, ?, ?)")
+    ) -> Result<Marked> {
+        let mut apart = shared.of(&ask.key).await?;
+        let marking = sqlx::query_scalar::<_, Option<i64>>("CALL lockkeeper_bind(?, ?, ?, ?)")
             .bind(ask.key.as_str().as_bytes())
             .bind(holder.session.number)
             .bind(&*ask.who)
             .bind(&ask.note)
-            .fetch_all(apart)
-            .await?;
+            .fetch_all(apart.wire());
+        let answer = within(STATEMENT, marking).await;
+        let rows = apart.settle(answer, "acquire a lock")?;
         Ok(Marked::from_column(rows.first().copied().flatten()))
     }
 

@@ -1,6 +1,6 @@
--- lockkeeper's tables and procedures, version 2, for MariaDB 10.6 and MySQL 8. Running this again
--- changes nothing. Run over version 1, it upgrades that and keeps the data: stop the clients of
--- version 1 first.
+-- lockkeeper's tables and procedures, version 3, for MariaDB 10.6 and MySQL 8. Running this again
+-- changes nothing. Run over an earlier version, it upgrades that and keeps the data: stop the
+-- clients of that version first.
 --
 -- One row of lockkeeper_lock per key is the latch under which everything about that key is decided;
 -- it also has the key's fence. lockkeeper_claim is the queue: holders and waiters, in order. An
@@ -24,9 +24,9 @@ BEGIN
   IF v_found > 0 THEN
     SELECT MAX(version) INTO v_version FROM lockkeeper_version;
   END IF;
-  IF v_version > 2 THEN
+  IF v_version > 3 THEN
     SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT =
-      'the tables of lockkeeper have a later version here than 2; use the newer lockkeeper, which made them';
+      'the tables of lockkeeper have a later version here than 3; use the newer lockkeeper, which made them';
   ELSEIF v_version < 2 THEN
     ALTER TABLE lockkeeper_lock
       ADD COLUMN token VARBINARY(64) NULL,
@@ -624,6 +624,6 @@ CREATE TABLE IF NOT EXISTS lockkeeper_version (
   swept_lock  VARBINARY(512) NOT NULL DEFAULT '',
   swept_bound VARBINARY(512) NOT NULL DEFAULT ''
 ) ENGINE = InnoDB //
-INSERT IGNORE INTO lockkeeper_version (version) VALUES (2) //
-DELETE FROM lockkeeper_version WHERE version < 2 //
+INSERT IGNORE INTO lockkeeper_version (version) VALUES (3) //
+DELETE FROM lockkeeper_version WHERE version < 3 //
 DELIMITER ;

@@ -12,8 +12,10 @@ use std::time::Duration;
 use super::connect::NAME;
 use crate::engine::{Entry, Guarantees, Mode, Query, Support};
 use crate::engines::sql::{
-    Ask, Dedicated, Looked, Marked, Seen, Session, SessionLock, Taken, fence, promises, since,
+    Ask, Dedicated, Looked, Marked, Seen, Session, SessionLock, Sessions, Taken, answered, fence,
+    promises, since,
 };
+use crate::error::Result;
 use crate::key::Key;
 use crate::who::take_apart;
 
@@ -32,23 +34,22 @@ impl SessionLock for Advisory {
     );
 
     /// Usually it is free, and its next fence is from a range that is already committed: then one
-    /// plain statement acquires it, and reads the row only once the lock is ours. The function
-    /// waits, and starts the next range.
+    /// plain statement acquires it, and then locks the row with the fence, in its newest version.
+    /// The function waits, and starts the next range.
     async fn take(wire: &mut PgConnection, ask: &Ask, wait: bool) -> sqlx::Result<Taken> {
         if !ask.read && !wait {
             let taking = sqlx::query_scalar(
-                "WITH got AS MATERIALIZED (
-                   SELECT b.fence FROM lockkeeper_bound b JOIN lockkeeper_last t USING (key)
-                   WHERE b.key = $1 AND CASE WHEN t.fence < b.fence THEN pg_try_advisory_lock(b.id) END)
-                 UPDATE lockkeeper_last l
-                 SET fence = l.fence + 1, pid = pg_backend_pid(), who = $3, note = $4,
+                "UPDATE lockkeeper_last l
+                 SET fence = l.fence + 1, pid = pg_backend_pid(), who = $4, note = $5,
                      since = clock_timestamp()
-                 FROM got WHERE l.fence < got.fence AND l.ctid = (
-                   SELECT f.ctid FROM lockkeeper_last f WHERE f.key = $1 AND EXISTS (SELECT FROM got)
+                 WHERE l.ctid = (
+                   SELECT f.ctid FROM lockkeeper_last f
+                   WHERE f.key = $1 AND CASE WHEN f.fence < f.range_end THEN pg_try_advisory_lock($2) END
                    FOR NO KEY UPDATE SKIP LOCKED)
-                 RETURNING l.fence, set_config('idle_session_timeout', $2, false)",
+                 RETURNING l.fence, set_config('idle_session_timeout', $3, false)",
             )
             .bind(ask.key.as_str())
+            .bind(number(&ask.key))
             .bind(milliseconds(ask.ttl).to_string())
             .bind(&*ask.who)
             .bind(&ask.note);
@@ -77,17 +78,17 @@ impl SessionLock for Advisory {
     }
 
     async fn mark(
-        _: &mut PgConnection,
+        _: &Sessions<PgConnection>,
         holder: &mut Dedicated<PgConnection>,
         ask: &Ask,
-    ) -> sqlx::Result<Marked> {
-        let fence: Option<i64> =
+    ) -> Result<Marked> {
+        let marking =
             sqlx::query_scalar("SELECT lockkeeper_bind($1, pg_backend_pid(), false, $2, $3)")
                 .bind(ask.key.as_str())
                 .bind(&*ask.who)
                 .bind(&ask.note)
-                .fetch_one(&mut holder.wire)
-                .await?;
+                .fetch_one(&mut holder.wire);
+        let fence: Option<i64> = answered::<PgConnection, _>(marking).await?;
         Ok(fence.map_or(Marked::Guarded, Marked::Fenced))
     }
 

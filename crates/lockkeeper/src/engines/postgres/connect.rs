@@ -28,7 +28,7 @@ pub(super) const NAME: &str = "postgres";
 
 #[async_trait]
 impl Dialect for PgConnection {
-    const VERSION: i32 = 2;
+    const VERSION: i32 = 3;
 
     async fn tables(&mut self) -> sqlx::Result<Option<i32>> {
         // A simple query, like `sweep`: it also works behind a pooler without prepared statements.

@@ -5,7 +5,7 @@
 //! the lock is uncontended, otherwise by a function of `schema.sql`, which recognises a known
 //! token.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -20,7 +20,7 @@ use super::listener::{Listener, Turn};
 use super::statement::{Sending, Value};
 use crate::core::Backoff;
 use crate::core::clock::Moment;
-use crate::engine::{Guarantees, Lease, Mode, Query, Wakeup};
+use crate::engine::{Guarantees, Held, Lease, Mode, Query, Wakeup};
 use crate::engines::sql::{
     self, Answer, Busy, GUARDED, LeaseAsk, LeaseTable, Row, WAITER_LEASE, micros, permits,
 };
@@ -38,6 +38,40 @@ macro_rules! claims {
         )
     };
 }
+
+const TAKE: &str = "UPDATE lockkeeper_lock l
+     SET token = $2, owner = $3, kind = $4, since = clock_timestamp(),
+         until = clock_timestamp() + $5 * interval '1 microsecond', who = $6, note = $7,
+         fence = CASE $4 WHEN 'read' THEN l.fence ELSE greatest(l.fence + 1, lockkeeper_micros()) END
+     WHERE l.ctid = (
+       SELECT f.ctid FROM lockkeeper_lock f
+       WHERE f.key = $1 AND (f.token = '' OR f.until <= clock_timestamp())
+       FOR UPDATE SKIP LOCKED)
+     RETURNING l.token, l.fence";
+
+/// The same for several. A key that is there twice is granted to one of the two. The keys are named
+/// again for a plan that reads no other rows.
+const TAKE_ALL: &str = "UPDATE lockkeeper_lock l
+     SET token = a.token, owner = a.owner, kind = a.kind, since = clock_timestamp(),
+         until = clock_timestamp() + a.ttl * interval '1 microsecond', who = a.who,
+         note = nullif(a.note, ''),
+         fence = CASE a.kind WHEN 'read' THEN l.fence ELSE greatest(l.fence + 1, lockkeeper_micros()) END
+     FROM unnest($1, $2, $3, $4, $5, $6, $7) AS a (key, token, owner, kind, ttl, who, note)
+     WHERE l.key = a.key AND l.key = ANY ($1) AND l.ctid = ANY (ARRAY(
+       SELECT f.ctid FROM lockkeeper_lock f
+       WHERE f.key = ANY ($1) AND (f.token = '' OR f.until <= clock_timestamp())
+       FOR UPDATE SKIP LOCKED))
+     RETURNING l.token, l.fence";
+
+const FREE: &str = "UPDATE lockkeeper_lock l SET token = '' WHERE l.key = $1 AND l.token = $2
+     RETURNING $2, l.until > clock_timestamp(), set_config('synchronous_commit', 'off', true)";
+
+/// The same for several, in whatever order: it does not wait for a row while it has locked others.
+const FREE_ALL: &str = "UPDATE lockkeeper_lock l SET token = ''
+     FROM unnest($1, $2) AS a (key, token)
+     WHERE l.key = a.key AND l.token = a.token AND l.key = ANY ($1) AND l.ctid = ANY (ARRAY(
+       SELECT f.ctid FROM lockkeeper_lock f WHERE f.key = ANY ($1) FOR NO KEY UPDATE SKIP LOCKED))
+     RETURNING a.token, l.until > clock_timestamp(), set_config('synchronous_commit', 'off', true)";
 
 /// How often a waiter polls if it cannot be notified.
 const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from_millis(200));
@@ -59,7 +93,7 @@ pub(super) struct Memory {
     turn: Option<Turn>,
     /// Whether it has not asked yet.
     is_new: bool,
-    /// Whether it was granted by the plain statement, and so may be uncontended.
+    /// Whether it was granted by a plain statement, and so may be uncontended.
     is_alone: bool,
 }
 
@@ -77,23 +111,94 @@ impl LeaseTable for Leases {
         Memory { turn, is_new: true, is_alone: false }
     }
 
-    /// Tries one plain statement first, which is enough if the lock's row is free. If the row is
-    /// held or locked, the function of the schema decides.
+    /// Permits are counted by the function of the schema.
+    fn starts(&self, ask: &LeaseAsk, memory: &mut Memory) -> bool {
+        let is_new = std::mem::replace(&mut memory.is_new, false);
+        is_new && !matches!(ask.request.mode, Mode::Permits { .. })
+    }
+
+    /// Acquires locks whose row has no holder, or one whose lease has expired.
+    async fn take_all(
+        &self,
+        wire: &mut PgConnection,
+        asks: &[Arc<LeaseAsk>],
+    ) -> sqlx::Result<HashMap<String, i64>> {
+        let notes: Vec<_> = asks.iter().map(|ask| note(ask)).collect();
+        let taken = match (asks, &notes[..]) {
+            ([ask], [note]) => {
+                let request = &ask.request;
+                let values = [
+                    Value::Text(request.key.as_str()),
+                    Value::Text(&ask.token),
+                    Value::Text(&ask.identity),
+                    Value::Text(request.mode.kind()),
+                    Value::Number(micros(request.ttl)),
+                    Value::Text(&request.who),
+                    Value::Maybe(note.as_deref()),
+                ];
+                self.sending().ask(wire, TAKE, &values).await?
+            }
+            _ => {
+                let notes: Vec<_> =
+                    notes.iter().map(|note| note.as_deref().unwrap_or_default()).collect();
+                let ttls: Vec<_> = asks.iter().map(|ask| micros(ask.request.ttl)).collect();
+                let (keys, tokens) = (texts(asks, key), texts(asks, |ask| &ask.token));
+                let (owners, kinds) =
+                    (texts(asks, |ask| &ask.identity), texts(asks, |ask| ask.request.mode.kind()));
+                let who = texts(asks, |ask| &ask.request.who);
+                let values = [
+                    Value::Texts(&keys),
+                    Value::Texts(&tokens),
+                    Value::Texts(&owners),
+                    Value::Texts(&kinds),
+                    Value::Numbers(&ttls),
+                    Value::Texts(&who),
+                    Value::Texts(&notes),
+                ];
+                self.sending().ask(wire, TAKE_ALL, &values).await?
+            }
+        };
+        taken.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    }
+
+    fn took(&self, memory: &mut Memory) -> Arc<dyn Held> {
+        memory.is_alone = true;
+        Arc::new(())
+    }
+
+    fn is_alone(&self, memory: &Memory) -> bool {
+        memory.is_alone
+    }
+
+    /// An uncontended lock has no waiter to notify. A release that is lost in a crash costs the
+    /// rest of the lease, so it need not be durable.
+    async fn free_all(
+        &self,
+        wire: &mut PgConnection,
+        asks: &[Arc<LeaseAsk>],
+    ) -> sqlx::Result<HashMap<String, bool>> {
+        let freed = match asks {
+            [ask] => {
+                let values = [Value::Text(ask.request.key.as_str()), Value::Text(&ask.token)];
+                self.sending().ask(wire, FREE, &values).await?
+            }
+            _ => {
+                let (keys, tokens) = (texts(asks, key), texts(asks, |ask| &ask.token));
+                let values = [Value::Texts(&keys), Value::Texts(&tokens)];
+                self.sending().ask(wire, FREE_ALL, &values).await?
+            }
+        };
+        freed.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    }
+
+    /// The function of the schema decides if the lock's row is held or locked.
     async fn attempt(
         &self,
         wire: &mut PgConnection,
         ask: &LeaseAsk,
-        memory: &mut Memory,
+        _memory: &mut Memory,
         _asked: Moment,
     ) -> sqlx::Result<Answer> {
-        let is_new = std::mem::replace(&mut memory.is_new, false);
-        if is_new
-            && !matches!(ask.request.mode, Mode::Permits { .. })
-            && let Some(fence) = self.take(wire, ask).await?
-        {
-            memory.is_alone = true;
-            return Ok(Answer::Granted { fence, slots: Vec::new(), held: Arc::new(()) });
-        }
         self.queue(wire, ask).await
     }
 
@@ -110,22 +215,13 @@ impl LeaseTable for Leases {
         Ok(())
     }
 
-    /// An uncontended lock has no waiter to notify. A release that is lost in a crash costs the
-    /// rest of the lease, so it need not be durable.
     async fn release(
         &self,
         wire: &mut PgConnection,
         ask: &LeaseAsk,
-        memory: &Memory,
+        _memory: &Memory,
     ) -> sqlx::Result<bool> {
         let values = [Value::Text(ask.request.key.as_str()), Value::Text(&ask.token)];
-        if memory.is_alone {
-            let leaving = "UPDATE lockkeeper_lock SET token = '' WHERE key = $1 AND token = $2
-                 RETURNING until > clock_timestamp(), set_config('synchronous_commit', 'off', true)";
-            if let Some(row) = self.sending().ask(wire, leaving, &values).await?.first() {
-                return row.try_get(0);
-            }
-        }
         let leaving = "SELECT lockkeeper_release($1, $2)";
         only(&self.sending().tell(wire, leaving, &values).await?)?.try_get(0)
     }
@@ -190,32 +286,6 @@ impl Leases {
         if self.listener.is_some() { Sending::Prepared } else { Sending::Plain }
     }
 
-    /// Acquires a lock whose row has no holder, or one whose lease has expired.
-    async fn take(&self, wire: &mut PgConnection, ask: &LeaseAsk) -> sqlx::Result<Option<i64>> {
-        let (request, note) = (&ask.request, note(ask));
-        let taking = "UPDATE lockkeeper_lock l
-         SET token = $2, owner = $3, kind = $4, since = clock_timestamp(),
-             until = clock_timestamp() + $5 * interval '1 microsecond', who = $6, note = $7,
-             fence = CASE $4 WHEN 'read' THEN l.fence
-                     ELSE greatest(l.fence + 1, lockkeeper_micros()) END
-         WHERE l.ctid = (
-           SELECT f.ctid FROM lockkeeper_lock f
-           WHERE f.key = $1 AND (f.token = '' OR f.until <= clock_timestamp())
-           FOR UPDATE SKIP LOCKED)
-         RETURNING l.fence";
-        let values = [
-            Value::Text(request.key.as_str()),
-            Value::Text(&ask.token),
-            Value::Text(&ask.identity),
-            Value::Text(request.mode.kind()),
-            Value::Number(micros(request.ttl)),
-            Value::Text(&request.who),
-            Value::Maybe(note.as_deref()),
-        ];
-        let rows = self.sending().ask(wire, taking, &values).await?;
-        rows.first().map(|row| row.try_get(0)).transpose()
-    }
-
     async fn queue(&self, wire: &mut PgConnection, ask: &LeaseAsk) -> sqlx::Result<Answer> {
         let (request, note) = (&ask.request, note(ask));
         let (take, limit) = permits(request.mode);
@@ -257,6 +327,14 @@ pub(super) const fn promises(polls: bool) -> Guarantees {
 /// The row of a statement that always returns one.
 pub(super) fn only(rows: &[PgRow]) -> sqlx::Result<&PgRow> {
     rows.first().ok_or(sqlx::Error::RowNotFound)
+}
+
+fn key(ask: &LeaseAsk) -> &str {
+    ask.request.key.as_str()
+}
+
+fn texts<'a>(asks: &'a [Arc<LeaseAsk>], text: impl Fn(&'a LeaseAsk) -> &'a str) -> Vec<&'a str> {
+    asks.iter().map(|ask| text(ask)).collect()
 }
 
 /// PostgreSQL text cannot contain zero bytes.

@@ -10,7 +10,10 @@ use sqlx::postgres::PgConnection;
 use super::advisory::{application_name, milliseconds, seen};
 use super::connect::NAME;
 use crate::engine::{Guarantees, Query, Support};
-use crate::engines::sql::{Ask, Dedicated, Looked, Marked, SessionLock, Taken, promises};
+use crate::engines::sql::{
+    Ask, Dedicated, Looked, Marked, STATEMENT, SessionLock, Sessions, Taken, promises, within,
+};
+use crate::error::Result;
 
 /// Row locks.
 #[derive(Debug)]
@@ -56,19 +59,19 @@ impl SessionLock for Rows {
     }
 
     async fn mark(
-        apart: &mut PgConnection,
+        shared: &Sessions<PgConnection>,
         holder: &mut Dedicated<PgConnection>,
         ask: &Ask,
-    ) -> sqlx::Result<Marked> {
-        let fence: Option<i64> =
-            sqlx::query_scalar("SELECT lockkeeper_mark($1, $2::integer, $3, $4)")
-                .bind(ask.key.as_str())
-                .bind(holder.session.number)
-                .bind(&*ask.who)
-                .bind(&ask.note)
-                .fetch_one(apart)
-                .await?;
-        Ok(Marked::from_column(fence))
+    ) -> Result<Marked> {
+        let mut apart = shared.of(&ask.key).await?;
+        let marking = sqlx::query_scalar("SELECT lockkeeper_mark($1, $2::integer, $3, $4)")
+            .bind(ask.key.as_str())
+            .bind(holder.session.number)
+            .bind(&*ask.who)
+            .bind(&ask.note)
+            .fetch_one(apart.wire());
+        let answer = within(STATEMENT, marking).await;
+        apart.settle(answer, "acquire a lock").map(Marked::from_column)
     }
 
     /// Only our own transaction, in which a row was locked, has an id.

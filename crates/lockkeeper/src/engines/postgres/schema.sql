@@ -1,5 +1,5 @@
--- lockkeeper's tables and functions, version 2. Running this again changes nothing. Run over
--- version 1, it upgrades that and keeps the data: stop the clients of version 1 first.
+-- lockkeeper's tables and functions, version 3. Running this again changes nothing. Run over an
+-- earlier version, it upgrades that and keeps the data: stop the clients of that version first.
 --
 -- One row of lockkeeper_lock per key is the latch under which everything about that key is decided.
 -- It also has the key's fence, and the holder as long as the lock is uncontended: acquiring and
@@ -21,10 +21,10 @@ BEGIN
     RETURN;
   END IF;
   present := lockkeeper_version();
-  IF present > 2 THEN
-    RAISE EXCEPTION 'lockkeeper''s tables have version % here, and this is version 2', present
+  IF present > 3 THEN
+    RAISE EXCEPTION 'lockkeeper''s tables have version % here, and this is version 3', present
       USING HINT = 'Use the newer lockkeeper, which made them.';
-  ELSIF present < 2 THEN
+  ELSIF present < 3 THEN
     ALTER TABLE lockkeeper_lock
       ADD COLUMN IF NOT EXISTS token text COLLATE "C",
       ADD COLUMN IF NOT EXISTS owner text COLLATE "C",
@@ -33,6 +33,8 @@ BEGIN
       ADD COLUMN IF NOT EXISTS until timestamptz,
       ADD COLUMN IF NOT EXISTS who text,
       ADD COLUMN IF NOT EXISTS note text;
+    -- The next grant of each key starts a range.
+    ALTER TABLE IF EXISTS lockkeeper_last ADD COLUMN IF NOT EXISTS range_end bigint NOT NULL DEFAULT 0;
     -- The result type of a function cannot be replaced. lockkeeper_guard returns what it always
     -- did, and objects of users may depend on it.
     FOR old IN
@@ -90,7 +92,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS lockkeeper_last (
   pid   integer NOT NULL,
   who   text NOT NULL,
   note  text,
-  since timestamptz NOT NULL
+  since timestamptz NOT NULL,
+  range_end bigint NOT NULL      -- the last one of its range: lockkeeper_bound has this or a higher one
 ) WITH (fillfactor = 70);
 
 -- What strategy row locks. Nothing is ever written to a row.
@@ -441,7 +444,7 @@ BEGIN
   END IF;
   UPDATE lockkeeper_last l
     SET fence = l.fence + 1, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp()
-    FROM lockkeeper_bound b WHERE l.key = a_key AND b.key = a_key AND l.fence < b.fence
+    WHERE l.key = a_key AND l.fence < l.range_end
     RETURNING l.fence INTO result;
   IF FOUND THEN
     RETURN result;
@@ -452,10 +455,11 @@ BEGIN
     ON CONFLICT (key) DO UPDATE
       SET fence = greatest(b.fence, lockkeeper_micros()) + 1000000, used = clock_timestamp()
     RETURNING b.fence - 999999 INTO result;
-  INSERT INTO lockkeeper_last (key, fence, pid, who, note, since)
-    VALUES (a_key, result, a_pid, a_who, a_note, clock_timestamp())
+  INSERT INTO lockkeeper_last (key, fence, pid, who, note, since, range_end)
+    VALUES (a_key, result, a_pid, a_who, a_note, clock_timestamp(), result + 999999)
     ON CONFLICT (key) DO UPDATE
-      SET fence = result, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp();
+      SET fence = result, pid = a_pid, who = a_who, note = a_note, since = clock_timestamp(),
+          range_end = result + 999999;
   RETURN result;
 END $$;
 
@@ -524,6 +528,6 @@ BEGIN
   RETURN CASE WHEN FOUND THEN result END;
 END $$;
 
-CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 2';
+CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 3';
 
 COMMIT;

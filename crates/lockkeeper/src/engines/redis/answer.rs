@@ -13,6 +13,10 @@ pub(super) struct Remaining {
     pub(super) left: Option<Duration>,
     /// Whether we are the first waiter.
     pub(super) first: bool,
+    /// Whether the holder will not hand the lock to us, because it does not know of our line.
+    pub(super) foreign: bool,
+    /// Whether we are in the line of a mutex.
+    pub(super) in_line: bool,
 }
 
 /// The answer to an attempt.
@@ -48,9 +52,10 @@ pub(super) fn read_answer(value: &Value) -> Option<Answer> {
         }
         0 => {
             let left = i64::from_redis_value_ref(rest.first()?).ok()?;
-            let first = matches!(rest.get(1), Some(Value::Int(1)));
             let left = u64::try_from(left).ok().map(Duration::from_millis);
-            Some(Answer::Busy(Remaining { left, first }))
+            let flags = if let Some(Value::Int(flags)) = rest.get(1) { *flags } else { 0 };
+            let [first, foreign, in_line] = [1, 2, 4].map(|flag| flags & flag != 0);
+            Some(Answer::Busy(Remaining { left, first, foreign, in_line }))
         }
         _ => rest
             .iter()

@@ -74,9 +74,18 @@ async fn take_away(store: &Store, key: &Key) -> Result<bool> {
     let (stem, mutexes, others) =
         (names.stem(), names.base_channel(Mode::Mutex), names.base_channel(Mode::Read));
     let (first, second) = (names.wake_channel(Mode::Mutex), names.wake_channel(Mode::Read));
-    let strings = names.string_channel();
-    let args =
-        [&stem, store.publish(), &mutexes, &others, &first, &second, &strings, are_strings(store)];
+    let (strings, line) = (names.string_channel(), names.line_channel());
+    let args = [
+        &stem,
+        store.publish(),
+        &mutexes,
+        &others,
+        &first,
+        &second,
+        &strings,
+        are_strings(store),
+        &line,
+    ];
     let call = Call { script: &BREAK, keys: &keys, args: &args, hinted: false, replicas: 0 };
     let doing = format!("break {key:?}");
     let reply =

@@ -1,7 +1,8 @@
 //! One attempt at one lock, from the first request to the confirmed release.
 //!
-//! A plain mutex is a hash and a channel, nothing more. A fair mutex, read-write locks and
-//! semaphores keep a queue in the store, in which a waiter sends a heartbeat every few seconds.
+//! Waiters queue in the store and send a heartbeat every few seconds. A mutex has a line of its own
+//! ([`line`](super::line)), in which it is handed from one to the next; a fair mutex, read-write locks and
+//! semaphores have a queue whose first is woken and asks. With `layout=string` there is neither.
 //!
 //! Easy to get wrong: the answer to a release that was sent twice. Our field belongs to one claim,
 //! so a second release can never release the lock of another client; but it finds nothing, and that
@@ -24,9 +25,9 @@ use super::connection::{Call, Reply};
 use super::error::{NAME, garbage, sort};
 use super::held::RedisHeld;
 use super::layout::{KeyNames, entry, life, millis, record};
+use super::line::{Place, heartbeat, probation};
 use super::script::{self, Script};
 use super::settings::Layout;
-use super::shown_wait::ShownWait;
 use super::subscriber::Subscription;
 
 /// How long a silent waiter keeps its place in the queue.
@@ -38,25 +39,25 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// A claim on a lock in Redis.
 #[derive(Debug)]
 pub(in crate::engines) struct RedisClaim {
-    store: Arc<Store>,
-    request: Request,
-    names: KeyNames,
-    stored: StoreState,
+    pub(super) store: Arc<Store>,
+    pub(super) request: Request,
+    pub(super) names: KeyNames,
+    pub(super) stored: StoreState,
     /// What the last attempt learned about when to ask again.
     remaining: Remaining,
     /// Wakes this waiter alone, as the first of the queue.
-    own: Option<Subscription>,
+    pub(super) own: Option<Subscription>,
     /// Wakes every waiter.
     base: Option<Subscription>,
-    /// A wait for a mutex without a queue.
-    waits: Option<ShownWait>,
+    /// Where it is in the line of a mutex.
+    pub(super) place: Place,
     /// Whether a release was sent whose answer did not arrive.
     released_once: bool,
 }
 
 /// What this claim may have left in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StoreState {
+pub(super) enum StoreState {
     Nothing,
     /// A call was sent, and its answer did not arrive.
     Unknown,
@@ -75,7 +76,7 @@ impl RedisClaim {
             remaining: Remaining::default(),
             own: None,
             base: None,
-            waits: None,
+            place: Place::default(),
             released_once: false,
         }
     }
@@ -85,60 +86,51 @@ impl RedisClaim {
         Self { stored: StoreState::Unknown, ..Self::new(store, request) }
     }
 
-    /// Whether waiters queue in the store. A plain mutex has no queue.
+    /// Whether it waits in the line of a mutex.
+    fn is_in_line(&self) -> bool {
+        let hash = self.store.settings.layout == Layout::Hash;
+        hash && self.request.mode == Mode::Mutex && !self.request.fair
+    }
+
+    /// Whether it waits in a queue whose first is woken.
     fn is_queued(&self) -> bool {
-        self.request.fair || self.request.mode != Mode::Mutex
+        self.store.settings.layout == Layout::Hash && !self.is_in_line()
     }
 
-    /// Whether the short script with a few server calls is enough.
-    fn is_simple(&self) -> bool {
-        self.store.settings.layout == Layout::String
-            || (!self.is_queued() && self.request.owner.is_none())
-    }
-
-    async fn call(&self, take: bool, show: bool) -> redis::RedisResult<Reply> {
-        match self.is_simple() {
-            true => self.call_simple(take, show).await,
-            false => Box::pin(self.call_queued(take, show)).await,
+    async fn call(&mut self, take: bool) -> redis::RedisResult<Reply> {
+        match (self.store.settings.layout, self.is_in_line()) {
+            (Layout::String, _) => self.call_string(take).await,
+            (_, true) if take => self.call_line().await,
+            (_, true) => self.call_line_release().await,
+            _ => Box::pin(self.call_queued(take)).await,
         }
     }
 
-    async fn call_simple(&self, take: bool, show: bool) -> redis::RedisResult<Reply> {
+    async fn call_string(&self, take: bool) -> redis::RedisResult<Reply> {
         let (request, settings) = (&self.request, &self.store.settings);
-        let string = settings.layout == Layout::String;
-        let field = if string { request.token.to_string() } else { request.identity() };
-        let lock = self.names.lock().to_owned();
+        let (field, lock) = (request.token.to_string(), self.names.lock().to_owned());
         if !take {
-            let script: &'static Script =
-                if string { &script::STRING_RELEASE } else { &script::MUTEX_RELEASE };
-            let channel = self.simple_channel();
+            let (script, channel) = (&script::STRING_RELEASE, self.names.string_channel());
             let args = [field.as_str(), &channel, self.store.publish()];
-            let keys = match show {
-                true => vec![lock, self.names.state()],
-                false => vec![lock],
-            };
-            let call = Call { script, keys: &keys, args: &args, hinted: false, replicas: 0 };
+            let call = Call { script, keys: &[lock], args: &args, hinted: false, replicas: 0 };
             return self.store.servers.call(self.names.slot(), &call).await;
         }
-        let script: &'static Script = if string { &script::STRING } else { &script::MUTEX };
         let mut keys = vec![lock, self.names.state()];
         keys.extend(settings.redisson_fence.then(|| self.names.token()));
         let (life, ttl) = (millis(life(request.ttl)), millis(request.ttl));
         let record = record(request, &field);
-        let mut args = vec![life.as_str(), &ttl, &field, &record];
-        let shown =
-            self.waits.as_ref().map_or_else(Vec::new, |waits| waits.arguments(take && show));
-        args.extend(shown.iter().map(String::as_str));
-        let replicas = settings.replicas;
+        let args = [life.as_str(), &ttl, &field, &record];
+        let (script, replicas) = (&script::STRING, settings.replicas);
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
         self.store.servers.call(self.names.slot(), &call).await
     }
 
-    async fn call_queued(&self, take: bool, show: bool) -> redis::RedisResult<Reply> {
+    async fn call_queued(&self, take: bool) -> redis::RedisResult<Reply> {
         let (request, mode) = (&self.request, self.request.mode);
         let mut keys = self.names.queue_keys(mode);
-        if mode == Mode::Mutex && self.store.settings.redisson_fence {
-            keys.push(self.names.token());
+        if mode == Mode::Mutex {
+            keys.extend([self.names.line(), self.names.waiters()]);
+            keys.extend(self.store.settings.redisson_fence.then(|| self.names.token()));
         }
         let entry = self.entry();
         let token = request.owner.as_ref().map_or_else(String::new, |_| request.token.to_string());
@@ -147,14 +139,14 @@ impl RedisClaim {
         let (ttl, life) = (millis(request.ttl), millis(life(request.ttl)));
         let (lease, patience) = (millis(WAITER_LEASE), millis(PATIENCE));
         let (wake, base) = (self.names.wake_channel(mode), self.names.base_channel(mode));
-        let stem = self.names.stem();
+        let (stem, line) = (self.names.stem(), self.names.line_channel());
         let mut args = vec![
             ttl.as_str(),
             &entry,
             &token,
             &record,
-            flag(self.is_queued()),
-            flag(self.is_queued() && request.queue),
+            "1",
+            flag(request.queue),
             &lease,
             &patience,
             &life,
@@ -167,10 +159,9 @@ impl RedisClaim {
         if let Mode::Permits { take, limit } = mode {
             (take_text, limit_text) = (take.to_string(), limit.to_string());
             args.extend([take_text.as_str(), limit_text.as_str()]);
+        } else if mode == Mode::Mutex {
+            args.push(&line);
         }
-        let shown =
-            self.waits.as_ref().map_or_else(Vec::new, |waits| waits.arguments(take && show));
-        args.extend(shown.iter().map(String::as_str));
         let script: &'static Script = match (mode, take) {
             (Mode::Mutex, true) => &script::QUEUE_MUTEX,
             (Mode::Mutex, false) => &script::QUEUE_MUTEX_RELEASE,
@@ -222,18 +213,30 @@ impl RedisClaim {
     async fn listen(&mut self) -> Result<()> {
         let mode = self.request.mode;
         let string = self.store.settings.layout == Layout::String;
-        let queued = self.is_queued() && self.request.queue && !string;
-        let own = queued.then(|| self.names.wake_channel(mode) + &self.entry());
+        let (in_line, queued) = (self.is_in_line(), self.is_queued() && self.request.queue);
+        let own = match in_line && self.request.queue {
+            true => Some((self.line_channel(), self.request.token.to_string())),
+            false => queued.then(|| (self.names.wake_channel(mode) + &self.entry(), String::new())),
+        };
         let base = match (string, mode) {
             (true, _) => Some(self.names.string_channel()),
             (_, Mode::Permits { .. }) => None,
+            // The holder does not know of the line, or the line is full.
+            _ if in_line && (self.remaining.foreign || self.has_no_place()) => {
+                Some(self.names.base_channel(mode))
+            }
+            _ if in_line => None,
             // Waiters further behind are woken by the one ahead of them.
             _ if queued && !self.remaining.first => None,
             _ => Some(self.names.base_channel(mode)),
         };
+        if base.is_none() {
+            self.base = None;
+        }
+        let base = base.map(|channel| (channel, String::new()));
         let slot = self.names.slot();
-        for (subscription, channel, shared) in
-            [(&mut self.own, own, false), (&mut self.base, base, true)]
+        for (subscription, wanted, shared) in
+            [(&mut self.own, own, in_line), (&mut self.base, base, !in_line)]
         {
             if let Some(Err(why)) = subscription.as_ref().map(Subscription::check) {
                 *subscription = None;
@@ -241,26 +244,31 @@ impl RedisClaim {
                     return Err(sort(format!("wait for {:?}", self.request.key), error));
                 }
             }
-            if let (None, Some(channel)) = (&subscription, channel) {
-                let heard =
-                    self.store.servers.listen(slot, channel, shared, self.store.sharded).await;
+            if let (None, Some((channel, claim))) = (&subscription, wanted) {
+                let sharded = self.store.sharded;
+                let heard = self.store.servers.listen(slot, channel, shared, claim, sharded).await;
                 *subscription = Some(heard.map_err(|error| sort("listen for a release", error))?);
             }
         }
         Ok(())
     }
 
+    /// Whether it asked for a place in the line and got none, because the server is full.
+    fn has_no_place(&self) -> bool {
+        !self.remaining.in_line && self.own.as_ref().is_some_and(Subscription::is_live)
+    }
+
     /// How long to wait without a message.
     fn patience(&self) -> Duration {
-        let longest = match (self.store.settings.layout, self.is_queued()) {
+        let longest = match (self.store.settings.layout, self.is_in_line()) {
             // Foreign clients do not publish their releases.
             (Layout::String, _) => Duration::from_millis(fastrand::u64(50..200)),
+            (_, true) => heartbeat(&self.request),
             // Heartbeat while the lease of our place lasts.
-            (_, true) => WAITER_LEASE / 3,
-            _ => self.waits.as_ref().and_then(ShownWait::until_first_shown).unwrap_or(WAITER_LEASE),
+            _ => WAITER_LEASE / 3,
         };
         match self.remaining.left {
-            Some(left) if self.remaining.first || !self.is_queued() => {
+            Some(left) if self.remaining.first || self.store.settings.layout == Layout::String => {
                 longest.min(left + Duration::from_millis(1))
             }
             _ => longest,
@@ -286,8 +294,14 @@ impl RedisClaim {
             .ok_or_else(|| garbage(self.doing("acquire"), &reply.value))?;
         match answer {
             Answer::Busy(remaining) => {
-                let queued = self.is_queued() && self.request.queue && !self.is_simple();
-                self.stored = if queued { StoreState::Queued } else { StoreState::Nothing };
+                let queued = self.is_queued() && self.request.queue;
+                if remaining.in_line {
+                    self.place.found(asked);
+                }
+                self.stored = match queued || self.place.was_asked_for() {
+                    true => StoreState::Queued,
+                    false => StoreState::Nothing,
+                };
                 self.remaining = remaining;
                 Ok(None)
             }
@@ -297,27 +311,38 @@ impl RedisClaim {
                 Err(Error::Conflict { key: self.request.key.clone(), found })
             }
             Answer::Granted { fence, slots, minted } => {
-                self.stored = StoreState::Held;
-                (self.own, self.base, self.waits) = (None, None, None);
                 let settings = &self.store.settings;
                 if minted && !settings.redisson_fence && reply.replicas >= settings.replicas {
                     reply.learn(fence);
                 }
-                let held = RedisHeld {
-                    store: self.store.clone(),
-                    lease: Lease::of(&self.request),
-                    replicas: (settings.replicas > 0).then_some(reply.replicas),
-                };
-                Ok(Some(Grant {
-                    fence: Fence::new(fence),
-                    slots,
-                    ttl: self.request.ttl,
-                    since: asked,
-                    held: Arc::new(held),
-                    reserved: 0,
-                }))
+                let replicas = (settings.replicas > 0).then_some(reply.replicas);
+                let grant = self.grant(fence, asked, replicas, None);
+                Ok(Some(Grant { slots, ..grant }))
             }
         }
+    }
+
+    /// The grant of a lock that was handed over, if that can be told without asking.
+    fn handed_over(&mut self, asked: Moment) -> Option<Grant> {
+        let own = self.own.as_ref()?;
+        self.place.told(own.take_message());
+        let counts = own.is_live() && self.store.settings.replicas == 0;
+        let (fence, since) = self.place.take_handed(&self.request, asked).filter(|_| counts)?;
+        Some(self.grant(fence, since, None, Some(probation(&self.request))))
+    }
+
+    fn grant(
+        &mut self,
+        fence: u64,
+        since: Moment,
+        replicas: Option<u32>,
+        probation: Option<Duration>,
+    ) -> Grant {
+        self.stored = StoreState::Held;
+        (self.own, self.base) = (None, None);
+        let lease = Lease::of(&self.request);
+        let held = RedisHeld { store: self.store.clone(), lease, replicas, probation };
+        Grant { held: Arc::new(held), ..Grant::new(Fence::new(fence), self.request.ttl, since) }
     }
 }
 
@@ -325,10 +350,14 @@ impl RedisClaim {
 impl Claim for RedisClaim {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         self.check()?;
+        if self.is_in_line() {
+            if let Some(grant) = self.handed_over(asked) {
+                return Ok(Some(grant));
+            }
+            self.listen_at_once().await;
+        }
         let before = std::mem::replace(&mut self.stored, StoreState::Unknown);
-        let show = self.waits.as_mut().is_some_and(ShownWait::show);
-        let reply =
-            self.call(true, show).await.map_err(|error| sort(self.doing("acquire"), error))?;
+        let reply = self.call(true).await.map_err(|error| sort(self.doing("acquire"), error))?;
         let (replicas, wanted) = (reply.replicas, self.store.settings.replicas);
         let grant = self.answered(reply, before, asked)?;
         if grant.is_some() && replicas < wanted {
@@ -343,11 +372,6 @@ impl Claim for RedisClaim {
     }
 
     async fn wait(&mut self) -> Result<()> {
-        let hash = self.store.settings.layout == Layout::Hash;
-        if !self.is_queued() && self.request.queue && hash {
-            let record = || record(&self.request, &self.request.identity());
-            self.waits.get_or_insert_with(|| ShownWait::new(record()));
-        }
         let patience = self.patience();
         let told = async {
             self.listen().await?;
@@ -363,22 +387,25 @@ impl Claim for RedisClaim {
             }
             Ok(())
         };
-        tokio::time::timeout(patience, told).await.unwrap_or(Ok(()))
+        let told = tokio::time::timeout(patience, told).await.unwrap_or(Ok(()));
+        let message = self.own.as_ref().and_then(Subscription::take_message);
+        if let Some(pause) = self.place.told(message) {
+            tokio::time::sleep(pause).await;
+        }
+        told
     }
 
     async fn release(&mut self) -> Result<Released> {
-        let shown = self.waits.as_ref().is_some_and(ShownWait::is_shown);
-        if self.stored == StoreState::Nothing && !shown {
+        if self.stored == StoreState::Nothing {
             return Ok(Released::Yes);
         }
         let again = std::mem::replace(&mut self.released_once, true);
-        let reply =
-            self.call(false, shown).await.map_err(|error| sort(self.doing("release"), error))?;
+        let reply = self.call(false).await.map_err(|error| sort(self.doing("release"), error))?;
         let Value::Int(found) = reply.value else {
             return Err(garbage(self.doing("release"), &reply.value));
         };
         let held = std::mem::replace(&mut self.stored, StoreState::Nothing) == StoreState::Held;
-        (self.released_once, self.waits) = (false, None);
+        (self.released_once, self.place) = (false, Place::default());
         // Only a hold that certainly existed can be gone.
         if found == 0 && held && !again {
             return Ok(Released::AlreadyGone);

@@ -1,6 +1,7 @@
 //! What this engine has to know about a lock that is held.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::engine::{Held, Lease, Signal};
 
@@ -15,6 +16,8 @@ pub(super) struct RedisHeld {
     pub(super) store: Arc<Store>,
     pub(super) lease: Lease,
     pub(super) replicas: Option<u32>,
+    /// How long it lasts until the first renewal, if it was handed over.
+    pub(super) probation: Option<Duration>,
 }
 
 impl Held for RedisHeld {
@@ -26,6 +29,10 @@ impl Held for RedisHeld {
             Layout::Hash => entry(identity, &token, self.lease.mode),
         };
         Some(yielding::asked(self.store.clone(), names, field))
+    }
+
+    fn probation(&self) -> Option<Duration> {
+        self.probation
     }
 
     fn replicas(&self) -> Option<u32> {

@@ -187,10 +187,11 @@ pub(super) fn no_lock(store: &Store, key: &Key, kind: String) -> Error {
     Error::Conflict { key: key.clone(), found }
 }
 
-/// The keys of both queues: of fair mutexes, and of everything else.
+/// The keys of both queues, of fair mutexes and of everything else, and of the line.
 pub(super) fn keys(names: &KeyNames) -> Vec<String> {
     let mut keys = names.queue_keys(Mode::Mutex);
     keys.push(names.queue_keys(Mode::Read).swap_remove(2));
+    keys.extend([names.line(), names.waiters()]);
     keys
 }
 
@@ -252,10 +253,7 @@ pub(super) fn snapshot(key: &Key, parts: Parts) -> Snapshot {
         let mode = record.split('\t').next().and_then(read_mode).unwrap_or(Mode::Mutex);
         entry(field, mode, &record)
     });
-    let mut waiters: Vec<_> = waiters.collect();
-    if plain {
-        waiters.sort_by_key(|waiter: &Entry| waiter.since);
-    }
+    let waiters: Vec<_> = waiters.collect();
     // Waiters of other clients for a plain mutex leave no trace.
     let unknown = (plain && waiters.is_empty()).then_some(
         "clients other than lockkeeper leave no trace while they wait for a plain mutex",

@@ -49,7 +49,12 @@ impl KeyNames {
         self.own(STATE)
     }
 
-    /// Who waits for a mutex without a queue.
+    /// The line of a mutex that is not fair: its claims in order.
+    pub(in crate::engines) fn line(&self) -> String {
+        self.own("lockkeeper_line")
+    }
+
+    /// What is known of each claim in the line.
     pub(in crate::engines) fn waiters(&self) -> String {
         self.own("lockkeeper_waiters")
     }
@@ -132,6 +137,12 @@ impl KeyNames {
             Mode::Mutex => self.shared("redisson_lock__channel") + ":",
             _ => self.own("lockkeeper_wake") + ":",
         }
+    }
+
+    /// The prefix of the channel of a client whose claims wait in the line of a mutex. Queued waiters of
+    /// other kinds have channels with the same prefix, of their own entries.
+    pub(in crate::engines) fn line_channel(&self) -> String {
+        self.own("lockkeeper_wake") + ":"
     }
 
     /// The prefix of the keys of single read holds.

@@ -32,13 +32,14 @@ pub(super) mod error;
 mod held;
 pub(super) mod inspect;
 pub(super) mod layout;
+mod line;
+mod message;
 mod opinion;
 mod plain_look;
 pub(super) mod renew;
 pub(super) mod script;
 mod sentinel;
 pub(super) mod settings;
-mod shown_wait;
 mod subscriber;
 pub(super) mod tls_probe;
 pub(super) mod topology;
@@ -71,7 +72,7 @@ const fn promises(layout: Layout) -> Guarantees {
         semaphore: Support::Yes,
         // Larger requests would block the server for some tens of milliseconds.
         most_permits: 10_000,
-        order: Order::FifoOnRequest,
+        order: Order::Fifo,
         fence: FenceSource::Hybrid,
         death: Death::Lease,
         wakeup: Wakeup::Push,

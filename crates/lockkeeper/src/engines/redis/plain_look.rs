@@ -19,7 +19,7 @@ use crate::key::Key;
 pub(super) const AT_ONCE: usize = 50;
 
 /// How many commands a lock takes.
-const COMMANDS: usize = 5;
+const COMMANDS: usize = 6;
 
 /// What is known about some locks; `None` for those that the script has to read.
 pub(super) async fn look(
@@ -40,7 +40,7 @@ pub(super) async fn look(
     Ok(keys.iter().map(answer).collect())
 }
 
-/// The lock, its lease, our record of it, those who wait without a queue, and whether there is a queue.
+/// The lock, its lease, our record of it, its line, and whether there is another queue.
 fn questions(names: &KeyNames) -> [Cmd; COMMANDS] {
     let ask = |name: &str, key: &str| {
         let mut command = redis::cmd(name);
@@ -49,17 +49,20 @@ fn questions(names: &KeyNames) -> [Cmd; COMMANDS] {
     };
     let mut queues = redis::cmd("EXISTS");
     queues.arg(&names.queues());
+    let mut line = redis::cmd("LRANGE");
+    line.arg(names.line()).arg(0).arg(-1);
     [
         ask("HGETALL", names.lock()),
         ask("PTTL", names.lock()),
         ask("HGETALL", &names.state()),
         ask("HGETALL", &names.waiters()),
+        line,
         queues,
     ]
 }
 
 fn read(key: &Key, answers: Vec<Value>, now: u64) -> Option<Snapshot> {
-    let [lock, left, state, waiters, queues]: [Value; COMMANDS] = answers.try_into().ok()?;
+    let [lock, left, state, waiters, line, queues]: [Value; COMMANDS] = answers.try_into().ok()?;
     let lock: Vec<(String, String)> = pairs(lock)?;
     let state: HashMap<String, String> = pairs(state)?.into_iter().collect();
     if i64::from_redis_value(queues).ok()? != 0 {
@@ -79,11 +82,16 @@ fn read(key: &Key, answers: Vec<Value>, now: u64) -> Option<Snapshot> {
         }
         _ => return None,
     };
-    let shown = |(entry, shown): (String, String)| {
-        let (until, record) = shown.split_once('\t')?;
-        (until.parse::<u64>().ok()? > now).then(|| (entry, record.to_owned()))
+    let mut places: HashMap<String, String> = pairs(waiters)?.into_iter().collect();
+    let shown = |claim: String| {
+        let place = places.remove(&claim)?;
+        let (until, rest) = place.split_once('\t')?;
+        let record = rest.splitn(3, '\t').nth(2)?;
+        let entry = record.split('\t').nth(2)?;
+        (until.parse::<u64>().ok()? > now).then(|| (entry.to_owned(), record.to_owned()))
     };
-    let waiters = pairs(waiters)?.into_iter().filter_map(shown).collect();
+    let line = Vec::<String>::from_redis_value(line).ok()?;
+    let waiters = line.into_iter().filter_map(shown).collect();
     let fence = state.get("fence").cloned().unwrap_or_default();
     let kind = if holders.is_empty() { "none" } else { "mutex" };
     let parts = Parts { kind: kind.to_owned(), limit: String::new(), fence, holders, waiters };
@@ -126,11 +134,12 @@ mod tests {
             Value::Array(pairs.iter().flat_map(|(a, b)| [text(a), text(b)]).collect())
         };
         let held = format!("mutex\t7\t{token}\tann@web 1 sleep\tnightly");
-        let waiter = "9000\tmutex\t7\tb:1\tbob@web 2\t";
+        let waiter = "9000\t3\t6000\tmutex\t7\tb:1\tbob@web 2\t";
         let answers = |lock: Value, left: i64, held: &str, queues: i64| {
             let state = hash(&[("fence", "42"), ("held", held)]);
-            let waiters = hash(&[("b:1", waiter), ("late", "1\tmutex\t7\tlate\tx\t")]);
-            vec![lock, Value::Int(left), state, waiters, Value::Int(queues)]
+            let waiters = hash(&[("b:1", waiter), ("late", "1\t3\t6000\tmutex\t7\tlate\tx\t")]);
+            let line = Value::Array(["late", "gone", "b:1"].map(text).to_vec());
+            vec![lock, Value::Int(left), state, waiters, line, Value::Int(queues)]
         };
         let key = Key::new("k").unwrap();
         let seen = read(&key, answers(hash(&[(token, "1")]), 500, &held, 0), 1000).unwrap();

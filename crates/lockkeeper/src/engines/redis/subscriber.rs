@@ -3,14 +3,15 @@
 //! Listening to a channel returns a [`Subscription`]. It is notified once when the server has
 //! confirmed the subscription, so that the waiter checks the lock again: a release before that was
 //! missed. It is notified when the connection is gone, for the same reason. A message notifies one
-//! subscription per channel.
+//! subscription per channel; on a channel of this client alone, the one that it is addressed to, which
+//! then has the message.
 //!
 //! Only `PING` shares this connection: a server that migrates a slot away ends its subscriptions
 //! unasked, which the client crate would take for the answer to another command. The `PING` is
 //! needed because a connection that only receives does not detect that its peer is gone.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use redis::aio::{MultiplexedConnection, SendError};
@@ -22,11 +23,12 @@ use tokio::time::timeout;
 
 use super::batch::silent;
 use super::connector::Connector;
+use super::message::Message;
 
-/// A shared channel without listeners stays subscribed for the next one, for this many messages.
+/// A channel without listeners stays subscribed for the next one, for this many messages.
 const UNHEARD: u32 = 16;
 
-/// How many channels stay subscribed without listeners.
+/// How many channels stay subscribed without listeners, until the connection is next quiet.
 const KEPT: usize = 256;
 
 /// How long the connection may be quiet before the server is pinged.
@@ -52,7 +54,16 @@ pub(in crate::engines) struct Subscription {
     channel: String,
     /// Whether other waiters will want the channel too.
     shared: bool,
-    notify: Arc<Notify>,
+    listener: Arc<Listener>,
+}
+
+/// What a subscription waits with.
+#[derive(Debug, Default)]
+struct Listener {
+    notify: Notify,
+    /// The claim whose messages it receives; empty if all messages are alike.
+    claim: String,
+    message: Mutex<Option<Message>>,
 }
 
 /// One pub/sub connection.
@@ -60,6 +71,8 @@ pub(in crate::engines) struct Subscription {
 struct PubSubConnection {
     channels: Mutex<Channels>,
     changes: mpsc::UnboundedSender<Change>,
+    /// Of the server that it was made to.
+    generation: OnceLock<(Connector, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +85,7 @@ struct Channels {
 #[derive(Debug, Default)]
 struct Channel {
     live: bool,
-    waiters: Vec<Arc<Notify>>,
+    waiters: Vec<Arc<Listener>>,
     unheard: u32,
 }
 
@@ -101,7 +114,8 @@ impl Subscriber {
         Self { connector, connection: Mutex::default(), dialing: Mutex::default() }
     }
 
-    /// Starts to listen to a channel. `shared` means that other waiters will want it too.
+    /// Starts to listen to a channel. `shared` means that other waiters will want it too; `claim` is
+    /// the addressee of the messages to receive, or empty.
     ///
     /// # Cancel safety
     /// May be dropped at any await.
@@ -109,15 +123,38 @@ impl Subscriber {
         self: &Arc<Self>,
         channel: String,
         shared: bool,
+        claim: String,
         sharded: bool,
     ) -> RedisResult<Subscription> {
         loop {
             let connection = self.connect(sharded).await?;
-            if let Some(subscription) = connection.listen(&channel, shared) {
+            if let Some(subscription) = connection.listen(&channel, shared, &claim) {
                 return Ok(subscription);
             }
             self.lock().take_if(|current| Arc::ptr_eq(current, &connection));
         }
+    }
+
+    /// Listens to a channel that is still subscribed for its next listener. It is not notified before
+    /// there is a message.
+    pub(in crate::engines) fn listen_at_once(
+        &self,
+        channel: &str,
+        claim: &str,
+    ) -> Option<Subscription> {
+        let connection = self.current()?;
+        let mut channels = connection.lock();
+        let found = channels.by_name.get_mut(channel).filter(|channel| channel.live)?;
+        let listener = Arc::new(Listener { claim: claim.to_owned(), ..Listener::default() });
+        found.waiters.push(listener.clone());
+        found.unheard = 0;
+        drop(channels);
+        Some(Subscription { connection, channel: channel.to_owned(), shared: true, listener })
+    }
+
+    /// Whether there is a connection.
+    pub(in crate::engines) fn is_connected(&self) -> bool {
+        self.lock().is_some()
     }
 
     /// Whether a channel is subscribed.
@@ -164,7 +201,11 @@ impl Subscriber {
 
     async fn dial(&self, sharded: bool) -> RedisResult<Arc<PubSubConnection>> {
         let (changes, queue) = mpsc::unbounded_channel();
-        let connection = Arc::new(PubSubConnection { channels: Mutex::default(), changes });
+        let connection = Arc::new(PubSubConnection {
+            channels: Mutex::default(),
+            changes,
+            generation: OnceLock::new(),
+        });
         let heard = Arc::downgrade(&connection);
         let timeout = self.connector.timeout();
         let config = AsyncConnectionConfig::new()
@@ -177,10 +218,11 @@ impl Subscriber {
             });
         let (transport, generation) =
             self.connector.connect(config, ProtocolVersion::RESP3).await?;
+        let _ = connection.generation.set((self.connector.clone(), generation));
         let (heard, connector) = (Arc::downgrade(&connection), self.connector.clone());
         tokio::spawn(async move {
             let trouble = tokio::select! {
-                trouble = keep_subscribed(transport, queue, sharded) => trouble,
+                trouble = keep_subscribed(transport, queue, &heard, sharded) => trouble,
                 () = connector.outdated(generation) => None,
             };
             if let Some(connection) = heard.upgrade() {
@@ -206,12 +248,23 @@ impl Subscription {
         self.connection.lock().closed.clone().map_or(Ok(()), Err)
     }
 
+    /// Whether the server has confirmed it, and still counts: messages that it sends now arrive.
+    pub(in crate::engines) fn is_live(&self) -> bool {
+        let live = self.connection.lock().by_name.get(&self.channel).is_some_and(|it| it.live);
+        live && self.connection.is_current()
+    }
+
+    /// The last message to the claim, if it came from a server that still counts.
+    pub(super) fn take_message(&self) -> Option<Message> {
+        self.listener.inbox().take().filter(|_| self.connection.is_current())
+    }
+
     /// Waits for a notification.
     ///
     /// # Cancel safety
     /// May be dropped at any await; a notification is not lost.
     pub(in crate::engines) async fn notified(&self) {
-        self.notify.notified().await;
+        self.listener.notify.notified().await;
     }
 }
 
@@ -221,10 +274,23 @@ impl Drop for Subscription {
     }
 }
 
+impl Listener {
+    fn inbox(&self) -> MutexGuard<'_, Option<Message>> {
+        self.message.lock().expect("nothing panics under this lock")
+    }
+}
+
 impl PubSubConnection {
+    /// Whether its server was not replaced.
+    fn is_current(&self) -> bool {
+        self.generation
+            .get()
+            .is_some_and(|(connector, generation)| connector.is_current(*generation))
+    }
+
     /// `None` if the connection is gone.
-    fn listen(self: &Arc<Self>, name: &str, shared: bool) -> Option<Subscription> {
-        let notify = Arc::new(Notify::new());
+    fn listen(self: &Arc<Self>, name: &str, shared: bool, claim: &str) -> Option<Subscription> {
+        let listener = Arc::new(Listener { claim: claim.to_owned(), ..Listener::default() });
         let mut channels = self.lock();
         if channels.closed.is_some() {
             return None;
@@ -236,21 +302,22 @@ impl PubSubConnection {
         let channel = channels.by_name.get_mut(name).expect("it was just put there");
         channel.unheard = 0;
         if channel.live {
-            notify.notify_one();
+            listener.notify.notify_one();
         }
-        channel.waiters.push(notify.clone());
+        channel.waiters.push(listener.clone());
         drop(channels);
-        Some(Subscription { connection: self.clone(), channel: name.to_owned(), shared, notify })
+        Some(Subscription { connection: self.clone(), channel: name.to_owned(), shared, listener })
     }
 
     fn leave(&self, subscription: &Subscription) {
         let mut channels = self.lock();
         let kept = channels.by_name.len() <= KEPT;
         let Some(channel) = channels.by_name.get_mut(&subscription.channel) else { return };
-        channel.waiters.retain(|other| !Arc::ptr_eq(other, &subscription.notify));
+        channel.waiters.retain(|other| !Arc::ptr_eq(other, &subscription.listener));
         match channel.waiters.first() {
             // A notification that the dropped subscription did not consume must not be lost.
-            Some(next) => next.notify_one(),
+            Some(next) if subscription.listener.claim.is_empty() => next.notify.notify_one(),
+            Some(_) => {}
             None if subscription.shared && kept => {}
             None => self.forget(&mut channels, &subscription.channel),
         }
@@ -275,7 +342,7 @@ impl PubSubConnection {
             }
             (PushKind::Subscribe | PushKind::SSubscribe, Some(channel)) => {
                 channel.live = true;
-                channel.waiters.iter().for_each(|subscription| subscription.notify_one());
+                channel.waiters.iter().for_each(|listener| listener.notify.notify_one());
             }
             // Not at our request: the slot moved to another server.
             (PushKind::SUnsubscribe, Some(channel)) if channel.live => {
@@ -290,7 +357,19 @@ impl PubSubConnection {
                             self.forget(&mut channels, &name);
                         }
                     }
-                    [first, ..] => first.notify_one(),
+                    [first, ..] if first.claim.is_empty() => first.notify.notify_one(),
+                    waiters => {
+                        let text = match push.data.get(1) {
+                            Some(Value::BulkString(text)) => String::from_utf8_lossy(text),
+                            _ => "".into(),
+                        };
+                        let (claim, text) = text.split_once(' ').unwrap_or_default();
+                        let addressee = waiters.iter().find(|listener| listener.claim == claim);
+                        if let (Some(listener), Some(message)) = (addressee, Message::read(text)) {
+                            message.deliver(&mut listener.inbox());
+                            listener.notify.notify_one();
+                        }
+                    }
                 }
             }
             _ => {}
@@ -303,8 +382,17 @@ impl PubSubConnection {
             channels.closed = Some(why);
         }
         for (_, channel) in channels.by_name.drain() {
-            channel.waiters.iter().for_each(|subscription| subscription.notify_one());
+            channel.waiters.iter().for_each(|listener| listener.notify.notify_one());
         }
+    }
+
+    /// Ends the subscriptions that nobody listens to.
+    fn forget_idle(&self) {
+        let mut channels = self.lock();
+        let is_idle = |channel: &Channel| channel.live && channel.waiters.is_empty();
+        let idle = channels.by_name.iter().filter(|(_, channel)| is_idle(channel));
+        let idle: Vec<_> = idle.map(|(name, _)| name.clone()).collect();
+        idle.iter().for_each(|name| self.forget(&mut channels, name));
     }
 
     fn lock(&self) -> MutexGuard<'_, Channels> {
@@ -316,13 +404,19 @@ impl PubSubConnection {
 async fn keep_subscribed(
     mut connection: MultiplexedConnection,
     mut changes: mpsc::UnboundedReceiver<Change>,
+    heard: &Weak<PubSubConnection>,
     sharded: bool,
 ) -> Option<RedisError> {
     loop {
         let command = match timeout(QUIET, changes.recv()).await {
             Ok(None) => return None,
             Ok(Some(change)) => change.command(sharded),
-            Err(_) => redis::cmd("PING"),
+            Err(_) => {
+                if let Some(connection) = heard.upgrade() {
+                    connection.forget_idle();
+                }
+                redis::cmd("PING")
+            }
         };
         match connection.send_packed_command(&command).await {
             Ok(Value::ServerError(error)) => return Some(error.into()),

@@ -25,7 +25,31 @@ impl Topology {
         }
     }
 
-    /// Starts to listen to a channel of a slot.
+    /// Whether a channel may be subscribed. Usually nobody had to wait, and this is known at once.
+    pub(in crate::engines) fn may_listen(&self) -> bool {
+        match self {
+            Topology::One(connection) => connection.subscriber().is_connected(),
+            Topology::Cluster(_) => true,
+        }
+    }
+
+    /// Listens to a channel of a slot that is still subscribed for its next listener.
+    pub(in crate::engines) async fn listen_at_once(
+        &self,
+        slot: u16,
+        channel: &str,
+        claim: &str,
+    ) -> Option<Subscription> {
+        match self {
+            Topology::One(connection) => connection.subscriber().listen_at_once(channel, claim),
+            Topology::Cluster(cluster) => {
+                let owner = cluster.owner(slot).await.ok()?;
+                owner.subscriber().listen_at_once(channel, claim)
+            }
+        }
+    }
+
+    /// Starts to listen to a channel of a slot: all messages, or those to this claim.
     ///
     /// # Cancel safety
     /// May be dropped at any await.
@@ -34,13 +58,14 @@ impl Topology {
         slot: u16,
         channel: String,
         shared: bool,
+        claim: String,
         sharded: bool,
     ) -> RedisResult<Subscription> {
         let connection = match self {
             Topology::One(connection) => connection.clone(),
             Topology::Cluster(cluster) => cluster.owner(slot).await?,
         };
-        connection.subscriber().listen(channel, shared, sharded).await
+        connection.subscriber().listen(channel, shared, claim, sharded).await
     }
 
     /// Whether this client listens to a channel.

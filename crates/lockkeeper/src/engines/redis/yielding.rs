@@ -66,8 +66,14 @@ pub(in crate::engines) fn asked(store: Arc<Store>, names: KeyNames, field: Strin
     Box::pin(async move {
         let channel = format!("{}:{field}", names.asked());
         loop {
-            let listening =
-                store.servers.listen(names.slot(), channel.clone(), false, store.sharded).await;
+            let listening = store.servers.listen(
+                names.slot(),
+                channel.clone(),
+                false,
+                String::new(),
+                store.sharded,
+            );
+            let listening = listening.await;
             if let Ok(subscription) = listening {
                 // It is notified once when it is subscribed, so earlier requests are seen too.
                 while subscription.check().is_ok() {

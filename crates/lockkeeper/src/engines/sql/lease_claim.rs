@@ -10,13 +10,16 @@ use super::sessions::within;
 use super::yielding::Asked;
 use super::{LOOK_AGAIN, STATEMENT, fence};
 use crate::core::clock::Moment;
-use crate::engine::{Claim, Grant, Mode, Released, Request};
+use crate::engine::{Claim, Grant, Held, Mode, Released, Request};
 use crate::error::Result;
+
+const ACQUIRE: &str = "acquire a lock";
+const RELEASE: &str = "release a lock";
 
 #[derive(Debug)]
 pub(super) struct LeaseClaim<T: LeaseTable> {
     shared: Arc<Shared<T>>,
-    ask: LeaseAsk,
+    ask: Arc<LeaseAsk>,
     memory: T::Memory,
     busy: Busy,
 }
@@ -24,33 +27,51 @@ pub(super) struct LeaseClaim<T: LeaseTable> {
 impl<T: LeaseTable> LeaseClaim<T> {
     pub(super) fn new(shared: Arc<Shared<T>>, request: Request) -> Self {
         let (token, identity) = (request.token.to_string(), request.identity());
-        let ask = LeaseAsk { request, token, identity };
+        let ask = Arc::new(LeaseAsk { request, token, identity });
         let memory = shared.table.remember(&ask);
         let busy = Busy { pause: LOOK_AGAIN, ahead: i64::MAX, looks: 0 };
         Self { shared, ask, memory, busy }
+    }
+
+    fn grant(&self, number: i64, slots: Vec<u32>, held: Arc<dyn Held>, asked: Moment) -> Grant {
+        let Request { key, ttl, mode, .. } = &self.ask.request;
+        let held = Arc::new(LeaseHeld {
+            of_table: held,
+            shared: self.shared.clone(),
+            asked: Asked {
+                key: key.clone(),
+                fence: number,
+                reads_since: (*mode == Mode::Read).then(|| asked.runtime()),
+            },
+        });
+        Grant { slots, held, ..Grant::new(fence(number), *ttl, asked) }
     }
 }
 
 #[async_trait]
 impl<T: LeaseTable> Claim for LeaseClaim<T> {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
-        let Request { key, ttl, mode, .. } = &self.ask.request;
-        let mut session = self.shared.sessions.of(key).await?;
-        let wire = session.wire();
-        let asking = self.shared.table.attempt(wire, &self.ask, &mut self.memory, asked);
+        let shared = self.shared.clone();
+        let mut unanswered = None;
+        if shared.table.starts(&self.ask, &mut self.memory) {
+            let asking = shared.together(&shared.takes, &self.ask, ACQUIRE);
+            match asking.await? {
+                (Some(fence), _) => {
+                    let held = shared.table.took(&mut self.memory);
+                    return Ok(Some(self.grant(fence, Vec::new(), held, asked)));
+                }
+                (None, session) => unanswered = session,
+            }
+        }
+        let mut session = match unanswered {
+            Some(session) => session,
+            None => shared.sessions.of(&self.ask.request.key).await?,
+        };
+        let asking = shared.table.attempt(session.wire(), &self.ask, &mut self.memory, asked);
         let answer = within(STATEMENT, asking).await;
-        match session.settle_unless_busy(answer, "acquire a lock")? {
-            Some(Answer::Granted { fence: number, slots, held }) => {
-                let held = Arc::new(LeaseHeld {
-                    of_table: held,
-                    shared: self.shared.clone(),
-                    asked: Asked {
-                        key: key.clone(),
-                        fence: number,
-                        reads_since: (*mode == Mode::Read).then(|| asked.runtime()),
-                    },
-                });
-                Ok(Some(Grant { slots, held, ..Grant::new(fence(number), *ttl, asked) }))
+        match session.settle_unless_busy(answer, ACQUIRE)? {
+            Some(Answer::Granted { fence, slots, held }) => {
+                Ok(Some(self.grant(fence, slots, held, asked)))
             }
             Some(Answer::Clash(found)) => Err(self.ask.request.conflict(found)),
             Some(Answer::Busy { pause, ahead }) => {
@@ -73,13 +94,26 @@ impl<T: LeaseTable> Claim for LeaseClaim<T> {
     }
 
     async fn release(&mut self) -> Result<Released> {
-        let Shared { sessions, table } = &*self.shared;
-        let key = &self.ask.request.key;
-        let mut session = sessions.of(key).await?;
-        let releasing = table.release(session.wire(), &self.ask, &self.memory);
-        let answer = within(STATEMENT, releasing).await;
-        let held = session.settle(answer, "release a lock")?;
-        sessions.sweep(key).await;
+        let (shared, key) = (&*self.shared, &self.ask.request.key);
+        let mut unanswered = None;
+        let mut freed = None;
+        if shared.table.is_alone(&self.memory) {
+            let releasing = shared.together(&shared.frees, &self.ask, RELEASE);
+            (freed, unanswered) = releasing.await?;
+        }
+        let held = match freed {
+            Some(held) => held,
+            None => {
+                let mut session = match unanswered {
+                    Some(session) => session,
+                    None => shared.sessions.of(key).await?,
+                };
+                let releasing = shared.table.release(session.wire(), &self.ask, &self.memory);
+                let answer = within(STATEMENT, releasing).await;
+                session.settle(answer, RELEASE)?
+            }
+        };
+        shared.sessions.sweep(key).await;
         match held {
             true => Ok(Released::Yes),
             false => Ok(Released::AlreadyGone),

@@ -4,18 +4,20 @@
 //! [`LeaseTable`] has the statements of a kind of database. A known token is recognised, so a
 //! request whose reply was lost is repeated.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, oneshot};
 use tokio::time::{sleep, timeout};
 
+use super::batch::Batch;
+use super::error::ServerErrors;
 use super::lease_claim::LeaseClaim;
 use super::rows::{Row, snapshots};
-use super::sessions::{Dialect, Sessions, within};
+use super::sessions::{Borrowed, Dialect, Sessions, within};
 use super::yielding::{self, Asked};
 use super::{ASKED, ASKED_ANYWAY, STATEMENT, broken};
 use crate::core::clock::Moment;
@@ -23,7 +25,7 @@ use crate::engine::{
     Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease,
     Order, Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
 
 /// How a kind of database keeps leases.
@@ -40,6 +42,41 @@ pub(crate) trait LeaseTable: fmt::Debug + Send + Sync + 'static {
 
     /// The memory of a claim that has not asked yet.
     fn remember(&self, ask: &LeaseAsk) -> Self::Memory;
+
+    /// Whether [`take_all`](LeaseTable::take_all) may grant a claim, which is asked once.
+    fn starts(&self, _ask: &LeaseAsk, _memory: &mut Self::Memory) -> bool {
+        false
+    }
+
+    /// Grants those of these claims whose locks are free, without waiting for anything, and returns
+    /// their fences by token.
+    async fn take_all(
+        &self,
+        _wire: &mut Self::Wire,
+        _asks: &[Arc<LeaseAsk>],
+    ) -> sqlx::Result<HashMap<String, i64>> {
+        Ok(HashMap::new())
+    }
+
+    /// What a claim remembers that was granted in this way.
+    fn took(&self, _memory: &mut Self::Memory) -> Arc<dyn Held> {
+        Arc::new(())
+    }
+
+    /// Whether [`free_all`](LeaseTable::free_all) may release a claim.
+    fn is_alone(&self, _memory: &Self::Memory) -> bool {
+        false
+    }
+
+    /// Releases those of these claims that no other waits for, without waiting for anything.
+    /// Returns by token whether the claim still held.
+    async fn free_all(
+        &self,
+        _wire: &mut Self::Wire,
+        _asks: &[Arc<LeaseAsk>],
+    ) -> sqlx::Result<HashMap<String, bool>> {
+        Ok(HashMap::new())
+    }
 
     /// Enters the queue if it has not yet, and asks whether the lock is granted.
     async fn attempt(
@@ -122,11 +159,68 @@ pub(crate) struct LeaseEngine<T: LeaseTable> {
 pub(super) struct Shared<T: LeaseTable> {
     pub(super) sessions: Sessions<T::Wire>,
     pub(super) table: T,
+    /// What waits for each connection.
+    pub(super) takes: Vec<Batch<i64>>,
+    pub(super) frees: Vec<Batch<bool>>,
 }
 
 impl<T: LeaseTable> LeaseEngine<T> {
     pub(crate) fn new(sessions: Sessions<T::Wire>, table: T) -> Self {
-        Self { shared: Arc::new(Shared { sessions, table }) }
+        let takes = (0..sessions.connections()).map(|_| Batch::new()).collect();
+        let frees = (0..sessions.connections()).map(|_| Batch::new()).collect();
+        Self { shared: Arc::new(Shared { sessions, table, takes, frees }) }
+    }
+}
+
+impl<T: LeaseTable> Shared<T> {
+    /// Sends a request together with others that wait for the same connection. Without an answer, the
+    /// connection is returned for the next request.
+    pub(super) async fn together<A>(
+        &self,
+        batches: &[Batch<A>],
+        ask: &Arc<LeaseAsk>,
+        doing: &'static str,
+    ) -> Result<(Option<A>, Option<Borrowed<'_, T::Wire>>)> {
+        let key = &ask.request.key;
+        let at = self.sessions.place_of(key);
+        // On its way from the first poll on: a release is sent no later than the next claim.
+        let mut answer = batches[at].enter(ask);
+        let unsent = || {
+            let failed = "the connection failed with which it was sent";
+            Error::unreachable(T::Wire::ENGINE, doing, failed)
+        };
+        let mut session = tokio::select! {
+            biased;
+            answered = &mut answer => return Ok((answered.map_err(|_| unsent())?, None)),
+            session = self.sessions.of(key) => session?,
+        };
+        loop {
+            match answer.try_recv() {
+                Ok(None) => return Ok((None, Some(session))),
+                Ok(answered) => return session.settle(Ok((answered, None)), doing),
+                Err(oneshot::error::TryRecvError::Closed) => return Err(unsent()),
+                Err(oneshot::error::TryRecvError::Empty) => {}
+            }
+            if let Err(error) = self.send(at, session.wire()).await {
+                return session.settle(Err(error), doing);
+            }
+        }
+    }
+
+    /// Sends all that waits for this connection.
+    async fn send(&self, at: usize, wire: &mut T::Wire) -> sqlx::Result<()> {
+        // In this order: the release that a claim follows is among these, or was sent before.
+        let takes = self.takes[at].leave();
+        let frees = self.frees[at].leave();
+        if !frees.asks.is_empty() {
+            let freed = within(STATEMENT, self.table.free_all(wire, &frees.asks)).await?;
+            frees.answer(freed);
+        }
+        if !takes.asks.is_empty() {
+            let taken = within(STATEMENT, self.table.take_all(wire, &takes.asks)).await?;
+            takes.answer(taken);
+        }
+        Ok(())
     }
 }
 

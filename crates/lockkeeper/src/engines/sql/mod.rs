@@ -1,5 +1,6 @@
 //! What the engines over SQL databases share: their own connections, names of modes, and times.
 
+mod batch;
 mod broken;
 mod error;
 mod lease_claim;
@@ -24,7 +25,7 @@ pub(crate) use self::rows::{Row, fence, since};
 pub(crate) use self::schema::{prepare, version_finding};
 pub(crate) use self::session_engine::{Dedicated, SessionEngine};
 pub(crate) use self::session_lock::{Ask, Looked, Marked, Seen, SessionLock, Taken, promises};
-pub(crate) use self::sessions::{Dialect, Session, Sessions, within};
+pub(crate) use self::sessions::{Dialect, Session, Sessions, answered, within};
 pub(crate) use self::settings::Settings;
 use crate::core::Backoff;
 use crate::engine::Mode;

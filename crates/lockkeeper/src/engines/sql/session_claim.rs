@@ -1,7 +1,8 @@
 //! A claim with its own connection.
 //!
 //! It waits blocked in the server, and holds as long as the connection lives. An answer that was
-//! waited for may be old, so it is confirmed on the same connection before it counts.
+//! waited for may be old: it counts from before the question, or, after a longer wait, is confirmed on
+//! the same connection before it counts.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -39,9 +40,11 @@ enum State<H: SessionLock> {
     Waiting {
         session: Session,
         blocked: Blocked<H>,
+        /// Before it was sent.
+        asked: Moment,
     },
-    /// The server answered.
-    Woken(Answered<H>),
+    /// The server answered a question that was sent after this moment.
+    Woken(Answered<H>, Moment),
     /// Granted, but a transaction that the previous fence guards has not ended.
     Guarded {
         connection: Dedicated<H::Wire>,
@@ -60,28 +63,36 @@ impl<H: SessionLock> SessionClaim<H> {
         Self { shared, request, ask, state: State::Idle }
     }
 
-    fn block(&self, mut connection: Dedicated<H::Wire>) -> State<H> {
+    /// Sends the request that waits in the server.
+    async fn block(&mut self, mut connection: Dedicated<H::Wire>, asked: Moment) {
         let (session, ask) = (connection.session.clone(), self.ask.clone());
-        let blocked = Box::pin(async move {
+        let mut blocked: Blocked<H> = Box::pin(async move {
             let answer = H::take(&mut connection.wire, &ask, true).await;
             (connection, answer)
         });
-        State::Waiting { session, blocked }
+        self.state = match poll_fn(|cx| Poll::Ready(blocked.as_mut().poll(cx))).await {
+            Poll::Ready(answered) => State::Woken(answered, asked),
+            Poll::Pending => State::Waiting { session, blocked, asked },
+        };
     }
 
     /// An answer that was waited for may be old: if we were stopped meanwhile, the server may have
-    /// ended the silent connection and granted the lock to the next one.
+    /// ended the silent connection and granted the lock to the next one. It does not before the ttl
+    /// is over, so a recent question needs no other.
     async fn confirm(
         &mut self,
         connection: Dedicated<H::Wire>,
         fence: i64,
-        waited: bool,
+        since: Moment,
         asked: Moment,
     ) -> Result<Grant> {
         let connection = AsyncMutex::new(Some(connection));
         let kept = Arc::new(Kept { ask: self.ask.clone(), connection });
         self.state = State::Held { kept: kept.clone(), fence };
-        if waited && !kept.beat().await {
+        if asked.since(&since) <= self.ask.ttl / 6 {
+            return Ok(self.grant(kept, fence, since));
+        }
+        if !kept.beat().await {
             self.state = State::Idle;
             return Err(ended::<H>());
         }
@@ -118,33 +129,39 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
             }
             self.state = State::Idle;
         }
-        if let State::Waiting { blocked, .. } = &mut self.state {
+        if let State::Waiting { blocked, asked, .. } = &mut self.state {
             match poll_fn(|cx| Poll::Ready(blocked.as_mut().poll(cx))).await {
                 Poll::Pending => return Ok(None),
-                Poll::Ready(answered) => self.state = State::Woken(answered),
+                Poll::Ready(answered) => self.state = State::Woken(answered, *asked),
             }
         }
-        let (answered, waited, looks) = match std::mem::replace(&mut self.state, State::Idle) {
-            State::Woken(answered) => (answered, true, 0),
+        let (answered, since, looks) = match std::mem::replace(&mut self.state, State::Idle) {
+            State::Woken(answered, since) => (answered, since, 0),
             // A heartbeat to the server, so that it does not end the session.
             State::Guarded { mut connection, looks } => {
                 match within(STATEMENT, H::beat(&mut connection.wire, &self.ask)).await {
-                    Ok(true) => ((connection, Ok(Taken::Unfenced)), true, looks + 1),
+                    Ok(true) => ((connection, Ok(Taken::Unfenced)), asked, looks + 1),
                     Ok(false) => return Err(ended::<H>()),
                     Err(error) => return Err(sort::<H>(&self.ask.key, error)),
                 }
             }
-            _ => (self.shared.take(&self.ask).await?, false, 0),
+            _ => match self.shared.contended(&self.ask).filter(|_| self.request.queue) {
+                Some(connection) => {
+                    self.block(connection, asked).await;
+                    return Ok(None);
+                }
+                None => (self.shared.take(&self.ask).await?, asked, 0),
+            },
         };
         match answered {
             (connection, Ok(Taken::Fenced(fence))) => {
-                self.confirm(connection, fence, waited, asked).await.map(Some)
+                self.confirm(connection, fence, since, asked).await.map(Some)
             }
             // If no fence can be committed, the connection is closed, and the lock with it.
             (mut connection, Ok(Taken::Unfenced)) => {
-                match self.shared.mark(&self.ask, &mut connection).await? {
+                match H::mark(&self.shared.sessions, &mut connection, &self.ask).await? {
                     Marked::Fenced(fence) => {
-                        self.confirm(connection, fence, waited, asked).await.map(Some)
+                        self.confirm(connection, fence, since, asked).await.map(Some)
                     }
                     Marked::Guarded if self.request.queue => {
                         self.state = State::Guarded { connection, looks };
@@ -160,14 +177,9 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
                     Marked::Gone => Err(ended::<H>()),
                 }
             }
-            (connection, Ok(Taken::Busy)) if self.request.queue => {
-                self.state = self.block(connection);
-                if let State::Waiting { blocked, .. } = &mut self.state
-                    && let Poll::Ready(answered) =
-                        poll_fn(|cx| Poll::Ready(blocked.as_mut().poll(cx))).await
-                {
-                    self.state = State::Woken(answered);
-                }
+            (mut connection, Ok(Taken::Busy)) if self.request.queue => {
+                connection.expect_to_wait(&self.ask.key);
+                self.block(connection, asked).await;
                 Ok(None)
             }
             (connection, Ok(Taken::Busy)) => {
@@ -181,9 +193,9 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
 
     async fn wait(&mut self) -> Result<()> {
         match &mut self.state {
-            State::Waiting { blocked, .. } => {
-                let answered = blocked.await;
-                self.state = State::Woken(answered);
+            State::Waiting { blocked, asked, .. } => {
+                let (answered, asked) = (blocked.await, *asked);
+                self.state = State::Woken(answered, asked);
             }
             State::Guarded { looks, .. } => sleep(GUARDED.delay(*looks)).await,
             _ => {}
@@ -195,12 +207,12 @@ impl<H: SessionLock> Claim for SessionClaim<H> {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Idle => Ok(Released::Yes),
             // Closing the connection is enough for the server, but it may take a second to notice.
-            State::Waiting { session, blocked } => {
+            State::Waiting { session, blocked, .. } => {
                 let ended = self.shared.end(&session).await;
                 drop(blocked);
                 ended.map(|()| Released::Yes)
             }
-            State::Woken((connection, _)) | State::Guarded { connection, .. } => {
+            State::Woken((connection, _), _) | State::Guarded { connection, .. } => {
                 let ended = self.shared.end(&connection.session).await;
                 drop(connection);
                 ended.map(|()| Released::Yes)

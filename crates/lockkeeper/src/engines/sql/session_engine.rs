@@ -12,11 +12,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::error::{failed, is_refusal};
 use super::session_claim::SessionClaim;
-use super::session_lock::{Ask, Looked, Marked, SessionLock, Taken};
+use super::session_lock::{Ask, Looked, SessionLock, Taken};
 use super::sessions::{Dialect, Session, Sessions, within};
 use super::yielding::{self, Asked};
 use super::{ASKED, STATEMENT, broken, fence};
@@ -30,6 +30,13 @@ use crate::key::Key;
 
 /// How many connections are kept for later claims.
 const SPARE: usize = 8;
+
+/// A claim on a key that this connection found busy waits in the server at once, instead of after a
+/// try, this often.
+const WITHOUT_A_TRY: u32 = 16;
+
+/// A connection that was used this recently is alive, as far as anybody can know.
+const RECENT: Duration = Duration::from_secs(1);
 
 /// The engine of one kind of session lock.
 #[derive(Debug)]
@@ -48,6 +55,10 @@ pub(crate) struct Dedicated<W> {
     pub(crate) session: Session,
     /// After how much silence the server ends it, if that was configured.
     silence: Option<Duration>,
+    /// When it was last used.
+    used: Instant,
+    /// A key that it found busy, and how many of the next claims on it wait without a try.
+    busy: Option<(Key, u32)>,
 }
 
 /// A connection, and the server's answer on it.
@@ -205,12 +216,6 @@ impl<H: SessionLock> Shared<H> {
         session.settle(answer, "end a connection")
     }
 
-    pub(super) async fn mark(&self, ask: &Ask, holder: &mut Dedicated<H::Wire>) -> Result<Marked> {
-        let mut session = self.sessions.of(&ask.key).await?;
-        let answer = within(STATEMENT, H::mark(session.wire(), holder, ask)).await;
-        session.settle(answer, "acquire a lock")
-    }
-
     /// Asks on a connection that may have been idle for long; if it is dead, on a new one.
     pub(super) async fn take(&self, ask: &Ask) -> Result<Answered<H>> {
         let spare = lock(&self.spare).pop();
@@ -227,14 +232,27 @@ impl<H: SessionLock> Shared<H> {
         Ok((connection, answer))
     }
 
+    /// The connection on which the last claim released this key, if it is likely to be busy again.
+    pub(super) fn contended(&self, ask: &Ask) -> Option<Dedicated<H::Wire>> {
+        let mut spare = lock(&self.spare);
+        let last = spare.last_mut()?;
+        let same = last.silence == Some(ask.ttl) && last.used.elapsed() < RECENT;
+        match &mut last.busy {
+            Some((key, tries @ 1..)) if same && *key == ask.key => *tries -= 1,
+            _ => return None,
+        }
+        spare.pop()
+    }
+
     async fn connect(&self) -> Result<Dedicated<H::Wire>> {
         let mut wire = self.sessions.connect().await?;
         let session = within(STATEMENT, wire.session()).await;
         let session = session.map_err(|error| failed::<H::Wire>(error, "connect"))?;
-        Ok(Dedicated { wire, session, silence: None })
+        Ok(Dedicated { wire, session, silence: None, used: Instant::now(), busy: None })
     }
 
-    pub(super) fn spare(&self, connection: Dedicated<H::Wire>) {
+    pub(super) fn spare(&self, mut connection: Dedicated<H::Wire>) {
+        connection.used = Instant::now();
         let mut spare = lock(&self.spare);
         if spare.len() < SPARE {
             spare.push(connection);
@@ -243,6 +261,10 @@ impl<H: SessionLock> Shared<H> {
 }
 
 impl<W: Dialect> Dedicated<W> {
+    pub(super) fn expect_to_wait(&mut self, key: &Key) {
+        self.busy = Some((key.clone(), WITHOUT_A_TRY));
+    }
+
     async fn take<H: SessionLock<Wire = W>>(&mut self, ask: &Ask) -> sqlx::Result<Taken> {
         if self.silence != Some(ask.ttl) {
             H::limit(&mut self.wire, ask.ttl).await?;

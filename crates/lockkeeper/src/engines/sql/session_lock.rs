@@ -8,11 +8,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::session_engine::Dedicated;
-use super::sessions::{Dialect, Session};
+use super::sessions::{Dialect, Session, Sessions};
 use crate::engine::{
     Death, Entry, FenceSource, Guarantees, Order, Query, Reentrance, Scope, Support, Survives,
     Wakeup,
 };
+use crate::error::Result;
 use crate::key::Key;
 
 /// A kind of lock that a server holds for a connection.
@@ -35,13 +36,13 @@ pub(crate) trait SessionLock: fmt::Debug + Send + Sync + 'static {
     /// Acquires the lock.
     async fn take(wire: &mut Self::Wire, ask: &Ask, wait: bool) -> sqlx::Result<Taken>;
 
-    /// Commits a fence for a lock that a connection was [granted](Taken::Unfenced), there or on a
-    /// separate connection `apart`. Never waits for a foreign transaction.
+    /// Commits a fence for a lock that a connection was [granted](Taken::Unfenced), there or on one
+    /// of the shared connections, which must not wait for a foreign transaction.
     async fn mark(
-        apart: &mut Self::Wire,
+        shared: &Sessions<Self::Wire>,
         holder: &mut Dedicated<Self::Wire>,
         ask: &Ask,
-    ) -> sqlx::Result<Marked>;
+    ) -> Result<Marked>;
 
     /// Whether the connection is still the one that holds the lock.
     async fn beat(wire: &mut Self::Wire, ask: &Ask) -> sqlx::Result<bool>;

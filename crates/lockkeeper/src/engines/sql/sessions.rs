@@ -132,9 +132,19 @@ impl<C: Dialect> Sessions<C> {
         self.is_lent
     }
 
+    /// How many connections there are for requests about keys.
+    pub(super) fn connections(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Which of them is for a key.
+    pub(super) fn place_of(&self, key: &Key) -> usize {
+        stripe(key, self.requests.len())
+    }
+
     /// The connection for requests about a key, once earlier ones are done.
     pub(crate) async fn of(&self, key: &Key) -> Result<Borrowed<'_, C>> {
-        self.borrow(&self.requests[stripe(key, self.requests.len())]).await
+        self.borrow(&self.requests[self.place_of(key)]).await
     }
 
     /// The connection for requests that are about no key in particular.
@@ -229,6 +239,13 @@ impl<C: Dialect> Borrowed<'_, C> {
         }
         answer.map_err(|error| failed::<C>(error, doing))
     }
+}
+
+/// The answer to a request about a lock on the connection that holds it.
+pub(crate) async fn answered<C: ServerErrors, T>(
+    work: impl Future<Output = sqlx::Result<T>>,
+) -> Result<T> {
+    within(STATEMENT, work).await.map_err(|error| failed::<C>(error, "acquire a lock"))
 }
 
 /// Waits for an answer, for a limited time.

@@ -31,6 +31,8 @@ pub(super) struct LockQueue {
     node: QueueNode,
     /// Whether it was not granted at once.
     waited: bool,
+    /// Whether it is our turn now, if our node exists.
+    is_next: bool,
     yielding: YieldSignal,
     /// Set while it holds.
     in_use: Option<Arc<()>>,
@@ -39,6 +41,10 @@ pub(super) struct LockQueue {
 pub(super) struct View {
     own: OwnNode,
     queue: Vec<Node>,
+    /// Whether there are directories of a semaphore, which may have older nodes than ours.
+    beside_semaphore: bool,
+    /// The moment from before our node was confirmed by a write.
+    confirmed: Moment,
 }
 
 /// A node that shows that the lock is in use as another kind.
@@ -53,6 +59,9 @@ enum OtherKind {
 /// How long such a moment may last.
 const MOMENT: Duration = Duration::from_secs(1);
 
+/// A confirmation counts as new within this part of the lease: the first renewal is then due soon.
+const RECENT: u32 = 3;
+
 /// How often an operation is retried if other clients interfere.
 const TRIES: usize = 4;
 
@@ -65,6 +74,7 @@ impl LockClaim {
             request: request.clone(),
             node,
             waited: false,
+            is_next: false,
             yielding: YieldSignal::default(),
             in_use: None,
         };
@@ -82,14 +92,17 @@ impl Queue for LockQueue {
         ahead.is_unchanged(self.node.own()).await
     }
 
-    async fn enter(&mut self, _asked: Moment) -> Result<Entered<View>> {
+    async fn enter(&mut self, asked: Moment) -> Result<Entered<View>> {
         let session = self.shared.sessions.get().await?;
+        if let Some(view) = self.look_again(&session, asked).await {
+            return Ok(Entered::Queued(view));
+        }
         let is_new = self.node.own().is_none();
         if is_new && !self.request.queue && self.is_busy(&session).await? {
             return Ok(Entered::Busy);
         }
         let record = layout::write_record(&self.request, None);
-        let (own, children) = self.node.enter(&session, &record).await?;
+        let (own, children) = self.node.enter(&session, &record, asked).await?;
         if self.other_kind(&session, &children).await?.is_some() {
             // We are the wrong one, unless the other is about to leave. So we leave first, then
             // check.
@@ -103,7 +116,8 @@ impl Queue for LockQueue {
         if is_new {
             session.refuse_data_behind(&self.request.key, &own, &queue).await?;
         }
-        Ok(Entered::Queued(View { own, queue }))
+        let beside_semaphore = has_semaphore(&children);
+        Ok(Entered::Queued(View { own, queue, beside_semaphore, confirmed: asked }))
     }
 
     async fn turn(&mut self, view: &View) -> Result<Turn<Ahead>> {
@@ -111,13 +125,16 @@ impl Queue for LockQueue {
             return Ok(Turn::In);
         };
         let path = self.node.path_of(&view.queue[ahead].name);
-        // Application data would never go away.
-        view.own.session.refuse_data(&self.request.key, &path).await?;
+        let mut rest = view.queue.clone();
+        rest.remove(ahead);
+        let is_last =
+            !view.beside_semaphore && matches!(turn(&rest, &view.own), admission::Turn::In);
+        let ahead = Ahead::node(&self.request.key, path, &view.own, is_last).await?;
         self.waited = true;
-        Ok(Turn::Behind(Ahead::node(path)))
+        Ok(Turn::Behind(ahead))
     }
 
-    async fn confirm(&mut self, view: View, asked: Moment) -> Result<Option<Grant>> {
+    async fn confirm(&mut self, view: View, _asked: Moment) -> Result<Option<Grant>> {
         let Some(fence) = self.fence(&view.own).await? else {
             self.node.start_over();
             return Ok(None);
@@ -128,13 +145,14 @@ impl Queue for LockQueue {
             yielding: self.yielding.clone(),
             record: self.waited.then(|| layout::write_later(&self.request)),
         };
-        let grant = held.grant(&self.request, fence, Vec::new(), asked)?;
+        let grant = held.grant(&self.request, fence, Vec::new(), view.confirmed)?;
         self.in_use = Some(self.shared.in_use.clone());
         Ok(Some(grant))
     }
 
     async fn wait(&mut self, ahead: &mut Ahead) -> Result<()> {
-        ahead.wait(self.node.own()).await
+        self.is_next = ahead.wait(&self.request.key, self.node.own()).await?;
+        Ok(())
     }
 
     async fn leave(&mut self) -> Result<Released> {
@@ -144,6 +162,23 @@ impl Queue for LockQueue {
 }
 
 impl LockQueue {
+    /// The queue, if nobody can be ahead of us any more: then a read that finds our node is enough,
+    /// and nothing waits for the servers' disks. The grant counts from the write that last confirmed
+    /// it, so that must not be long ago.
+    ///
+    /// A node of another kind is younger than ours and leaves, because there was no older one when
+    /// we entered.
+    async fn look_again(&mut self, session: &Arc<Session>, asked: Moment) -> Option<View> {
+        let is_next = std::mem::take(&mut self.is_next) && !self.request.fixed;
+        let age = asked.since(&self.node.confirmed().filter(|_| is_next)?);
+        if age > self.request.ttl.min(session.length() / 2) / RECENT {
+            return None;
+        }
+        let (own, confirmed) = self.node.look_again(session).await?;
+        let queue = queue(std::slice::from_ref(&own.name));
+        Some(View { own, queue, beside_semaphore: false, confirmed })
+    }
+
     /// For a single attempt: whether it would have to wait.
     async fn is_busy(&self, session: &Session) -> Result<bool> {
         let children = session.list_current(self.node.dir()).await?;
@@ -182,7 +217,7 @@ impl LockQueue {
             return Ok(Some(OtherKind::Is(oldest.kind.name().to_owned())));
         }
         // A semaphore leaves its directories behind for a while.
-        if !children.iter().any(|name| name == LOCKS || name == LEASES) {
+        if !has_semaphore(children) {
             return Ok(None);
         }
         let (locks, leases) = (self.node.path_of(LOCKS), self.node.path_of(LEASES));
@@ -272,6 +307,11 @@ impl LockQueue {
     }
 }
 
+/// Whether a directory has, or lately had, a semaphore.
+fn has_semaphore(children: &[String]) -> bool {
+    children.iter().any(|name| name == LOCKS || name == LEASES)
+}
+
 #[cfg(test)]
 mod tests {
     use lockkeeper_testkit::server::zookeeper::Ensemble;
@@ -284,9 +324,75 @@ mod tests {
     use crate::key::Key;
     use crate::owner::Token;
 
-    fn writer(shared: &Arc<Shared>) -> LockClaim {
+    fn claim(shared: &Arc<Shared>, mode: Mode) -> LockClaim {
         let (key, ttl) = (Key::new("key").unwrap(), Duration::from_secs(30));
-        LockClaim::new(shared, Request::new(key, Token::fresh(), Mode::Write, ttl))
+        LockClaim::new(shared, Request::new(key, Token::fresh(), mode, ttl))
+    }
+
+    fn writer(shared: &Arc<Shared>) -> LockClaim {
+        claim(shared, Mode::Write)
+    }
+
+    /// A holder, and a waiter that entered at this moment.
+    async fn two(shared: &Arc<Shared>, mode: Mode, entered: Moment) -> [LockClaim; 2] {
+        let [mut holder, mut next] = [claim(shared, Mode::Write), claim(shared, mode)];
+        holder.attempt(Clock::System.now()).await.unwrap().expect("it is free");
+        assert!(next.attempt(entered).await.unwrap().is_none());
+        [holder, next]
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_grant_counts_from_the_write_that_confirmed_it() {
+        let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
+        let url = servers.url("since", Duration::from_secs(60));
+        let shared = open(url.parse().unwrap()).await.unwrap().shared;
+        for mode in [Mode::Write, Mode::Read] {
+            for (age, is_recent) in [(0, true), (11, false)] {
+                let entered = Clock::System.now().before(Duration::from_secs(age));
+                let [mut holder, mut next] = two(&shared, mode, entered).await;
+                holder.release().await.unwrap();
+                next.wait().await.unwrap();
+                let asked = Clock::System.now();
+                let grant = next.attempt(asked).await.unwrap().expect("it is its turn");
+                let since = if is_recent { entered } else { asked };
+                let apart = grant.since.since(&since).max(since.since(&grant.since));
+                assert_eq!(apart, Duration::ZERO, "{mode:?} {age}");
+                next.release().await.unwrap();
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nobody_is_next_whose_node_is_gone_or_may_be_younger_than_a_semaphore() {
+        let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
+        let url = servers.url("next", Duration::from_secs(20));
+        let shared = open(url.parse().unwrap()).await.unwrap().shared;
+        let session = shared.sessions.get().await.unwrap();
+        let [mut holder, mut next] = two(&shared, Mode::Write, Clock::System.now()).await;
+        let mut last = writer(&shared);
+        assert!(last.attempt(Clock::System.now()).await.unwrap().is_none());
+        holder.release().await.unwrap();
+        next.wait().await.unwrap();
+        assert!(next.queue.is_next);
+        session.zk.delete(&next.queue.node.own().unwrap().path, None).await.unwrap();
+        assert!(
+            next.attempt(Clock::System.now()).await.unwrap().is_none(),
+            "it is behind the last"
+        );
+        // The one behind knows that it is first only after it has looked at the queue.
+        last.wait().await.unwrap();
+        assert!(!last.queue.is_next);
+        last.attempt(Clock::System.now()).await.unwrap().expect("it is its turn");
+        for claim in [&mut last, &mut next] {
+            claim.release().await.unwrap();
+        }
+        let locks = format!("{}/{LOCKS}", next.queue.node.dir());
+        session.make_directory(&locks, shared.settings.acls()).await.unwrap();
+        let [mut holder, mut next] = two(&shared, Mode::Write, Clock::System.now()).await;
+        holder.release().await.unwrap();
+        next.wait().await.unwrap();
+        assert!(!next.queue.is_next);
+        next.attempt(Clock::System.now()).await.unwrap().expect("it is its turn");
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -297,7 +403,7 @@ mod tests {
         let session = shared.sessions.get().await.unwrap();
         // It is first in the queue, and has not recorded its fence yet.
         let mut broken = writer(&shared);
-        let (own, _) = broken.queue.node.enter(&session, b"").await.unwrap();
+        let (own, _) = broken.queue.node.enter(&session, b"", Clock::System.now()).await.unwrap();
         session.zk.delete(&own.path, None).await.unwrap();
         let later =
             writer(&shared).attempt(Clock::System.now()).await.unwrap().expect("it is free").fence;

@@ -138,14 +138,7 @@ impl Session {
         async move {
             let stat = stat.await.map_err(failed(format!("look at {path:?}")))?;
             // A node that is gone blocks nobody.
-            if stat.is_none_or(|stat| owned_by_a_session(&stat)) {
-                return Ok(());
-            }
-            let found = format!(
-                "the node {path:?} is named like one of a lock, but no session owns it, so it is data of \
-                 something else; use another key, or delete it if nothing needs it"
-            );
-            Err(Error::Conflict { key, found })
+            stat.map_or(Ok(()), |stat| refuse_unowned(&key, &path, &stat))
         }
     }
 
@@ -171,4 +164,16 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// Refuses a node that no session owns; see [`Session::refuse_data`].
+pub(super) fn refuse_unowned(key: &Key, path: &str, stat: &zk::Stat) -> Result<()> {
+    if owned_by_a_session(stat) {
+        return Ok(());
+    }
+    let found = format!(
+        "the node {path:?} is named like one of a lock, but no session owns it, so it is data of \
+         something else; use another key, or delete it if nothing needs it"
+    );
+    Err(Error::Conflict { key: key.clone(), found })
 }

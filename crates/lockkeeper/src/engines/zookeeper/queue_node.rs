@@ -11,6 +11,7 @@ use zookeeper_client as zk;
 use super::error::{NAME, ends_session, failed, refused};
 use super::layout::{ID_LENGTH, Kind, new_id};
 use super::session::Session;
+use crate::core::clock::Moment;
 use crate::engine::{Fence, Released};
 use crate::error::{Error, Result};
 
@@ -25,6 +26,8 @@ pub(super) struct QueueNode {
     acls: zk::Acls<'static>,
     id: String,
     state: State,
+    /// The moment before the last request that confirmed it by a write.
+    confirmed: Option<Moment>,
     /// Whether a deletion was requested and not answered.
     leaving: bool,
 }
@@ -60,7 +63,8 @@ impl OwnNode {
 
 impl QueueNode {
     pub(super) fn new(dir: String, kind: Kind, acls: zk::Acls<'static>) -> Self {
-        Self { dir, kind, acls, id: new_id(), state: State::Absent, leaving: false }
+        let (id, state) = (new_id(), State::Absent);
+        Self { dir, kind, acls, id, state, confirmed: None, leaving: false }
     }
 
     pub(super) fn dir(&self) -> &str {
@@ -82,12 +86,13 @@ impl QueueNode {
     /// Creates the node if there is none, and lists everything in the directory, including the
     /// node.
     ///
-    /// When it returns, a majority has confirmed a write of our session after the call began. So
-    /// the session was alive then, whatever an outdated follower may have shown us.
+    /// When it returns, a majority has confirmed a write of our session after `asked`. So the
+    /// session was alive then, whatever an outdated follower may have shown us.
     pub(super) async fn enter(
         &mut self,
         session: &Arc<Session>,
         record: &[u8],
+        asked: Moment,
     ) -> Result<(OwnNode, Vec<String>)> {
         self.forget_other_sessions(session);
         for _ in 0..TRIES {
@@ -103,11 +108,30 @@ impl QueueNode {
                 }
             };
             if let Some(entered) = entered {
+                self.confirmed = Some(asked);
                 return Ok(entered);
             }
         }
         let reason = "its node is removed as soon as it is created";
         Err(Error::unreachable(NAME, self.doing(), reason))
+    }
+
+    /// The node and the moment from before it was last confirmed, if a read finds it.
+    ///
+    /// That an outdated follower shows it proves nothing about the session: the grant counts from
+    /// that moment.
+    pub(super) async fn look_again(&self, session: &Arc<Session>) -> Option<(OwnNode, Moment)> {
+        let (own, confirmed) = (self.own()?, self.confirmed?);
+        if !Arc::ptr_eq(&own.session, session) {
+            return None;
+        }
+        let stat = session.zk.check_stat(&own.path).await.ok()??;
+        (stat.czxid == own.created).then(|| (own.clone(), confirmed))
+    }
+
+    /// The moment from before the node was last confirmed by a write.
+    pub(super) fn confirmed(&self) -> Option<Moment> {
+        self.confirmed
     }
 
     fn doing(&self) -> String {
@@ -124,9 +148,9 @@ impl QueueNode {
         let options = zk::CreateMode::EphemeralSequential.with_acls(self.acls);
         let path = self.path_of(&prefix);
         let create = session.zk.create(&path, record, &options);
-        let parent = session.zk.check_stat(&self.dir);
+        let children = session.list(&self.dir);
         self.state = State::Unknown(session.clone());
-        let (stat, sequence) = match create.await {
+        let (stat, _) = match create.await {
             Ok(created) => created,
             Err(zk::Error::NoNode) => {
                 self.state = State::Absent;
@@ -140,13 +164,7 @@ impl QueueNode {
                 return Err(failed(self.doing())(error));
             }
         };
-        let parent = parent.await.map_err(failed(self.doing()))?;
-        // The last change among the children was the creation of our node, and it is the only one.
-        let alone = |parent: zk::Stat| parent.num_children == 1 && parent.pzxid == stat.czxid;
-        let children = match parent.is_some_and(alone) {
-            true => vec![format!("{prefix}{sequence}")],
-            false => session.list(&self.dir).await?,
-        };
+        let children = children.await?;
         match self.recognise(&children, session, stat.czxid) {
             Some(own) => Ok(Some((own, children))),
             None => {
@@ -239,6 +257,7 @@ impl QueueNode {
     pub(super) fn start_over(&mut self) {
         self.state = State::Absent;
         self.id = new_id();
+        self.confirmed = None;
         self.leaving = false;
     }
 }

@@ -101,7 +101,7 @@ impl Queue for SemaphoreQueue {
         ahead.is_unchanged(self.node.own()).await
     }
 
-    async fn enter(&mut self, _asked: Moment) -> Result<Entered<View>> {
+    async fn enter(&mut self, asked: Moment) -> Result<Entered<View>> {
         self.permits.refuse_too_many(&self.request, self.take)?;
         let session = self.shared.sessions.get().await?;
         if let Some(taken) = self.permits.taken(&session).await? {
@@ -113,7 +113,7 @@ impl Queue for SemaphoreQueue {
             return Ok(Entered::Busy);
         }
         let record = layout::write_record(&self.request, None);
-        let (own, _) = self.node.enter(&session, &record).await?;
+        let (own, _) = self.node.enter(&session, &record, asked).await?;
         let seen = self.look(&session).await?;
         let other = self.other_kind(&session, &seen).await?;
         if let OtherKind::Is(_) = other {
@@ -136,7 +136,6 @@ impl Queue for SemaphoreQueue {
 
     async fn turn(&mut self, view: &View) -> Result<Turn<Ahead>> {
         let View::Queued { own, seen, other } = view else { return Ok(Turn::In) };
-        let key = &self.request.key;
         let ahead = match (turn(&seen.queue, own), other) {
             (admission::Turn::Behind(ahead), _) => self.node.path_of(&seen.queue[ahead].name),
             (_, OtherKind::Leaving { path, created }) if *created < own.created => path.clone(),
@@ -146,8 +145,7 @@ impl Queue for SemaphoreQueue {
             }
             _ => return Ok(Turn::In),
         };
-        own.session.refuse_data(key, &ahead).await?;
-        Ok(Turn::Behind(Ahead::node(ahead)))
+        Ok(Turn::Behind(Ahead::node(&self.request.key, ahead, own, false).await?))
     }
 
     async fn confirm(&mut self, view: View, asked: Moment) -> Result<Option<Grant>> {
@@ -174,7 +172,8 @@ impl Queue for SemaphoreQueue {
     }
 
     async fn wait(&mut self, ahead: &mut Ahead) -> Result<()> {
-        ahead.wait(self.node.own()).await
+        ahead.wait(&self.request.key, self.node.own()).await?;
+        Ok(())
     }
 
     async fn leave(&mut self) -> Result<Released> {

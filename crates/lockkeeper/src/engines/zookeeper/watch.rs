@@ -8,14 +8,18 @@ use zookeeper_client as zk;
 
 use super::error::failed;
 use super::layout::queue;
+use super::nodes::refuse_unowned;
 use super::queue_node::OwnNode;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::key::Key;
 
 /// What a claim waits for.
 pub(super) struct Ahead {
     target: Target,
     /// Set once there is a watch. It outlives a dropped wait, so that asking again costs little.
     event: Option<Event>,
+    /// Whether it is our turn as soon as that node is gone.
+    is_last: bool,
 }
 
 #[derive(Debug)]
@@ -26,17 +30,32 @@ enum Target {
     Permits(String, usize),
 }
 
-/// Resolves when it is worth asking again.
-type Event = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+/// Resolves when it is worth asking again, with whether the node that blocked us is gone.
+type Event = Pin<Box<dyn Future<Output = bool> + Send + Sync>>;
 
 impl Ahead {
-    pub(super) fn node(path: String) -> Self {
-        Self { target: Target::Node(path), event: None }
+    /// Waits for the end of a node, which is watched from now on.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`](crate::Error::Conflict) if it is application data, which would never go
+    /// away.
+    pub(super) async fn node(
+        key: &Key,
+        path: String,
+        own: &OwnNode,
+        is_last: bool,
+    ) -> Result<Self> {
+        let event = match end_of(key, &path, own).await {
+            Err(error @ Error::Conflict { .. }) => return Err(error),
+            // It is tried again, and reported, by the one who waits.
+            event => event.ok(),
+        };
+        Ok(Self { target: Target::Node(path), event, is_last })
     }
 
     /// Waits until a directory has at most this many nodes.
     pub(super) fn permits(dir: String, most: usize) -> Self {
-        Self { target: Target::Permits(dir, most), event: None }
+        Self { target: Target::Permits(dir, most), event: None, is_last: false }
     }
 
     /// Whether the watched node and our own both still exist.
@@ -49,18 +68,19 @@ impl Ahead {
         matches!(other.await, Ok(Some(_))) && matches!(own.await, Ok(Some(_)))
     }
 
-    pub(super) async fn wait(&mut self, own: Option<&OwnNode>) -> Result<()> {
-        let Some(own) = own else { return Ok(()) };
+    /// Waits, and returns whether it must be our turn now, if our own node exists.
+    pub(super) async fn wait(&mut self, key: &Key, own: Option<&OwnNode>) -> Result<bool> {
+        let Some(own) = own else { return Ok(false) };
         if self.event.is_none() {
             self.event = match &self.target {
-                Target::Node(path) => end_of(path, own).await?,
+                Target::Node(path) => Some(end_of(key, path, own).await?),
                 Target::Permits(dir, most) => change_in(dir, *most, own).await?,
             };
         }
-        if let Some(event) = &mut self.event {
-            event.await;
+        match &mut self.event {
+            Some(event) => Ok(event.await && self.is_last),
+            None => Ok(false),
         }
-        Ok(())
     }
 }
 
@@ -70,19 +90,22 @@ impl fmt::Debug for Ahead {
     }
 }
 
-/// Resolves at the end of another node, or of our own; `None` if one of them is gone already.
-async fn end_of(other: &str, own: &OwnNode) -> Result<Option<Event>> {
+/// Resolves at the end of another node, or of our own.
+async fn end_of(key: &Key, other: &str, own: &OwnNode) -> Result<Event> {
     let zk = &own.session.zk;
     // Reads the data too, because a request for a missing node leaves no watch behind.
     let theirs = zk.get_and_watch_data(other);
     let ours = zk.get_and_watch_data(&own.path);
+    let gone = |theirs| Ok(Box::pin(std::future::ready(theirs)) as Event);
     match (theirs.await, ours.await) {
-        (Err(zk::Error::NoNode), _) | (_, Err(zk::Error::NoNode)) => Ok(None),
+        (_, Err(zk::Error::NoNode)) => gone(false),
+        (Err(zk::Error::NoNode), _) => gone(true),
         (theirs, ours) => {
             let doing = || format!("wait for {other:?}");
-            let (_, _, theirs) = theirs.map_err(failed(doing()))?;
+            let (_, stat, theirs) = theirs.map_err(failed(doing()))?;
+            refuse_unowned(key, other, &stat)?;
             let (_, _, ours) = ours.map_err(failed(doing()))?;
-            Ok(Some(either(theirs, ours)))
+            Ok(either(theirs, ours))
         }
     }
 }
@@ -102,8 +125,8 @@ async fn change_in(dir: &str, most: usize, own: &OwnNode) -> Result<Option<Event
 fn either(theirs: zk::OneshotWatcher, ours: zk::OneshotWatcher) -> Event {
     Box::pin(async move {
         tokio::select! {
-            _ = theirs.changed() => {}
-            _ = ours.changed() => {}
+            event = theirs.changed() => event.event_type == zk::EventType::NodeDeleted,
+            _ = ours.changed() => false,
         }
     })
 }

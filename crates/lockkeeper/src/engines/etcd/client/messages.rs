@@ -103,7 +103,11 @@ pub(crate) struct DeleteRangeRequest {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct DeleteRangeResponse {}
+pub(crate) struct DeleteRangeResponse {
+    /// How many keys there were.
+    #[prost(int64, tag = "2")]
+    pub(crate) deleted: i64,
+}
 
 /// One step of a transaction.
 #[derive(Clone, PartialEq, Message)]
@@ -147,6 +151,7 @@ pub(crate) enum Response {
 #[repr(i32)]
 pub(crate) enum CompareResult {
     Equal = 0,
+    Greater = 1,
     Less = 2,
 }
 
@@ -230,6 +235,7 @@ pub(crate) struct WatchCreateRequest {
     pub(crate) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub(crate) range_end: Vec<u8>,
+    /// The first revision that counts; zero is the next one.
     #[prost(int64, tag = "3")]
     pub(crate) start_revision: i64,
     #[prost(enumeration = "WatchFilter", repeated, tag = "5")]
@@ -249,8 +255,13 @@ pub(crate) struct WatchCancelRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct WatchResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) header: Option<ResponseHeader>,
     #[prost(int64, tag = "2")]
     pub(crate) watch_id: i64,
+    /// Whether this confirms that the watch exists.
+    #[prost(bool, tag = "3")]
+    pub(crate) created: bool,
     #[prost(bool, tag = "4")]
     pub(crate) canceled: bool,
     #[prost(int64, tag = "5")]

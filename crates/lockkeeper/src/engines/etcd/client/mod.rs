@@ -97,6 +97,10 @@ impl Client {
         self.call("/etcdserverpb.KV/Txn", request).await
     }
 
+    pub(super) async fn delete(self, key: Vec<u8>) -> Result<DeleteRangeResponse, Status> {
+        self.call("/etcdserverpb.KV/DeleteRange", DeleteRangeRequest { key }).await
+    }
+
     pub(super) async fn lease_grant(self, id: i64, ttl: i64) -> Result<LeaseGrantResponse, Status> {
         self.call("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl, id }).await
     }

@@ -45,8 +45,8 @@ impl RequestOp {
         Self { request: Some(Request::Delete(DeleteRangeRequest { key })) }
     }
 
-    pub(crate) fn txn(success: Vec<RequestOp>) -> Self {
-        Self { request: Some(Request::Txn(TxnRequest::when([], success))) }
+    pub(crate) fn txn(request: TxnRequest) -> Self {
+        Self { request: Some(Request::Txn(request)) }
     }
 }
 
@@ -56,6 +56,14 @@ impl ResponseOp {
         match self.response {
             Some(Response::Range(found)) => found.kvs,
             _ => Vec::new(),
+        }
+    }
+
+    /// The answer to a nested transaction, if this is one.
+    pub(crate) fn nested(self) -> Option<TxnResponse> {
+        match self.response {
+            Some(Response::Txn(answer)) => Some(answer),
+            _ => None,
         }
     }
 }
@@ -71,6 +79,13 @@ impl Compare {
         let created = Revision::Create(revision);
         let before = Self::by(CompareTarget::Create, CompareResult::Less, key, created);
         Self { range_end, ..before }
+    }
+
+    /// Whether all of a range was created at this revision or later.
+    pub(crate) fn created_since((key, range_end): (Vec<u8>, Vec<u8>), revision: i64) -> Self {
+        let created = Revision::Create(revision - 1);
+        let since = Self::by(CompareTarget::Create, CompareResult::Greater, key, created);
+        Self { range_end, ..since }
     }
 
     /// Whether the key was last changed at this revision.

@@ -1,5 +1,6 @@
 -- Everything that is known of some locks. Changes nothing.
--- KEYS, for each: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue
+-- KEYS, for each: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue,
+-- line, waiters
 -- ARGV: 1 where locks are strings, and for each: stem
 -- Answers {kind, limit, fence, holders, waiters} for each; a holder is {field, value, left, record},
 -- a waiter {entry, record}. The kind of what is no lock is its type, or data.
@@ -54,7 +55,23 @@ local function add_line(waiters, line, beats, who)
   end
 end
 
-local function look(stem, lock, state, queue, _, beats, _, who, permits, _, other_queue)
+-- Those in the line of a mutex that is not fair, in order. What is no list or hash shows nobody.
+local function add_waiters(waiters, line, shown)
+  local entries = redis.pcall('lrange', line, 0, -1)
+  local places = {}
+  local fields = #entries > 0 and redis.pcall('hgetall', shown) or {}
+  for i = 1, #fields, 2 do
+    places[fields[i]] = fields[i + 1]
+  end
+  for _, claim in ipairs(entries) do
+    local till, record = string.match(places[claim] or '', '^(%d+)\t%d+\t%d+\t(.*)$')
+    if till and tonumber(till) > now then
+      waiters[#waiters + 1] = {string.match(record, '^[^\t]*\t[^\t]*\t([^\t]*)'), record}
+    end
+  end
+end
+
+local function look(stem, lock, state, queue, _, beats, _, who, permits, _, other_queue, line, shown)
   local held, fence = redis.call('hget', state, 'held'), redis.call('hget', state, 'fence')
   local function record(field)
     return redis.call('hget', who, field) or held or ''
@@ -73,19 +90,12 @@ local function look(stem, lock, state, queue, _, beats, _, who, permits, _, othe
   local waiters = {}
   add_line(waiters, queue, beats, who)
   add_line(waiters, other_queue, beats, who)
-  -- It may be missing here while a slot of a Cluster moves, or be no hash: then nobody is shown.
-  local shown = redis.pcall('hgetall', beside(state, 'lockkeeper_waiters'))
-  for i = 1, #shown, 2 do
-    local until_when, record_of_waiter = string.match(shown[i + 1], '^(%d+)\t(.*)$')
-    if until_when and tonumber(until_when) > now then
-      waiters[#waiters + 1] = {shown[i], record_of_waiter}
-    end
-  end
+  add_waiters(waiters, line, shown)
   return {kind, limit, fence or '', holders, waiters}
 end
 
 local answers = {}
-for i = 0, #KEYS / 10 - 1 do
-  answers[i + 1] = look(ARGV[i + 2], unpack(KEYS, i * 10 + 1, i * 10 + 10))
+for i = 0, #KEYS / 12 - 1 do
+  answers[i + 1] = look(ARGV[i + 2], unpack(KEYS, i * 12 + 1, i * 12 + 12))
 end
 return answers

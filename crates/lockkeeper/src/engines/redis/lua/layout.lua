@@ -30,15 +30,18 @@ end
 -- Returns what is there: none, mutex, read, write, semaphore; string; data for a hash that is no
 -- lock; otherwise the type. For a lock also its time to live, and for a mutex its field.
 local function kind_of(lock, state, stem)
-  local found = redis.call('type', lock).ok
-  if found ~= 'hash' then
-    return found
+  local size = redis.pcall('hlen', lock)
+  if type(size) == 'table' then
+    return redis.call('type', lock).ok
+  end
+  if size == 0 then
+    return 'none'
   end
   local left = redis.call('pttl', lock)
   if left < 0 then
     return 'data'
   end
-  if redis.call('hlen', lock) == 1 then
+  if size == 1 then
     local field, count = unpack(redis.call('hgetall', lock))
     return is_hold(field, count, state) and 'mutex' or 'data', left, field
   end

@@ -1,18 +1,16 @@
--- KEYS: lock [, state, if it may be shown among the waiters]
--- ARGV: field, channel, publish
--- Returns 0 if it was not there, otherwise 1 plus the number of subscribers that were notified.
+-- Releases the common mutex. If nobody waits in its line, that is three server calls; whatever is rarer follows
+-- in the texts that are appended to this one.
+-- KEYS: lock, state, line, waiters [, Redisson's token]
+-- ARGV: hint, life, field, publish, the channel of all releases, what the channels of waiters start with,
+-- how many times in a row the lock was handed over, 1 if it may be in the line
+-- Returns 0 if it was not there, otherwise 1 plus the number of clients outside the line that were told.
 -- The field belongs to one claim, and the hash ends with its last field.
 
-if KEYS[2] then
-  -- It may be on the other server while a slot of a Cluster moves.
-  redis.pcall('hdel', 'lockkeeper_waiters' .. string.sub(KEYS[2], #'lockkeeper' + 1), ARGV[1])
+local gone, claim = redis.pcall('hdel', KEYS[1], ARGV[3]), nil
+-- After ten hand-overs in a row, those outside the line are asked for first.
+if gone == 1 and #ARGV[7] == 1 then
+  claim = redis.call('lpop', KEYS[3])
+  if not claim then
+    return 1 + redis.call(ARGV[4], ARGV[5], '0')
+  end
 end
-local gone = redis.pcall('hdel', KEYS[1], ARGV[1])
-if type(gone) == 'table' then
-  -- A string of another layout is there now: our lock is gone. Any other error is for the caller.
-  return string.sub(gone.err, 1, 9) == 'WRONGTYPE' and 0 or gone
-end
-if gone == 1 then
-  return 1 + redis.call(ARGV[3], ARGV[2], '0')
-end
-return gone

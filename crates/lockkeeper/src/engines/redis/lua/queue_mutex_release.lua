@@ -1,9 +1,6 @@
--- Releases one hold of a mutex, or leaves its queue.
+-- Releases one hold of a fair mutex, or leaves its queue.
 
-if ARGV[14] then
-  -- It was shown among those who wait without a place in the line.
-  redis.pcall('hdel', 'lockkeeper_waiters' .. string.sub(state, #'lockkeeper' + 1), entry)
-end
+local line, waiters, token, line_channel = KEYS[10], KEYS[11], KEYS[12], ARGV[14]
 local found = redis.call('type', lock).ok
 local held = found == 'hash' and redis.call('hexists', lock, entry) == 1
 if not held or (claim ~= '' and redis.call('hdel', claims, claim) == 0) then
@@ -22,7 +19,10 @@ redis.call('del', lock)
 redis.call('del', claims)
 redis.call('hdel', who, entry)
 forget_question()
-if not wake() then
-  redis.call(publish, base_channel, '0')
+if wake() then
+  -- Those in the line of the mutex that is not fair may come first as well.
+  wake_first(line, waiters, publish, line_channel, now)
+else
+  hand_over(lock, state, line, waiters, token, hint, life, publish, base_channel, line_channel, 0)
 end
 return 1

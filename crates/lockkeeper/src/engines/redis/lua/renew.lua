@@ -16,7 +16,16 @@ end
 local renew = {}
 
 function renew.mutex(key, ttl, field)
-  return redis.call('hexists', key.lock, field) == 1 and redis.call('pexpire', key.lock, ttl) == 1
+  -- No write here needs memory. An error means that a string of another layout is there, or is raised again.
+  local held = redis.pcall('hexists', key.lock, field)
+  if type(held) == 'table' and redis.call('type', key.lock).ok == 'hash' then
+    held = redis.call('hexists', key.lock, field)
+  end
+  if held ~= 1 then
+    return false
+  end
+  redis.call('pexpire', key.state, life)
+  return redis.call('pexpire', key.lock, ttl) == 1
 end
 
 function renew.string(key, ttl, token)
@@ -67,12 +76,17 @@ for i = 0, #KEYS / width - 1 do
   key.lock, key.state, key.claims, key.permits, key.slots, key.who =
     unpack(KEYS, i * width + 1, (i + 1) * width)
   local kind, ttl, field, claim, stem = unpack(ARGV, i * 5 + 3, i * 5 + 7)
-  local family = kind == 'string' and 'string' or 'hash'
-  local ours = redis.call('type', key.lock).ok == family
-  if ours then
-    -- A full server refuses a script whose first write needs memory. This one needs none.
-    redis.call('pexpire', key.state, life)
-    ours = renew[kind](key, ttl, field, claim, stem)
+  local ours
+  if kind == 'mutex' then
+    ours = renew.mutex(key, ttl, field)
+  else
+    local family = kind == 'string' and 'string' or 'hash'
+    ours = redis.call('type', key.lock).ok == family
+    if ours then
+      -- A full server refuses a script whose first write needs memory. This one needs none.
+      redis.call('pexpire', key.state, life)
+      ours = renew[kind](key, ttl, field, claim, stem)
+    end
   end
   answers[i + 1] = ours and 1 or 0
 end

@@ -1,0 +1,46 @@
+-- A mutex that has an owner, and is not fair: other claims of the owner share it.
+-- KEYS: lock, state, line, waiters, claims [, Redisson's token]
+-- ARGV: hint, life, ttl, claim, record, whether to join the line, publish, what channels of waiters start
+-- with, the place in it, how long that counts, the owner
+-- Answers as the common mutex.
+
+local call = redis.call
+local lock, state, line, waiters, claims, token = unpack(KEYS)
+local hint, life, ttl, claim, record, join, publish, wake, place, lease, owner = unpack(ARGV)
+
+local function extend(key, time)
+  if call('pttl', key) < tonumber(time) then
+    call('pexpire', key, time)
+  end
+end
+
+local found, left, holder = kind_of(lock, state)
+if found ~= 'none' and found ~= 'mutex' then
+  return {-1, found}
+end
+if holder == owner then
+  -- Another hold, or our own grant, whose reply was lost, or that was handed to us.
+  extend(lock, ttl)
+  if call('hexists', claims, claim) == 0 then
+    call('hincrby', lock, owner, '1')
+    call('hset', claims, claim, 'hold')
+  end
+  extend(claims, ttl)
+  call('hset', state, 'held', record)
+  if join ~= '0' then
+    leave(line, waiters, claim, publish, wake)
+  end
+  local fence = token and call('get', token) or call('hget', state, 'fence')
+  return {1, tonumber(fence) or mint(state, token, hint, life, call('time'))}
+end
+if found == 'none' and is_turn(line, waiters, claim, publish, wake) then
+  call('hset', lock, owner, '1')
+  call('pexpire', lock, ttl)
+  call('hdel', waiters, claim)
+  count_owner(state, claim, owner, ttl)
+  call('hset', state, 'held', record)
+  extend(state, life)
+  return {1, mint(state, token, hint, life, call('time'))}
+end
+local ahead = join ~= '0' and stay(line, waiters, claim, place, lease, join == '2')
+return wait_for(left, holder, ahead, state)

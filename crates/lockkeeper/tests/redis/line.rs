@@ -1,0 +1,112 @@
+//! The line of a mutex: what a hand-off costs, and who comes next.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use lockkeeper::Client;
+use lockkeeper_testkit::server::eventually;
+use lockkeeper_testkit::server::redis::Server;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::load::{SOON, connect};
+use crate::scripts::{calls, is_script};
+
+/// How many commands a hand-off may cost, with those inside scripts.
+const MOST: f64 = 20.0;
+
+/// How many a heartbeat costs at most. How many there are depends on the speed of the machine.
+const HEARTBEAT: u64 = 13;
+
+/// Commands per hand-off while clients take a mutex again and again.
+async fn commands_per_hand_off(clients: usize) -> f64 {
+    const ROUNDS: usize = 4;
+    let server = Server::start();
+    let holder = connect(&server.url()).await;
+    let guard = holder.mutex("key").acquire().await.unwrap();
+    let mut line = JoinSet::new();
+    for _ in 0..clients {
+        let client = connect(&server.url()).await;
+        line.spawn(async move {
+            for _ in 0..=ROUNDS {
+                client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    eventually("everyone is in line", || {
+        let waiting = server.ask(&["LLEN", "lockkeeper_line:{key}"]);
+        (waiting == clients.to_string()).then_some(()).ok_or(waiting)
+    });
+    let count = || (calls(&server, |command| command != "info"), calls(&server, is_script));
+    let (commands, scripts) = count();
+    guard.release().await.unwrap();
+    while let Some(done) = line.join_next().await {
+        done.unwrap();
+    }
+    let (commands, scripts) = (count().0 - commands, count().1 - scripts);
+    let hand_offs = (clients * (ROUNDS + 1)) as u64;
+    let heartbeats = scripts.saturating_sub(2 * hand_offs);
+    commands.saturating_sub(heartbeats * HEARTBEAT) as f64 / hand_offs as f64
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_off_costs_the_same_however_many_clients_wait() {
+    for clients in [4, 64] {
+        let commands = commands_per_hand_off(clients).await;
+        println!("{commands:.1} commands per hand-off with {clients} clients");
+        assert!(commands <= MOST, "{commands:.1} commands per hand-off with {clients} clients");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rivals_that_drop_their_guards_and_take_again_at_once_alternate() {
+    const GRANTS: usize = 200;
+    let server = Server::start();
+    let holder = connect(&server.url()).await;
+    let guard = holder.mutex("key").acquire().await.unwrap();
+    let (last, switches) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let mut rivals = JoinSet::new();
+    for rival in 1..=2 {
+        let client: Client = connect(&server.url()).await;
+        let (last, switches) = (last.clone(), switches.clone());
+        rivals.spawn(async move {
+            for _ in 0..GRANTS {
+                let guard = client.mutex("key").acquire().await.unwrap();
+                if last.swap(rival, Ordering::Relaxed) != rival {
+                    switches.fetch_add(1, Ordering::Relaxed);
+                }
+                drop(guard);
+            }
+        });
+    }
+    eventually("both are in line", || {
+        let waiting = server.ask(&["LLEN", "lockkeeper_line:{key}"]);
+        (waiting == "2").then_some(()).ok_or(waiting)
+    });
+    guard.release().await.unwrap();
+    rivals.join_all().await;
+    let switches = switches.load(Ordering::Relaxed);
+    // A rival that the machine does not run is not in line; it comes next when it is.
+    assert!(switches > GRANTS, "{switches} switches in {} grants", 2 * GRANTS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_wait_outside_the_line_are_let_in() {
+    let server = Server::start();
+    let mut busy = JoinSet::new();
+    for _ in 0..4 {
+        let client = connect(&server.url()).await;
+        busy.spawn(async move {
+            loop {
+                client.mutex("key").acquire().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    // A fair mutex waits in Redisson's queue, and listens to the channel of all releases.
+    let outside = connect(&server.url()).await;
+    for _ in 0..5 {
+        let guard = timeout(SOON, outside.mutex("key").fair().acquire()).await;
+        guard.expect("it does not starve").unwrap().release().await.unwrap();
+    }
+    busy.shutdown().await;
+}
