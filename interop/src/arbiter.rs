@@ -1,5 +1,9 @@
 //! Observes every critical section of every process, and reports violations.
 //!
+//! It also is what the locks protect: to enter is to read, and to leave is to write on top of that. It
+//! counts the updates that were lost by this, and what would have been lost if it had refused fences
+//! that are lower than one it has seen.
+//!
 //! A driver sends `enter SIDE MODE FENCE NAME` when it has a lock and `leave` before it releases
 //! it, and continues only when that was acknowledged. So two that are inside together here really
 //! were, whatever the network and the scheduler did in between. A driver that continues after a
@@ -40,6 +44,14 @@ pub(crate) struct Tally {
     pub(crate) hand_offs: Vec<Duration>,
     /// How many had a fence.
     pub(crate) fenced: usize,
+    /// How many updates were written, and how many of these were overwritten by one that did not
+    /// know them.
+    pub(crate) written: u64,
+    pub(crate) lost: u64,
+    /// How many updates their fence would have stopped, and how many would have been lost all the
+    /// same.
+    pub(crate) refused: u64,
+    pub(crate) lost_fenced: u64,
 }
 
 /// A violation.
@@ -68,6 +80,8 @@ struct Room {
     entered: HashMap<usize, (Side, Instant)>,
     left: Option<(Side, Instant)>,
     fence: u64,
+    /// The number of the last update, and of the last one that a fence did not stop.
+    values: [u64; 2],
     tally: Tally,
 }
 
@@ -90,6 +104,9 @@ struct Visit {
     guest: usize,
     side: Side,
     mode: Mode,
+    fence: u64,
+    /// The values that it found.
+    saw: [u64; 2],
 }
 
 impl Arbiter {
@@ -106,6 +123,11 @@ impl Arbiter {
             let long = fastrand::u8(..64) == 0;
             Duration::from_millis(if long { 2500 } else { fastrand::u64(0..20) })
         })
+    }
+
+    /// An arbiter whose visits are long enough for a process to be stopped in them.
+    pub(crate) fn slow() -> Self {
+        Self::with(|| Duration::from_millis(fastrand::u64(0..100)))
     }
 
     fn with(stay: Stay) -> Self {
@@ -152,13 +174,23 @@ fn attend(guest: usize, stream: TcpStream, rooms: &Mutex<HashMap<String, Room>>,
             let words: Vec<_> = line.split(' ').collect();
             match words.as_slice() {
                 ["enter", side, mode, fence, name] => {
-                    let visit = Visit { guest, side: side_of(side), mode: mode_of(mode) };
                     let fence = fence.parse().expect("a fence is a number");
-                    lock(rooms).entry((*name).to_owned()).or_default().enter(visit, fence);
+                    let (side, mode) = (side_of(side), mode_of(mode));
+                    lock(rooms)
+                        .entry((*name).to_owned())
+                        .or_default()
+                        .enter(guest, side, mode, fence);
                     place = Some((*name).to_owned());
                     thread::sleep(stay());
                 }
-                ["leave"] => leave(rooms, &mut place, guest),
+                ["leave"] => {
+                    if let Some(name) = &place
+                        && let Some(room) = lock(rooms).get_mut(name)
+                    {
+                        room.write(guest);
+                    }
+                    leave(rooms, &mut place, guest);
+                }
                 ["trouble", side, name, what, why @ ..] => {
                     let (side, what, text) = (side_of(side), (*what).to_owned(), why.join(" "));
                     let trouble = Trouble { at: Instant::now(), side, what, text };
@@ -202,7 +234,8 @@ fn mode_of(word: &str) -> Mode {
 }
 
 impl Room {
-    fn enter(&mut self, visit: Visit, fence: u64) {
+    fn enter(&mut self, guest: usize, side: Side, mode: Mode, fence: u64) {
+        let visit = Visit { guest, side, mode, fence, saw: self.values };
         let (tally, at) = (&mut self.tally, Instant::now());
         let clash = match visit.mode {
             Mode::Permit => self.inside.len() >= PERMITS,
@@ -240,6 +273,20 @@ impl Room {
         self.inside.push(visit);
     }
 
+    fn write(&mut self, guest: usize) {
+        let Some(visit) = self.inside.iter().find(|visit| visit.guest == guest) else { return };
+        let [value, fenced] = &mut self.values;
+        self.tally.written += 1;
+        self.tally.lost += *value - visit.saw[0];
+        *value += 1;
+        if visit.fence > 0 && visit.fence < self.fence {
+            self.tally.refused += 1;
+        } else {
+            self.tally.lost_fenced += *fenced - visit.saw[1];
+            *fenced += 1;
+        }
+    }
+
     fn leave(&mut self, guest: usize) {
         if let Some(at) = self.inside.iter().position(|visit| visit.guest == guest) {
             let visit = self.inside.swap_remove(at);
@@ -259,7 +306,7 @@ mod tests {
     fn room(visits: &[(usize, Mode, u64)]) -> Room {
         let mut room = Room::default();
         for (guest, mode, fence) in visits {
-            room.enter(Visit { guest: *guest, side: Side::Ours, mode: *mode }, *fence);
+            room.enter(*guest, Side::Ours, *mode, *fence);
         }
         room
     }
@@ -285,9 +332,8 @@ mod tests {
     #[test]
     fn one_after_the_other_is_right_and_a_fence_that_does_not_rise_is_wrong() {
         let mut room = Room::default();
-        let visit = |guest| Visit { guest, side: Side::Theirs, mode: Mode::Exclusive };
         for (guest, fence, wrongs) in [(1, 5, 0), (2, 6, 0), (1, 6, 1), (2, 0, 1), (1, 4, 2)] {
-            room.enter(visit(guest), fence);
+            room.enter(guest, Side::Theirs, Mode::Exclusive, fence);
             room.leave(guest);
             assert_eq!(room.tally.wrongs.len(), wrongs, "{:?}", room.tally.wrongs);
         }
@@ -295,11 +341,28 @@ mod tests {
     }
 
     #[test]
+    fn a_stale_write_loses_updates_unless_its_fence_stops_it() {
+        for (fences, wanted) in [([0, 0, 0], (2, 0, 2)), ([4, 5, 6], (2, 1, 0))] {
+            let mut room = Room::default();
+            room.enter(0, Side::Theirs, Mode::Exclusive, fences[0]);
+            for guest in [1, 2] {
+                room.enter(guest, Side::Theirs, Mode::Exclusive, fences[guest]);
+                room.write(guest);
+                room.leave(guest);
+            }
+            room.write(0);
+            let tally = room.tally;
+            assert_eq!(tally.written, 3);
+            assert_eq!((tally.lost, tally.refused, tally.lost_fenced), wanted, "{fences:?}");
+        }
+    }
+
+    #[test]
     fn hand_offs_count_between_the_sides_only() {
         let mut room = Room::default();
         for (guest, side) in [(1, Side::Ours), (2, Side::Ours), (3, Side::Theirs), (1, Side::Ours)]
         {
-            room.enter(Visit { guest, side, mode: Mode::Exclusive }, 0);
+            room.enter(guest, side, Mode::Exclusive, 0);
             room.leave(guest);
         }
         assert_eq!(room.tally.hand_offs.len(), 2);

@@ -129,6 +129,12 @@ impl Driver {
         }
     }
 
+    /// Stops it with `SIGSTOP`, or continues it.
+    pub(crate) fn stop(&self, stop: bool) {
+        let signal = if stop { "-STOP" } else { "-CONT" };
+        let _ = Command::new("kill").args([signal, &self.child.id().to_string()]).status();
+    }
+
     /// Kills it with `SIGKILL`; returns when it is dead.
     pub(crate) fn kill(mut self) {
         self.end();

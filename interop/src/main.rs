@@ -5,6 +5,7 @@
 //!   others are in `java`, `go`, `node` and `python` next to this directory.
 //! - [`scenes`] has the tests, [`meeting`] runs them with two clients, [`pairs`] lists the clients.
 //! - [`failovers`] is a separate scene: it observes what happens while Redis servers fail over.
+//! - [`peers`] does to each of them, alone, what `lockkeeper torture` does to ours.
 //! - [`own`] verifies that a careless client is noticed.
 //!
 //! `interop/run` builds the foreign drivers and starts it.
@@ -16,6 +17,7 @@ mod meeting;
 mod ours;
 mod own;
 mod pairs;
+mod peers;
 mod scenes;
 mod store;
 mod table;
@@ -54,7 +56,13 @@ fn run(arguments: &[String]) -> Outcome {
             run.rows.iter().for_each(|row| println!("{row}"));
             outcome
         }
-        _ => Err("usage: lockkeeper-interop meet BUILT [--broken] [NAME…] | self-check".to_owned()),
+        ["peers", built, scenes @ ..] => {
+            let arbiter = arbiter::Arbiter::start();
+            let run = pairs::Run { arbiter, built: built.into(), broken: false, rows: Vec::new() };
+            peers::compare(&run, scenes)
+        }
+        _ => Err("usage: lockkeeper-interop meet BUILT [--broken] [NAME…] | peers BUILT [SCENE…] | self-check"
+            .to_owned()),
     }
 }
 

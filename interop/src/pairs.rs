@@ -270,7 +270,7 @@ impl Run {
         Program::new([&me.display().to_string(), drive, url])
     }
 
-    fn java(&self, class: &str, address: &str) -> Program {
+    pub(crate) fn java(&self, class: &str, address: &str) -> Program {
         let built = self.built("java");
         let path = format!("{built}/classes:{built}/lib/*");
         let light = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"];
@@ -278,17 +278,17 @@ impl Run {
         Program::new(["java"].into_iter().chain(light).chain(what))
     }
 
-    fn python(&self, client: &str, address: &str) -> Program {
+    pub(crate) fn python(&self, client: &str, address: &str) -> Program {
         let built = self.built("python");
         let (python, driver) = (format!("{built}/bin/python"), format!("{built}/driver.py"));
         Program::new([&python, &driver, client, address])
     }
 
-    fn node(&self, addresses: &str) -> Program {
+    pub(crate) fn node(&self, addresses: &str) -> Program {
         Program::new(["node", &format!("{}/driver.mjs", self.built("node")), addresses])
     }
 
-    fn go(&self, address: &str) -> Program {
+    pub(crate) fn go(&self, address: &str) -> Program {
         Program::new([&format!("{}/driver", self.built("go")), address])
     }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::args::Terms;
 use crate::exit::{self, Failure};
 use crate::inspect;
-use crate::output::Say;
+use crate::output::{Say, tell};
 use crate::run::signals::Signals;
 use crate::run::terminal::{someone_would_continue_us, stop};
 
@@ -25,18 +25,25 @@ const LAST_WORD: Duration = Duration::from_millis(300);
 /// The pause between two attempts to reach an engine that does not answer.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The wait for an engine that does not answer, if a limit was set.
+/// The wait for an engine that does not answer.
 pub(crate) struct Waits<'a> {
     place: &'a str,
     pub(crate) until: Option<Instant>,
+    /// Whether there is no end to the wait unless a limit was set.
+    patient: bool,
     told: bool,
 }
 
 impl<'a> Waits<'a> {
-    /// Starts the clock.
+    /// Starts the clock. Without a limit there is no wait.
     pub(crate) fn new(place: &'a str, limit: Option<Duration>) -> Self {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        Self { place, until, told: false }
+        Self { place, until, patient: false, told: false }
+    }
+
+    /// The same, but without a limit the wait has no end.
+    pub(crate) fn patient(place: &'a str, limit: Option<Duration>) -> Self {
+        Self { patient: limit.is_none(), ..Self::new(place, limit) }
     }
 
     /// Runs something until the limit.
@@ -61,17 +68,17 @@ impl<'a> Waits<'a> {
         failure: Failure,
         tell: impl FnOnce(String, bool),
     ) -> Result<(), Failure> {
-        let Some(until) = self.until.filter(|_| failure.retryable) else { return Err(failure) };
-        if failure.code != exit::UNAVAILABLE {
+        let waits = self.patient || self.until.is_some();
+        if !waits || !failure.retryable || failure.code != exit::UNAVAILABLE {
             return Err(failure);
         }
         let next = Instant::now() + PAUSE;
-        if next < until {
+        if self.until.is_none_or(|until| next < until) {
             let news = !std::mem::replace(&mut self.told, true);
             tell(format!("waiting for {} to answer: {}", self.place, failure.message), news);
         }
-        tokio::time::sleep_until(next.min(until)).await;
-        match until > Instant::now() {
+        tokio::time::sleep_until(self.until.map_or(next, |until| next.min(until))).await;
+        match self.until.is_none_or(|until| until > Instant::now()) {
             true => Ok(()),
             false => Err(self.gave_up(failure)),
         }
@@ -86,6 +93,32 @@ impl<'a> Waits<'a> {
     fn gave_up(&self, failure: Failure) -> Failure {
         let message = format!("the wait is over (--wait): {}", failure.message);
         Failure { message, retryable: false, ..failure }
+    }
+}
+
+/// An outage that somebody who only looks sees the end of too.
+#[derive(Debug, Default)]
+pub(crate) struct Outage(bool);
+
+impl Outage {
+    /// The result of a look; `None` if the engine does not answer, which is reported once, as is the
+    /// end of it.
+    pub(crate) fn judge<T>(&mut self, looked: lockkeeper::Result<T>) -> Result<Option<T>, Failure> {
+        match looked {
+            Err(error) if error.is_retryable() => {
+                if !std::mem::replace(&mut self.0, true) {
+                    tell(format_args!("{error}; trying again"));
+                }
+                Ok(None)
+            }
+            looked => {
+                let seen = looked?;
+                if std::mem::take(&mut self.0) {
+                    tell("the engine answers again");
+                }
+                Ok(Some(seen))
+            }
+        }
     }
 }
 
@@ -116,19 +149,8 @@ pub(crate) fn lock(client: &Client, key: &str, terms: &Terms) -> Lock {
     lock
 }
 
-/// Acquires the lock as requested: once, for a limited time, or without a limit. If it is busy,
-/// names the holders.
-pub(crate) async fn acquire(
-    client: &Client,
-    lock: Lock,
-    key: &str,
-    terms: &Terms,
-) -> Result<Guard, Failure> {
-    let until = terms.wait.and_then(|limit| Instant::now().checked_add(limit));
-    acquire_until(client, lock, key, terms, until).await
-}
-
-/// The same, with a wait that started before.
+/// Acquires the lock as requested: once, until the end of a wait that started before, or without a
+/// limit. If it is busy, names the holders.
 pub(crate) async fn acquire_until(
     client: &Client,
     lock: Lock,

@@ -229,7 +229,7 @@ impl Config {
 
     /// Opens the engine.
     pub(crate) async fn connect(&self, place: &Where) -> Result<Client, Failure> {
-        Ok(Client::connect(self.endpoint(place)?.spell_out()).await?)
+        Ok(Client::connect(to_look(&self.endpoint(place)?)).await?)
     }
 
     fn duration(
@@ -311,4 +311,14 @@ fn usual_path() -> Option<PathBuf> {
     let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let home = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
     Some(home.join("lockkeeper/config.toml"))
+}
+/// The URL for a client that looks, and creates no tables in a database.
+pub(crate) fn to_look(endpoint: &Endpoint) -> String {
+    let url = endpoint.spell_out();
+    let is_database = matches!(endpoint.scheme(), "postgres" | "postgresql" | "mysql" | "mariadb");
+    if !is_database || endpoint.expose().query_pairs().any(|(name, _)| name == "create") {
+        return url;
+    }
+    let separator = if endpoint.expose().query().is_some() { '&' } else { '?' };
+    format!("{url}{separator}create=later")
 }

@@ -12,6 +12,7 @@ use crate::run::timeline::{Limit, Timeline};
 pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
     let place = Where { url: args.url, secret: args.secret };
     let config = Config::load()?;
+    let url = config.endpoint(&place)?.to_string();
     let client = config.connect(&place).await?;
     let mut findings = client.doctor().await?;
     let limit = Limit::of(&client, config.ttl(None)?, None);
@@ -32,10 +33,10 @@ pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
                 "advice": finding.advice,
             })
         });
-        let told = json!({"url": client.place(), "findings": Value::from_iter(findings)});
+        let told = json!({"url": url, "findings": Value::from_iter(findings)});
         print(&format!("{told}\n"))?;
     } else {
-        let mut text = format!("{} is reachable\n", client.place());
+        let mut text = format!("{url} is reachable\n");
         for finding in &findings {
             text += &format!("{}: {}\n", word(finding.severity), finding.what);
             if !finding.advice.is_empty() {

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use lockkeeper::endpoint::Endpoint;
 use lockkeeper::{Client, Owner, whoami};
 use tokio::time::Instant;
 
-use crate::acquire::{self, interruptible};
+use crate::acquire::{self, Outage, Waits, interruptible};
 use crate::args::{Elect, Terms};
 use crate::config::Config;
 use crate::exit::{self, Failure};
@@ -17,9 +16,8 @@ use crate::run::end::{End, verdict};
 use crate::run::signals::Signals;
 use crate::run::status::{self, Status, seconds};
 use crate::run::supervise::Supervisor;
-use crate::run::timeline::{Limit, Timeline};
+use crate::run::wanted::Wanted;
 use crate::table::plain;
-use crate::waiting::{Line, Waiting};
 
 /// Between terms of a command that ends at once, so that --forever does not become a busy loop.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -27,21 +25,28 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) async fn elect(args: Elect) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
     let config = Config::load()?.quietly(args.supervision.quiet);
-    let endpoint = config.endpoint(&args.place)?;
-    let client = Client::connect(endpoint.spell_out()).await?;
-    client.set_command(config.command(&args.argv)?.as_deref());
+    let mut client = None;
     let outcome = match args.observe {
-        true => interruptible(observe(&client, &args), &signals).await,
-        false => lead(&client, &endpoint, &config, &args, &signals).await,
+        true => {
+            let client = client.insert(config.connect(&args.place).await?);
+            interruptible(observe(client, &args), &signals).await
+        }
+        false => lead(&mut client, &config, &args, &signals).await,
     };
-    acquire::close(client, outcome.is_ok()).await;
+    if let Some(client) = client {
+        acquire::close(client, outcome.is_ok()).await;
+    }
     outcome
 }
 
 async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
     let mut observer = client.election(&args.name).observe(args.interval);
+    let mut outage = Outage::default();
     loop {
-        let leader = observer.next().await?;
+        let Some(leader) = outage.judge(observer.next().await)? else {
+            tokio::time::sleep(args.interval).await;
+            continue;
+        };
         let time = humantime::format_rfc3339_seconds(SystemTime::now());
         if args.supervision.json {
             let leader = leader.map(|leader| {
@@ -68,10 +73,9 @@ async fn observe(client: &Client, args: &Elect) -> exit::Outcome {
     }
 }
 
-/// Campaigns, leads, and campaigns again.
+/// Campaigns, leads, and campaigns again. An engine that does not answer ends neither.
 async fn lead(
-    client: &Client,
-    endpoint: &Endpoint,
+    client: &mut Option<Client>,
     config: &Config,
     args: &Elect,
     signals: &Signals,
@@ -80,41 +84,46 @@ async fn lead(
     if let Some(path) = &args.supervision.status_file {
         status::probe(path)?;
     }
+    let endpoint = config.endpoint(&args.place)?;
+    let place = endpoint.to_string();
+    let recorded = config.command(&args.argv)?;
     let ttl = config.ttl(args.ttl)?;
     let on_lost = config.on_lost(args.supervision.on_lost)?;
     let grace = config.grace(args.supervision.grace)?;
     let note = args.note.clone().unwrap_or_else(|| format!("candidate {}", whoami()));
-    let terms = Terms { note: Some(note), ..Terms::default() };
+    let terms = Terms { note: Some(note), wait: args.wait, ..Terms::default() };
     loop {
         let started = Instant::now();
         let owner = Owner::new();
-        let limit = Limit::of(client, ttl, None);
-        let timeline = Timeline::new(limit, grace, on_lost)?;
-        let lock = acquire::lock(client, &args.name, &terms).owner(&owner);
-        let lock = limit.terms(lock, &timeline, ttl);
-        let standing = async {
-            let mut line = Line::new(say);
-            let (key, drawn) = (&args.name, line.drawn);
-            let waiting = Waiting { key, since: started, until: None, drawn };
-            tokio::select! {
-                elected = acquire::acquire(client, lock, key, &terms) => elected,
-                never = waiting.tell(client, |texts| line.show(texts)) => match never {},
-            }
+        let wanted = Wanted {
+            key: &args.name,
+            terms: &terms,
+            owner: &owner,
+            endpoint: &endpoint,
+            recorded: recorded.as_deref(),
+            ttl,
+            lease: None,
+            grace,
+            on_lost,
+            nests: false,
+            signals,
+            say,
         };
-        let guard = interruptible(standing, signals).await?;
+        let waits = Waits::patient(&place, args.wait);
+        let (connected, timeline, guard) = wanted.acquire(client.take(), waits).await?;
+        *client = Some(connected);
         let mut status = Status {
             key: args.name.clone(),
-            url: Some(client.place().to_owned()),
+            url: Some(place.clone()),
             waited: seconds(started.elapsed()),
             fence: Some(guard.fence().get()),
             ..Status::default()
         };
         let granted = Instant::now();
-        let timeline = timeline.held(limit, &guard, grace);
         say.note(format_args!("leading {:?}, term {}", args.name, guard.fence()));
         let job = Job {
             command: args.argv.clone(),
-            environment: run::environment(&guard, &owner, endpoint),
+            environment: run::environment(&guard, &owner, &endpoint),
             mask: *signals.original(),
             foreground: false,
             lock: guard.bequeath(),

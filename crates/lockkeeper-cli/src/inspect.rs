@@ -6,10 +6,11 @@
 use std::io::{self, BufRead, IsTerminal};
 use std::time::SystemTime;
 
-use lockkeeper::engine::{self, BrokenHold, Entry, Snapshot};
+use lockkeeper::engine::{self, Breaker, BrokenHold, Entry, Snapshot};
+use lockkeeper::whoami;
 use serde_json::{Value, json};
 
-use crate::acquire::interruptible;
+use crate::acquire::{Outage, interruptible};
 use crate::args::{Break, Ls, Show, Watch, Yield};
 use crate::config::Config;
 use crate::detached::handle;
@@ -44,7 +45,7 @@ fn list_broken(breaks: &[engine::Break], json: bool) -> exit::Outcome {
         tell("no lock was broken lately");
         return Ok(0);
     }
-    let mut table = Table::new(["KEY", "BROKEN", "BY", "WHY", "HELD BY"]);
+    let mut table = Table::of_names(["KEY", "BROKEN", "BY", "WHY", "HELD BY"]);
     for one in breaks {
         let who = |hold: &BrokenHold| hold.who.clone().unwrap_or_else(|| "unknown".to_owned());
         let ago = SystemTime::now().duration_since(one.at).unwrap_or_default();
@@ -86,26 +87,14 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
     let redraw = io::stdout().is_terminal() && !args.json;
     let follow = async {
         let mut before: Vec<(String, Value)> = Vec::new();
-        let mut silent = false;
+        let mut outage = Outage::default();
         loop {
-            // Whoever keeps this open wants to see the end of an outage too.
-            let mut snapshots = match client.list(&*args.prefix).await {
-                Err(error) if error.is_retryable() => {
-                    if !std::mem::replace(&mut silent, true) {
-                        tell(format_args!("{error}; trying again"));
-                    }
-                    tokio::time::sleep(args.interval).await;
-                    continue;
-                }
-                listed => listed?,
+            let Some(mut snapshots) = outage.judge(client.list(&*args.prefix).await)? else {
+                tokio::time::sleep(args.interval).await;
+                continue;
             };
-            if std::mem::take(&mut silent) {
-                tell("the engine answers again");
-            }
             if redraw {
                 add_leases_of_handles(&mut snapshots);
-            }
-            if redraw {
                 let (width, height) = terminal_size::terminal_size()
                     .map_or((80, 24), |(width, height)| (width.0, height.0));
                 let body = match snapshots.is_empty() {
@@ -160,19 +149,25 @@ pub(crate) async fn break_lock(args: Break) -> exit::Outcome {
         }
     }
     let broken = client.break_lock_because(&args.key, &args.why).await?;
+    let why = recorded_reason(&args.why);
     if args.json {
         let broken: Vec<_> = broken.iter().map(entry_to_json).collect();
-        print(&format!("{}\n", json!({"key": args.key, "why": args.why, "broken": broken})))?;
+        print(&format!("{}\n", json!({"key": args.key, "why": why, "broken": broken})))?;
     } else if broken.is_empty() {
         tell(format_args!("nobody held lock {:?}", args.key));
     } else {
         for holder in &broken {
             print(&format!("broke lock {:?}: was held by {}\n", args.key, describe(holder)))?;
         }
-        tell(format_args!("broken because: {}", plain(&args.why)));
+        tell(format_args!("broken because: {}", plain(&why)));
     }
     client.close().await;
     Ok(0)
+}
+
+/// A reason as it is recorded with a break: one line, with recognisable secrets masked.
+pub(crate) fn recorded_reason(why: &str) -> String {
+    Breaker::new(whoami().into(), Some(why)).why.unwrap_or_default()
 }
 
 pub(crate) async fn ask_to_yield(args: Yield) -> exit::Outcome {
@@ -228,7 +223,7 @@ fn table(snapshots: &[Snapshot]) -> String {
 
 /// With at most so many waiters of each lock; of the others only their number.
 fn table_of(snapshots: &[Snapshot], most_waiters: usize) -> String {
-    let mut table = Table::new([
+    let mut table = Table::of_names([
         "KEY",
         "STATE",
         "MODE",
@@ -355,14 +350,18 @@ fn changes(before: &[(String, Value)], now: &[(String, Value)], json: bool) -> V
         .map(|(key, value)| (key, value.clone()));
     gone.chain(changed)
         .map(|(key, value)| {
+            let time = humantime::format_rfc3339_seconds(SystemTime::now());
             if json {
-                return format!("{value}\n");
+                let mut told = json!({"time": time.to_string()});
+                if let (Some(told), Some(value)) = (told.as_object_mut(), value.as_object()) {
+                    told.extend(value.clone());
+                }
+                return format!("{told}\n");
             }
             let names = |list: &str| {
                 let who = |e: &Value| e["who"].as_str().or(e["identity"].as_str()).map(plain);
                 value[list].as_array().into_iter().flatten().filter_map(who).collect::<Vec<_>>()
             };
-            let time = humantime::format_rfc3339_seconds(SystemTime::now());
             let key = plain(key);
             match (names("holders"), names("waiters").len()) {
                 (holders, 0) if holders.is_empty() => format!("{time} {key}: free\n"),

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::inspect::describe;
 use crate::output::{Say, human, stderr, tell};
-use crate::table::{clipped, plain};
+use crate::table::{clipped, plain, shortened};
 
 /// A shorter wait is not reported.
 pub(crate) const WORTH_A_WORD: Duration = Duration::from_millis(500);
@@ -25,6 +25,9 @@ const ASKED: Duration = Duration::from_secs(2);
 
 /// How often a wait is reported if nothing can be drawn.
 const TOLD: Duration = Duration::from_secs(60);
+
+/// How much of a lock's name is shown where all of it leaves no room for the holder.
+const NAME: usize = 24;
 
 /// How long the engine may take to report the holder.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -64,11 +67,12 @@ impl Waiting<'_> {
     /// What is left out first is what `show` tells as well; the holder stays to the end.
     fn lines(&self, seen: &Seen) -> [String; 4] {
         let (key, time, Seen { place, holders: [all, age, who] }) = (self.key, self.time(), seen);
+        let name = shortened(&format!("{key:?}"), NAME);
         [
             format!("waiting for lock {key:?} for {time}{place}{all}"),
             format!("waiting for lock {key:?} for {time}{place}{age}"),
-            format!("waiting for {key:?} {time}{who}"),
-            format!("{key:?}{who}"),
+            format!("waiting for {name} {time}{who}"),
+            format!("{name}{who}"),
         ]
     }
 
@@ -177,8 +181,7 @@ impl Line {
             let width =
                 terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| width.0);
             let line = |text: &String| format!("lockkeeper: {}", plain(text));
-            // The last column stays free.
-            let fits = |line: &String| line.chars().count() < width.into();
+            let fits = |line: &String| clipped(line, width.into()) == *line;
             let line = texts.iter().map(line).find(fits).unwrap_or_else(|| line(shortest));
             stderr(&format!("\r{}\x1b[K", clipped(&line, width.into())));
             self.used = true;

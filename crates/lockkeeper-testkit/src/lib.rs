@@ -9,6 +9,7 @@
 //! - [`Load`](load::Load) runs many workers on a few locks while servers fail.
 //! - [`storm`] does the same with processes that are stopped and killed, and with all kinds of
 //!   locks.
+//! - [`WallClock`] sets the clock of a process.
 //! - [`certificates()`] creates certificates for tests of TLS.
 //! - [`HandOffs`](hand_offs::HandOffs) measures how long a lock takes from one holder to the next.
 //! - [`history`] records who held what and when, and reports violations.
@@ -29,5 +30,7 @@ pub mod proxy;
 pub mod server;
 pub mod simulation;
 pub mod storm;
+mod wall_clock;
 
 pub use certificates::certificates;
+pub use wall_clock::WallClock;

@@ -59,7 +59,17 @@ impl Proxy {
     /// # Panics
     /// When there is no free port.
     pub async fn start(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+        Self::start_now(target)
+    }
+
+    /// The same, where nothing can be awaited.
+    ///
+    /// # Panics
+    /// Outside of a runtime, and when there is no free port.
+    pub fn start_now(target: SocketAddr) -> Self {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        listener.set_nonblocking(true).expect("a socket need not block");
+        let listener = TcpListener::from_std(listener).expect("there is a runtime");
         let address = listener.local_addr().expect("a listener has an address");
         let rules = Arc::new(watch::Sender::new(Rules::default()));
         let listening = Arc::new(watch::Sender::new(true));

@@ -16,7 +16,7 @@ use clap::{Error, Parser, Subcommand};
 
 pub(crate) use self::common::{OnLost, OnYield, Secret, Supervision, Terms, Where};
 #[cfg(feature = "torture")]
-pub(crate) use self::torture::{FaultChoice, Torture};
+pub(crate) use self::torture::Torture;
 pub(crate) use self::verbs::{
     Acquire, Bench, Break, Completions, Doctor, Elect, Explain, Ls, Man, Release, Renew, Run, Show,
     Top, Ui, Watch, Yield,
@@ -218,8 +218,8 @@ Example:
     /// Ask the holders of a lock to release it
     ///
     /// Nothing is taken away: a holder that runs under `lockkeeper run` is sent TERM, unless
-    /// --on-yield says otherwise, and releases the lock when it ends. Engines that cannot deliver
-    /// the request refuse it.
+    /// --on-yield says otherwise, and releases the lock when it ends. A holder of another library
+    /// cannot be asked.
     #[command(after_help = "\
 Example:
   lockkeeper yield --url zookeeper://h1,h2,h3 reindex")]
@@ -253,7 +253,7 @@ Example:
     /// Check a real deployment
     ///
     /// Checks permissions, persistence, clocks and network file systems. Exits 1 if there is a
-    /// problem.
+    /// problem; warnings do not count.
     #[command(after_help = "\
 Example:
   lockkeeper doctor file:///var/lib/app/locks")]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use lockkeeper_testkit::bugs::Bug;
-use lockkeeper_testkit::storm::{ClientFault, Kind};
+use lockkeeper_testkit::storm::Kind;
 
 use super::common::{Secret, duration, processes, some_time};
 
@@ -20,7 +20,7 @@ pub(crate) struct Torture {
     /// Simulate clients, network and store in one process, in simulated time
     ///
     /// Thousands of small systems, each determined by its seed.
-    #[arg(long, conflicts_with_all = ["url", "local", "clients", "keys", "ttl", "kinds", "faults"])]
+    #[arg(long, conflicts_with_all = ["url", "local", "clients", "tasks", "keys", "ttl", "kinds", "faults", "each"])]
     pub(crate) simulate: bool,
     /// How long to cause faults, for each engine
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "30s")]
@@ -33,18 +33,30 @@ pub(crate) struct Torture {
     /// The number of client processes
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = processes, allow_negative_numbers = true)]
     pub(crate) clients: u32,
+    /// The number of tasks of each client process
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) tasks: u32,
     /// The number of keys for each kind of lock
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) keys: u32,
     /// The lease of every lock
     #[arg(long, value_name = "DURATION", value_parser = lease, allow_negative_numbers = true, default_value = "2s")]
     pub(crate) ttl: Duration,
     /// The kinds of locks [default: all that the engine has]
-    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
-    pub(crate) kinds: Vec<Kind>,
-    /// The faults of clients and their connections, or none [default: all that are possible]
-    #[arg(long, value_name = "FAULT", value_delimiter = ',', value_parser = fault)]
-    pub(crate) faults: Vec<FaultChoice>,
+    ///
+    /// `mutex=5,fair` uses five mutexes for each fair lock.
+    #[arg(long, value_name = "KIND[=WEIGHT]", value_delimiter = ',', value_parser = kind)]
+    pub(crate) kinds: Vec<(Kind, u8)>,
+    /// The faults, or none [default: all that are possible]
+    ///
+    /// The message about a fault that is not known lists the others.
+    #[arg(long, value_name = "FAULT", value_delimiter = ',')]
+    pub(crate) faults: Vec<String>,
+    /// Cause each fault alone, round by round, and all of them together in a last round
+    ///
+    /// The result then has a row for each fault. Begins again as long as there is time.
+    #[arg(long)]
+    pub(crate) each: bool,
     /// Repeat the choices of an earlier run
     ///
     /// With --simulate, a seed repeats a run exactly. Otherwise it repeats the choice of faults, locks
@@ -70,35 +82,13 @@ pub(crate) struct Torture {
     pub(crate) url: Option<String>,
 }
 
-/// A fault, or none at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FaultChoice {
-    None,
-    Fault(ClientFault),
-}
-
-impl FaultChoice {
-    /// Its name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            FaultChoice::None => "none",
-            FaultChoice::Fault(fault) => fault.name(),
-        }
-    }
-}
-
-fn kind(text: &str) -> Result<Kind, String> {
+fn kind(text: &str) -> Result<(Kind, u8), String> {
+    let (name, weight) = text.split_once('=').unwrap_or((text, "1"));
     let names = || Kind::ALL.map(Kind::name).join(", ");
-    Kind::named(text).ok_or_else(|| format!("it is one of: {}", names()))
-}
-
-fn fault(text: &str) -> Result<FaultChoice, String> {
-    let names = || ClientFault::ALL.map(ClientFault::name).join(", ");
-    match text {
-        "none" => Ok(FaultChoice::None),
-        text => ClientFault::named(text)
-            .map(FaultChoice::Fault)
-            .ok_or_else(|| format!("it is none, or some of: {}", names())),
+    let kind = Kind::named(name).ok_or_else(|| format!("it is one of: {}", names()))?;
+    match weight.parse() {
+        Ok(weight @ 1..=100) => Ok((kind, weight)),
+        _ => Err(format!("a weight is a number from 1 to 100, as in {name}=5")),
     }
 }
 

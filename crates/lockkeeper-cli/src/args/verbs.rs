@@ -237,6 +237,12 @@ pub(crate) struct Elect {
     /// How long a dead leader stays leader [env: LOCKKEEPER_TTL] [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) ttl: Option<Duration>,
+    /// Stand at most this long; a bare number is in seconds [default: until elected]
+    ///
+    /// The limit includes the time for which the engine does not answer, and starts again with every
+    /// candidacy.
+    #[arg(short = 'w', long, visible_alias = "timeout", value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) wait: Option<Duration>,
     /// A note about this candidate, which --observe prints
     #[arg(long, value_name = "WHAT")]
     pub(crate) note: Option<String>,
@@ -247,7 +253,7 @@ pub(crate) struct Elect {
     #[arg(long, conflicts_with = "once")]
     pub(crate) forever: bool,
     /// Only print the leader, whenever it changes; with --json as JSON
-    #[arg(long, conflicts_with_all = ["argv", "once", "forever"])]
+    #[arg(long, conflicts_with_all = ["argv", "once", "forever", "wait"])]
     pub(crate) observe: bool,
     /// The polling interval of --observe
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "1s")]

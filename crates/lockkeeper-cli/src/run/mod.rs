@@ -1,6 +1,6 @@
 //! `run`: hold a lock while a command runs.
 //!
-//! This file puts the parts together. [`supervise`] supervises the command through a [`child`],
+//! This file puts the parts together. What is [`wanted`] is acquired, then [`supervise`] supervises the command through a [`child`],
 //! which a [`guardian`] process watches, by the [`protocol`] between them, on the [`timeline`] that
 //! a lease sets. The [`backstop`] is what the wrapper does itself if the guardian fails to.
 
@@ -18,17 +18,17 @@ pub(crate) mod status;
 pub(crate) mod supervise;
 pub(crate) mod terminal;
 pub(crate) mod timeline;
+pub(crate) mod wanted;
 
 use std::env;
 use std::ffi::OsString;
 use std::time::Duration;
 
 use lockkeeper::endpoint::Endpoint;
-use lockkeeper::engine::Scope;
-use lockkeeper::{Client, Guard, Owner};
+use lockkeeper::{Guard, Owner};
 use tokio::time::Instant;
 
-use crate::acquire::{self, Waits, acquire_until, close, interruptible, lock, release};
+use crate::acquire::{self, Waits, close, release};
 use crate::args::Run;
 use crate::config::Config;
 use crate::exit::{self, Failure};
@@ -40,7 +40,7 @@ use crate::run::status::{Status, seconds};
 use crate::run::supervise::Supervisor;
 use crate::run::terminal::die_of_interrupt;
 use crate::run::timeline::{Limit, Timeline};
-use crate::waiting::{Line, WORTH_A_WORD, Waiting};
+use crate::run::wanted::Wanted;
 
 pub(crate) async fn run(args: Run) -> exit::Outcome {
     let signals = Signals::collect().map_err(|error| Failure::own("listen for signals", error))?;
@@ -126,60 +126,23 @@ async fn hold_and_run(
     }
 
     let started = Instant::now();
-    let url = endpoint.spell_out();
-    let mut waits = Waits::new(&place, args.terms.wait);
-    let tell = |told: String, news| if news { say.warn(told) } else { say.note(told) };
-    let (client, timeline, guard) = loop {
-        let attempt = async {
-            let connect = waits.in_time(async { Ok(Client::connect(&url).await?) });
-            let client = interruptible(connect, signals).await?;
-            client.set_command(recorded.as_deref());
-            if let Some(told) = waits.answered() {
-                say.warn(told);
-            }
-            let limit = Limit::of(&client, ttl, args.lease);
-            let timeline = Timeline::new(limit, grace, on_lost)?;
-            if client.guarantees().scope == Scope::Process {
-                say.warn(format_args!(
-                    "{place} excludes only inside one process: this excludes nothing"
-                ));
-            }
-            let lock = lock(&client, &args.key, &args.terms).owner(&owner);
-            let lock = limit.terms(lock, &timeline, ttl);
-            let (key, terms, until) = (&args.key, &args.terms, waits.until);
-            let acquire = async {
-                let mut line = Line::new(say);
-                let waiting = Waiting { key, since: started, until, drawn: line.drawn };
-                let tell = async {
-                    warn_of_ourselves(key, &place, say).await;
-                    waiting.tell(&client, |texts| line.show(texts)).await
-                };
-                tokio::select! {
-                    acquired = acquire_until(&client, lock, key, terms, until) => acquired,
-                    never = tell => match never {},
-                }
-            };
-            match interruptible(acquire, signals).await {
-                Ok(guard) => {
-                    let timeline = timeline.held(limit, &guard, grace);
-                    Ok((client, timeline, guard))
-                }
-                Err(failure) => {
-                    // What is pending, such as undoing a claim, ends before we do.
-                    close(client, !failure.retryable).await;
-                    Err(failure)
-                }
-            }
-        };
-        let acquired = attempt.await;
-        status.waited = seconds(started.elapsed());
-        match acquired {
-            Ok(acquired) => break acquired,
-            Err(failure) => interruptible(waits.again(failure, tell), signals)
-                .await
-                .inspect_err(|failure| status.interrupted(failure))?,
-        }
+    let wanted = Wanted {
+        key: &args.key,
+        terms: &args.terms,
+        owner: &owner,
+        endpoint: &endpoint,
+        recorded: recorded.as_deref(),
+        ttl,
+        lease: args.lease,
+        grace,
+        on_lost,
+        nests: true,
+        signals,
+        say,
     };
+    let acquired = wanted.acquire(None, Waits::new(&place, args.terms.wait)).await;
+    status.waited = seconds(started.elapsed());
+    let (client, timeline, guard) = acquired.inspect_err(|failure| status.interrupted(failure))?;
     let granted = Instant::now();
     let (max_hold, on_yield, fixed) =
         (args.max_hold, args.supervision.on_yield, args.lease.is_some());
@@ -188,7 +151,9 @@ async fn hold_and_run(
     let environment = environment(&guard, &owner, &endpoint);
     status.fence = Some(guard.fence().get());
     let marked = match args.once_per {
-        Some(slot) => once_per::mark(&client, &url, &args.key, slot, signals).await.map(Some),
+        Some(slot) => {
+            once_per::mark(&client, &endpoint.spell_out(), &args.key, slot, signals).await.map(Some)
+        }
         None => Ok(None),
     };
     let mut ended = match marked {
@@ -252,16 +217,6 @@ async fn wait_out(guard: &Guard, granted: Instant, least: Duration, signals: &Si
         () = tokio::time::sleep(least.saturating_sub(granted.elapsed())) => {}
         _ = signals.next() => {}
         _ = guard.lost() => {}
-    }
-}
-
-/// If the wait gets long, reports it if it cannot end.
-async fn warn_of_ourselves(key: &str, place: &str, say: Say) {
-    tokio::time::sleep(WORTH_A_WORD).await;
-    if nested::below_a_run_of(key, place) && nested::enter().is_some() {
-        say.warn(format_args!(
-            "the run around this one holds lock {key:?} and waits for us: give both the same --owner"
-        ));
     }
 }
 

@@ -18,6 +18,8 @@ pub(super) struct View {
     pub(super) scrolled: u16,
     /// The outcome of the last change.
     pub(super) news: Option<String>,
+    /// Whether a key was pressed. Until then the first row is selected, whichever it is.
+    pub(super) is_used: bool,
 }
 
 /// What keys do at the moment.
@@ -54,7 +56,7 @@ pub(super) enum Order {
 impl View {
     /// Keeps the selection on an existing lock.
     pub(super) fn settle(&mut self, shown: &Shown) {
-        if self.place(shown).is_none() {
+        if !self.is_used || self.place(shown).is_none() {
             self.chosen = shown.items.first().map(|item| item.name());
             if self.mode == Mode::Detail && self.chosen.is_none() {
                 self.mode = Mode::Table;
@@ -72,7 +74,7 @@ impl View {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
             return Step::Quit;
         }
-        self.news = None;
+        (self.news, self.is_used) = (None, true);
         match std::mem::take(&mut self.mode) {
             Mode::Table => self.press_in_table(key.code, shown),
             Mode::Filter => self.press_in_filter(key.code),

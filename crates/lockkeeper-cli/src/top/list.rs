@@ -26,6 +26,8 @@ pub(super) struct Shown {
 pub(super) struct Item {
     pub(super) row: Row,
     pub(super) lock: Lock,
+    /// The deadlocks it is part of: who waits for what, in a circle.
+    pub(super) deadlocks: Vec<String>,
 }
 
 /// The sort order of the locks.
@@ -89,7 +91,13 @@ pub(super) fn age(party: &Party, now: SystemTime) -> Duration {
 pub(super) fn list(state: &State, view: &View, now: SystemTime) -> Shown {
     let filter = view.filter.to_lowercase();
     let rows = state.rows().zip(state.locks());
-    let mut items: Vec<_> = rows.map(|(row, lock)| Item { row, lock: lock.clone() }).collect();
+    let mut items: Vec<_> = rows
+        .map(|(row, lock)| {
+            let deadlocks = state.blocking.deadlocks_of(&lock.engine, &lock.key);
+            let deadlocks = deadlocks.map(ToString::to_string).collect();
+            Item { row, lock: lock.clone(), deadlocks }
+        })
+        .collect();
     let all = items.len();
     items.retain(|item| item.matches(&filter));
     // Sorted by key first, with a stable sort, so that equals do not jump.

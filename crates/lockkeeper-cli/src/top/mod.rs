@@ -19,6 +19,7 @@ use self::keys::{Order, Step, View};
 use crate::acquire::interruptible;
 use crate::args::Top;
 use crate::exit::{self, Failure};
+use crate::inspect::recorded_reason;
 use crate::run::signals::Signals;
 use crate::ui;
 use crate::ui::collect::Collector;
@@ -116,6 +117,6 @@ async fn carry_out(collector: &Collector, order: Order) -> String {
         (Err(error), _) => error.to_string(),
         (Ok(holders), _) if holders.is_empty() => format!("nobody holds {key:?} any more"),
         (Ok(_), Order::Yield { .. }) => format!("asked the holder of {key:?} to give way"),
-        (Ok(_), Order::Break { why, .. }) => format!("broke {key:?}: {why}"),
+        (Ok(_), Order::Break { why, .. }) => format!("broke {key:?}: {}", recorded_reason(why)),
     }
 }

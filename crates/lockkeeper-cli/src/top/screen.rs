@@ -10,14 +10,18 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table, TableState, Wrap};
+use unicode_width::UnicodeWidthStr;
 
 use super::keys::{Mode, View};
 use super::list::{Item, Shown, age};
 use crate::inspect::waiters_unknown;
 use crate::output::human;
-use crate::table::{clipped, plain};
+use crate::table::{cut, end, plain, shortened};
 use crate::ui::model::Party;
 use crate::ui::rows::Trouble;
+
+/// By how many columns of its name a lock is recognised in a question.
+const NAME: usize = 12;
 
 /// What the keys do.
 const KEYS: [(&str, &str); 9] = [
@@ -51,7 +55,7 @@ pub(super) fn draw(frame: &mut Frame, shown: &Shown, view: &mut View, now: Syste
         (Mode::Detail, Some(item)) => detail(frame, middle, item, view, now),
         _ => table(frame, middle, shown, view, now),
     }
-    frame.render_widget(Paragraph::new(last_line(shown, view)), bottom);
+    frame.render_widget(Paragraph::new(last_line(shown, view, bottom.width.into())), bottom);
     if view.mode == Mode::Help {
         help(frame);
     }
@@ -131,8 +135,9 @@ fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemT
     let row = |cell: &dyn Fn(&str) -> String| {
         let cells = columns.iter().zip(widths.iter());
         // What is cut shows that it is.
-        let cut = cells.map(|(name, area)| clipped(&cell(name), usize::from(area.width) + 1));
-        Row::new(cut.collect::<Vec<_>>())
+        Row::new(
+            cells.map(|(name, area)| fitted(name, &cell(name), area.width)).collect::<Vec<_>>(),
+        )
     };
     let place = view.place(shown);
     let mut rows = Vec::new();
@@ -156,6 +161,14 @@ fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemT
         .column_spacing(1);
     let mut state = TableState::new().with_selected(chosen);
     frame.render_stateful_widget(table, area, &mut state);
+}
+
+/// Names are told apart by their ends too, such as a port.
+fn fitted(column: &str, text: &str, width: u16) -> String {
+    match column {
+        "KEY" | "ENGINE" => shortened(text, width.into()),
+        _ => cut(text, width.into()),
+    }
 }
 
 fn cell(column: &str, item: &Item, now: SystemTime) -> String {
@@ -216,6 +229,9 @@ fn detail(frame: &mut Frame, area: Rect, item: &Item, view: &View, now: SystemTi
         Line::styled(plain(&lock.key), bold),
         Line::from(format!("on {}, fence {}", lock.engine, cell("FENCE", item, now))),
     ];
+    for deadlock in &item.deadlocks {
+        lines.push(Line::styled(format!("deadlock: {}", plain(deadlock)), alarm()));
+    }
     for holder in &lock.holders {
         lines.push(Line::styled(format!("held by {}", plain(&holder.name())), bold));
         lines.extend(about(holder, now, format!("lease {}", lease(holder, now))));
@@ -244,8 +260,8 @@ fn about(party: &Party, now: SystemTime, lease: String) -> Vec<Line<'static>> {
     lines
 }
 
-/// The input or question, the last outcome, or the most important keys.
-fn last_line(shown: &Shown, view: &View) -> Line<'static> {
+/// The input or question, the last outcome, or the most important keys, in one line of this width.
+fn last_line(shown: &Shown, view: &View, width: usize) -> Line<'static> {
     let key = view.chosen.as_ref().map_or_else(String::new, |(engine, key)| {
         match shown.several_engines {
             true => format!("{} on {}", plain(key), plain(engine)),
@@ -255,10 +271,24 @@ fn last_line(shown: &Shown, view: &View) -> Line<'static> {
     let strong =
         |text: String| Line::from(Span::styled(text, Style::new().add_modifier(Modifier::BOLD)));
     match &view.mode {
-        Mode::Filter => strong(format!("/{}▏", plain(&view.filter))),
-        Mode::Yield => strong(format!("ask the holder of {key} to give way? y/n")),
-        Mode::Why(why) => strong(format!("break {key} because: {}▏", plain(why))),
-        Mode::Break(_) => strong(format!("break {key}? its holder may be at work. y/n")),
+        Mode::Filter => strong(typed("/", &plain(&view.filter), width)),
+        Mode::Yield => strong(question(
+            &[("ask the holder of ", " to give way? y/n"), ("yield ", "? y/n")],
+            &key,
+            width,
+        )),
+        Mode::Why(why) => {
+            // The name makes room for what is typed, down to a part by which it is recognised.
+            let why = plain(why);
+            let fixed = "break  because: ▏".width() + why.width();
+            let key = shortened(&key, width.saturating_sub(fixed).max(NAME));
+            strong(typed(&format!("break {key} because: "), &why, width))
+        }
+        Mode::Break(_) => strong(question(
+            &[("break ", "? its holder may be at work. y/n"), ("break ", "? y/n")],
+            &key,
+            width,
+        )),
         _ => match &view.news {
             Some(news) => strong(plain(news)),
             None => {
@@ -275,6 +305,21 @@ fn last_line(shown: &Shown, view: &View) -> Line<'static> {
             }
         },
     }
+}
+
+/// The first of these questions about a name for which there is enough room, with all of the name or
+/// a part of it.
+fn question(forms: &[(&str, &str)], name: &str, width: usize) -> String {
+    let room =
+        |(before, after): &(&str, &str)| width.saturating_sub(before.width() + after.width());
+    let enough = |form: &&(&str, &str)| room(form) >= name.width().min(NAME);
+    let Some(form) = forms.iter().find(enough).or(forms.last()) else { return String::new() };
+    format!("{}{}{}", form.0, shortened(name, room(form)), form.1)
+}
+
+/// A prompt with as much of the end of what was typed as fits.
+fn typed(prompt: &str, text: &str, width: usize) -> String {
+    format!("{prompt}{}▏", end(text, width.saturating_sub(prompt.width() + 1)))
 }
 
 fn help(frame: &mut Frame) {

@@ -14,13 +14,17 @@ use crate::table::Table;
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) version: &'static str,
-    pub(super) engines: Vec<Figures>,
+    pub(super) commit: Option<&'static str>,
+    /// For each engine, one for all faults, or one for each of them.
+    pub(super) rows: Vec<Figures>,
 }
 
-/// The result for one engine.
+/// The result for one engine and some faults.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     pub(super) engine: String,
+    /// A fault that was caused alone, several with commas between them, or `all`.
+    pub(super) fault: String,
     pub(super) url: String,
     pub(super) seed: u64,
     /// The command that repeats it.
@@ -60,9 +64,10 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    pub(super) fn new(engine: &str, url: &str, seed: u64) -> Self {
+    pub(super) fn new(engine: &str, fault: &str, url: &str, seed: u64) -> Self {
         Self {
             engine: engine.to_owned(),
+            fault: fault.to_owned(),
             url: url.to_owned(),
             seed,
             repeat: String::new(),
@@ -125,15 +130,46 @@ impl Figures {
     pub(super) fn is_clean(&self) -> bool {
         self.violations == 0
     }
+
+    /// Below which the chance is that a fault causes a violation, in percent, at a confidence of 95 %.
+    fn bound(&self) -> Option<f64> {
+        (self.is_clean() && self.faults > 0).then(|| (300.0 / self.faults as f64).min(100.0))
+    }
+}
+
+/// What is shown of the rounds so far.
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    pub(super) cycles: usize,
+    pub(super) faults: usize,
+    pub(super) overlaps: usize,
+    pub(super) violations: usize,
+    pub(super) worst_margin_ms: Option<u64>,
+}
+
+impl Sums {
+    pub(super) fn of<'a>(rows: impl Iterator<Item = &'a Figures>) -> Self {
+        let mut sums = Self::default();
+        for row in rows {
+            sums.cycles += row.cycles;
+            sums.faults += row.faults;
+            sums.overlaps += row.overlaps;
+            sums.violations += row.violations;
+            sums.worst_margin_ms =
+                sums.worst_margin_ms.into_iter().chain(row.worst_margin_ms).min();
+        }
+        sums
+    }
 }
 
 impl Report {
-    pub(super) fn new(engines: Vec<Figures>) -> Self {
-        Self { version: env!("CARGO_PKG_VERSION"), engines }
+    pub(super) fn new(rows: Vec<Figures>) -> Self {
+        let commit = option_env!("LOCKKEEPER_COMMIT");
+        Self { version: env!("CARGO_PKG_VERSION"), commit, rows }
     }
 
     pub(super) fn is_clean(&self) -> bool {
-        self.engines.iter().all(Figures::is_clean)
+        self.rows.iter().all(Figures::is_clean)
     }
 
     pub(super) fn to_json(&self) -> String {
@@ -143,6 +179,7 @@ impl Report {
     pub(super) fn to_text(&self) -> String {
         let mut table = Table::new([
             "ENGINE",
+            "FAULT",
             "CYCLES",
             "FAULTS",
             "LOST UNFENCED",
@@ -152,29 +189,32 @@ impl Report {
             "WORST MARGIN",
             "MEDIAN",
             "RECOVERY",
+            "BOUND",
         ]);
         let ms = |ms: Option<u64>| ms.map_or_else(String::new, |ms| format!("{ms} ms"));
-        for figures in &self.engines {
+        for row in &self.rows {
             table.row([
-                figures.engine.clone(),
-                figures.cycles.to_string(),
-                figures.faults.to_string(),
-                figures.unfenced_losses.to_string(),
-                figures.refused.to_string(),
-                figures.overlaps.to_string(),
-                figures.violations.to_string(),
-                ms(figures.worst_margin_ms),
-                ms(figures.median_margin_ms),
-                ms(figures.recovery_ms),
+                row.engine.clone(),
+                row.fault.clone(),
+                row.cycles.to_string(),
+                row.faults.to_string(),
+                row.unfenced_losses.to_string(),
+                row.refused.to_string(),
+                row.overlaps.to_string(),
+                row.violations.to_string(),
+                ms(row.worst_margin_ms),
+                ms(row.median_margin_ms),
+                ms(row.recovery_ms),
+                row.bound().map_or_else(String::new, |bound| format!("< {bound:.2} %")),
             ]);
         }
         let mut text = table.to_string();
-        for figures in &self.engines {
-            for window in &figures.windows {
-                text += &format!("\n{}: {window}", figures.engine);
+        for row in &self.rows {
+            for window in &row.windows {
+                text += &format!("\n{}: {window}", row.engine);
             }
-            if !figures.is_clean() {
-                text += &format!("\nrepeat with: {}\n", figures.repeat);
+            if !row.is_clean() {
+                text += &format!("\nrepeat with: {}\n", row.repeat);
             }
         }
         text

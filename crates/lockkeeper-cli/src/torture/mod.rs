@@ -14,8 +14,9 @@ mod target;
 mod window;
 
 use std::io::{self, BufRead, IsTerminal};
+use std::path::Path;
 
-use lockkeeper_testkit::storm::Plan;
+use lockkeeper_testkit::storm::{Kind, Plan};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Torture;
@@ -30,6 +31,11 @@ use target::Target;
 
 pub(crate) fn torture(args: &Torture) -> exit::Outcome {
     let seed = args.seed.unwrap_or_else(random);
+    // A run may take long, and its result must not be lost for a wrong path.
+    if let Some(path) = &args.report {
+        let opened = std::fs::File::options().create(true).append(true).open(path);
+        opened.map_err(|error| unwritten(path, &error))?;
+    }
     let is_simulated =
         args.simulate || (args.mutant.is_some() && args.url.is_none() && args.local.is_empty());
     // A simulation has a runtime of its own.
@@ -37,13 +43,16 @@ pub(crate) fn torture(args: &Torture) -> exit::Outcome {
         true => Report::new(vec![simulated::run(args, seed)]),
         false => real(args, seed)?,
     };
-    if let Some(path) = &args.report {
-        std::fs::write(path, report::page(&report))
-            .map_err(|error| Failure::own(format_args!("write {}", path.display()), error))?;
-    }
     let text = if args.json { report.to_json() } else { report.to_text() };
     print(&text)?;
+    if let Some(path) = &args.report {
+        std::fs::write(path, report::page(&report)).map_err(|error| unwritten(path, &error))?;
+    }
     Ok(u8::from(!report.is_clean()))
+}
+
+fn unwritten(path: &Path, error: &io::Error) -> Failure {
+    Failure::own(format_args!("write {}", path.display()), error)
 }
 
 /// Runs on several threads: proxies go on while a server is started again.
@@ -60,7 +69,7 @@ fn real(args: &Torture, seed: u64) -> Result<Report, Failure> {
 }
 
 async fn each(args: &Torture, seed: u64) -> Result<Report, Failure> {
-    let mut engines = Vec::new();
+    let mut rows = Vec::new();
     for name in Target::names(args) {
         let target = Target::open(args, name).await?;
         let plan = target.plan(args)?;
@@ -69,9 +78,9 @@ async fn each(args: &Torture, seed: u64) -> Result<Report, Failure> {
             confirm()?;
         }
         target.reach().await?;
-        engines.push(rounds::run(args, &target, plan, seed).await);
+        rows.extend(rounds::run(args, &target, plan, seed).await);
     }
-    Ok(Report::new(engines))
+    Ok(Report::new(rows))
 }
 
 /// Says what will happen, before it does.
@@ -83,7 +92,8 @@ fn announce(args: &Torture, target: &Target, plan: &Plan, seed: u64) {
         [] => "none".to_owned(),
         _ => names.join(", "),
     };
-    let kinds = plan.kinds.iter().map(|kind| kind.name()).collect();
+    let kinds = Kind::ALL.into_iter().filter(|kind| plan.kinds.contains(kind));
+    let kinds = kinds.map(Kind::name).collect();
     let faults = plan.faults.iter().map(|fault| fault.name()).collect();
     let (clients, seconds) = (args.clients, human(args.seconds));
     tell(format_args!("torture {} for {seconds}, seed {seed}", target.shown()));
@@ -93,7 +103,13 @@ fn announce(args: &Torture, target: &Target, plan: &Plan, seed: u64) {
     if let Some(why) = target.no_proxy() {
         tell(format_args!("no faults of connections: {why}"));
     }
-    tell(target.server_faults());
+    match plan.server_faults.as_deref() {
+        Some([]) | None => tell("nothing is done to the servers"),
+        Some(faults) => {
+            let faults = faults.iter().map(String::as_str).collect();
+            tell(format_args!("faults of the servers: {}", names(faults)));
+        }
+    }
 }
 
 fn confirm() -> Result<(), Failure> {

@@ -11,7 +11,7 @@ use crate::args::Torture;
 /// Runs systems with consecutive seeds until the time is up or one shows a violation.
 pub(super) fn run(args: &Torture, seed: u64) -> Figures {
     let started = Instant::now();
-    let mut figures = Figures::new("simulation", "simulated systems", seed);
+    let mut figures = Figures::new("simulation", "all", "simulated systems", seed);
     let systems = args.cycles.unwrap_or(usize::MAX);
     for seed in (seed..).take(systems) {
         if started.elapsed() >= args.seconds {

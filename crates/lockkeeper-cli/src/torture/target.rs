@@ -8,7 +8,7 @@ use lockkeeper::engine::{Death, Guarantees, Order, Scope, Support};
 use lockkeeper_testkit::storm::deployment::{self, Deployment};
 use lockkeeper_testkit::storm::{ClientFault, Fault, Kind, Plan};
 
-use crate::args::{FaultChoice, Torture, Where};
+use crate::args::{Torture, Where};
 use crate::config::Config;
 use crate::exit::Failure;
 
@@ -22,9 +22,6 @@ pub(crate) const LOCAL: [&str; deployment::NAMES.len() + 1] = {
     }
     names
 };
-
-/// The tasks of each client.
-const TASKS: usize = 16;
 
 /// What is tortured.
 #[derive(Debug)]
@@ -97,29 +94,17 @@ impl Target {
         no_proxy(&endpoint)
     }
 
-    pub(super) fn server_faults(&self) -> String {
-        if self.local.is_none() {
-            return "nothing is done to the servers".to_owned();
-        }
-        let faults = self.servers.faults(Duration::ZERO);
-        let mut names: Vec<_> = faults.iter().map(Fault::name).collect();
-        names.dedup();
-        match names[..] {
-            [] => "there are no servers".to_owned(),
-            _ => format!("faults of the servers: {}", names.join(", ")),
-        }
-    }
-
     /// Whether two clients may hold a lock for a moment, as this engine is documented: the server
     /// frees the locks of a connection when that ends, and the holder learns of it later.
     pub(super) fn may_overlap(&self) -> bool {
         self.guarantees.death == Death::AtOnce && self.guarantees.scope == Scope::Network
     }
 
-    /// What the clients do, except for its length.
+    /// What the clients do and which faults there are, except for the length.
     pub(super) fn plan(&self, args: &Torture) -> Result<Plan, Failure> {
         let offered: Vec<_> = Kind::ALL.into_iter().filter(|kind| self.offers(*kind)).collect();
-        let kinds = if args.kinds.is_empty() { offered.clone() } else { args.kinds.clone() };
+        let named = args.kinds.iter().flat_map(|(kind, weight)| vec![*kind; usize::from(*weight)]);
+        let kinds = if args.kinds.is_empty() { offered.clone() } else { named.collect() };
         if let Some(missing) = kinds.iter().find(|kind| !offered.contains(kind)) {
             let names: Vec<_> = offered.iter().map(|kind| kind.name()).collect();
             return Err(Failure::usage(format!(
@@ -129,23 +114,48 @@ impl Target {
                 names.join(", ")
             )));
         }
-        let chosen = |fault: &ClientFault| match args.faults[..] {
-            [] => true,
-            _ => args.faults.contains(&FaultChoice::Fault(*fault)),
-        };
-        let possible =
-            |fault: &ClientFault| !fault.is_network() || !self.servers.hosts().is_empty();
+        let (clients, servers) = (self.client_faults(), self.server_faults());
+        let known: Vec<_> =
+            clients.iter().map(|fault| fault.name()).chain(servers.clone()).collect();
+        let none = ["none".to_owned()];
+        if let Some(stranger) = args.faults.iter().find(|fault| !known.contains(&fault.as_str()))
+            && args.faults != none
+        {
+            return Err(Failure::usage(format!(
+                "there is no fault {stranger:?} here; it is none, or some of: {}",
+                known.join(", ")
+            )));
+        }
+        let chosen = |name: &str| args.faults.is_empty() || args.faults.iter().any(|f| f == name);
+        let server_faults = servers.into_iter().filter(|name| chosen(name)).map(str::to_owned);
         Ok(Plan {
             processes: args.clients as usize,
-            tasks: TASKS,
+            tasks: args.tasks as usize,
             kinds,
             keys: args.keys as usize,
             prefix: format!("torture-{:08x}/", super::random()),
             ttl: args.ttl,
-            faults: ClientFault::ALL.into_iter().filter(chosen).filter(possible).collect(),
+            faults: clients.into_iter().filter(|fault| chosen(fault.name())).collect(),
+            server_faults: Some(server_faults.collect()),
+            is_fifo: self.guarantees.order == Order::Fifo,
             bug: args.mutant,
             ..Plan::default()
         })
+    }
+
+    /// The faults of clients and their connections that are possible here.
+    fn client_faults(&self) -> Vec<ClientFault> {
+        let proxies = !self.servers.hosts().is_empty();
+        let possible = |f: &ClientFault| f.is_possible() && (proxies || !f.is_network());
+        ClientFault::ALL.into_iter().filter(possible).collect()
+    }
+
+    /// The faults of the servers, by name.
+    fn server_faults(&self) -> Vec<&'static str> {
+        let faults = self.servers.faults(Duration::ZERO);
+        let mut names: Vec<_> = faults.iter().map(Fault::name).collect();
+        names.dedup();
+        names
     }
 
     fn offers(&self, kind: Kind) -> bool {

@@ -15,6 +15,7 @@ use super::App;
 use super::audit::{Action, Audit};
 use super::http::{self, Problem, Reply};
 use super::model::Party;
+use crate::inspect::recorded_reason;
 
 /// The request of a browser.
 #[derive(Debug, Deserialize)]
@@ -89,6 +90,7 @@ async fn carry_out(
         return Err(bad("this page has no such engine"));
     };
     let Order { engine, key, who, why, .. } = order;
+    let why = recorded_reason(&why);
     let action = Action { what, engine, key, who, from, why };
     let unwritten = |error| {
         let message = format!("the audit file cannot be written: {error}");

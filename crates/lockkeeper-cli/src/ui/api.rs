@@ -13,12 +13,12 @@ use url::form_urlencoded;
 
 use super::App;
 use super::actions;
-use super::collect::State;
+use super::collect::{EngineState, State};
 use super::events;
 use super::history::{Outcome, Record, Span};
 use super::http::{self, Problem, Reply};
 use super::metrics;
-use super::model::{EngineName, Lock, Party};
+use super::model::Party;
 use super::page;
 use super::rows::Row;
 use super::time;
@@ -58,7 +58,7 @@ pub(crate) async fn route(
             "changes": app.audit.is_some(),
         }))),
         (&Method::GET, "/api/v1/events") => events::stream(app),
-        (&Method::GET, "/api/v1/locks") => Ok(http::json(&list(&app.collector.state(), &query))),
+        (&Method::GET, "/api/v1/locks") => list(&app.collector.state(), &query),
         (&Method::GET, "/api/v1/history") => history(&app.collector.state(), &query),
         (&Method::GET, "/api/v1/blocking") => Ok(http::json(&app.collector.state().blocking)),
         (&Method::GET, "/api/v1/schema.json") => {
@@ -75,7 +75,7 @@ pub(crate) async fn route(
                 let key = percent_decode_str(key).decode_utf8().map_err(|_| {
                     Problem::new(StatusCode::BAD_REQUEST, "a key is UTF-8, percent-encoded")
                 })?;
-                Ok(http::json(&detail(&app.collector.state(), &key, &query)))
+                detail(&app.collector.state(), &key, &query)
             }
             None => Err(Problem::new(StatusCode::NOT_FOUND, "there is nothing here")),
         },
@@ -101,26 +101,42 @@ impl Query {
     }
 
     /// A number, at most `most`.
-    fn limit(&self, most: usize) -> usize {
-        self.get("limit").and_then(|limit| limit.parse().ok()).map_or(most, |n: usize| n.min(most))
+    fn limit(&self, most: usize) -> Result<usize, Problem> {
+        let limit = self.get("limit").map(str::parse::<usize>).transpose();
+        let wrong = |_| Problem::new(StatusCode::BAD_REQUEST, "limit is a number, such as 100");
+        limit.map_err(wrong).map(|limit| limit.map_or(most, |limit| limit.min(most)))
+    }
+
+    /// The engine that is asked for, if one is; it must be one that is looked at.
+    fn engine(&self, state: &State) -> Result<Option<&str>, Problem> {
+        let Some(wanted) = self.get("engine") else { return Ok(None) };
+        let names: Vec<&str> = state.engines.iter().map(|engine| &*engine.name).collect();
+        match names.contains(&wanted) {
+            true => Ok(Some(wanted)),
+            false => {
+                let right = format!("engine is one of {}", names.join(", "));
+                Err(Problem::new(StatusCode::BAD_REQUEST, right))
+            }
+        }
     }
 }
 
 /// `GET /api/v1/locks`.
-fn list(state: &State, query: &Query) -> Value {
+fn list(state: &State, query: &Query) -> Result<Reply, Problem> {
+    query.engine(state)?;
     let now = SystemTime::now();
     let mut locks: Vec<_> = state.rows().filter(|row| is_wanted(row, query)).collect();
     // Locks with trouble first.
     locks.sort_by_key(|row| (row.trouble.is_none(), row.trouble));
     let all = locks.len();
-    locks.truncate(query.limit(MOST_LOCKS));
-    json!({
+    locks.truncate(query.limit(MOST_LOCKS)?);
+    Ok(http::json(&json!({
         "now": time::text(now),
         "strip": state.strip(now),
         "engines": state.engines,
         "found": all,
         "locks": locks,
-    })
+    })))
 }
 
 fn is_wanted(row: &Row, query: &Query) -> bool {
@@ -135,22 +151,22 @@ fn is_wanted(row: &Row, query: &Query) -> bool {
 }
 
 /// `GET /api/v1/locks/{key}`: the key in every engine that has it or had it.
-fn detail(state: &State, key: &str, query: &Query) -> Value {
-    let engines = state
-        .engines
-        .iter()
-        .filter(|engine| query.get("engine").is_none_or(|wanted| *wanted == *engine.name));
+fn detail(state: &State, key: &str, query: &Query) -> Result<Reply, Problem> {
+    let wanted = query.engine(state)?;
+    let engines =
+        state.engines.iter().filter(|engine| wanted.is_none_or(|name| *name == *engine.name));
     let locks: Vec<_> = engines
-        .map(|engine| one(state, &engine.name, key, engine.locks.get(key)))
+        .map(|engine| one(state, engine, key))
         .filter(|lock| {
             let empty = |name: &str| lock[name].as_array().is_none_or(Vec::is_empty);
             !(empty("holders") && empty("waiters") && empty("timeline"))
         })
         .collect();
-    json!({"now": time::text(SystemTime::now()), "key": key, "locks": locks})
+    Ok(http::json(&json!({"now": time::text(SystemTime::now()), "key": key, "locks": locks})))
 }
 
-fn one(state: &State, engine: &EngineName, key: &str, lock: Option<&Lock>) -> Value {
+fn one(state: &State, at: &EngineState, key: &str) -> Value {
+    let (engine, lock) = (&at.name, at.locks.get(key));
     let ours = state.history.records().filter(|r| r.key() == key && *r.engine() == **engine);
     let mut timeline: Vec<Value> = Vec::new();
     let mut episodes: Vec<Value> = Vec::new();
@@ -178,13 +194,15 @@ fn one(state: &State, engine: &EngineName, key: &str, lock: Option<&Lock>) -> Va
         }
     }
     let deadlocked = state.blocking.deadlocked();
-    let row = lock.map(|lock| Row::new(lock, &deadlocked));
+    let stale = !at.answers();
+    let row = lock.map(|lock| Row::new(lock, &deadlocked, stale));
     json!({
         "engine": engine,
         "key": key,
         "kind": row.as_ref().and_then(|row| row.kind.clone()),
         "fence": row.as_ref().and_then(|row| row.fence),
         "trouble": row.as_ref().and_then(|row| row.trouble),
+        "stale": stale,
         "holders": lock.map_or(&[][..], |lock| &lock.holders),
         // A lock that is not in use has no waiters.
         "waiters": lock.map_or(Some(&[][..]), |lock| {
@@ -215,7 +233,7 @@ fn history(state: &State, query: &Query) -> Result<Reply, Problem> {
         .history
         .records()
         .filter(wanted)
-        .take(query.limit(MOST_ANSWERED))
+        .take(query.limit(MOST_ANSWERED)?)
         .map(|r| &**r)
         .collect();
     Ok(http::json(&json!({"now": time::text(SystemTime::now()), "records": records})))

@@ -6,6 +6,7 @@
 //! deadlock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
 
 use lockkeeper::engine::Mode;
 use serde::Serialize;
@@ -54,6 +55,24 @@ pub(crate) struct Link {
     pub(crate) waits: Reason,
 }
 
+impl fmt::Display for Deadlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, link) in self.ring.iter().enumerate() {
+            let next = &self.ring[(n + 1) % self.ring.len()].process;
+            let separator = if n == 0 { "" } else { "; " };
+            match &link.waits {
+                Reason::Lock { key, .. } => {
+                    write!(f, "{separator}{} waits for {key:?} of {next}", link.process)?;
+                }
+                Reason::Child => {
+                    write!(f, "{separator}{} waits for its child {next}", link.process)?
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 /// How many nodes are shown, and how deep.
 const MOST_NODES: usize = 2_000;
 const DEEPEST: usize = 32;
@@ -98,6 +117,15 @@ impl Blocking {
         }
         blocking.truncated = left == 0;
         blocking
+    }
+
+    /// The deadlocks that a lock is part of.
+    pub(crate) fn deadlocks_of(&self, engine: &str, key: &str) -> impl Iterator<Item = &Deadlock> {
+        let is_it = move |link: &Link| match &link.waits {
+            Reason::Lock { engine: other, key: lock } => **other == *engine && *lock == *key,
+            Reason::Child => false,
+        };
+        self.deadlocks.iter().filter(move |deadlock| deadlock.ring.iter().any(is_it))
     }
 
     /// The locks that are part of a deadlock.

@@ -91,6 +91,13 @@ pub(crate) struct EngineState {
     pub(crate) locks: Locks,
 }
 
+impl EngineState {
+    /// Whether the last poll was answered.
+    pub(crate) fn answers(&self) -> bool {
+        self.looked.is_some() && self.error.is_none()
+    }
+}
+
 /// One poll of an engine.
 #[derive(Debug)]
 struct Seen {
@@ -218,11 +225,22 @@ impl State {
 
     pub(crate) fn rows(&self) -> impl Iterator<Item = Row> {
         let deadlocked = self.blocking.deadlocked();
-        self.locks().map(move |lock| Row::new(lock, &deadlocked))
+        self.engines.iter().flat_map(move |engine| {
+            let deadlocked = deadlocked.clone();
+            let stale = !engine.answers();
+            engine.locks.values().map(move |lock| Row::new(lock, &deadlocked, stale))
+        })
+    }
+
+    /// The locks of the engines that answer: the others may have changed.
+    pub(crate) fn known_locks(&self) -> impl Iterator<Item = &Lock> + Clone {
+        self.engines.iter().filter(|engine| engine.answers()).flat_map(|one| one.locks.values())
     }
 
     pub(crate) fn strip(&self, now: SystemTime) -> Strip {
-        Strip::new(self.locks(), self.history.lost(now), self.blocking.deadlocks.len())
+        let silent = self.engines.iter().filter(|engine| engine.error.is_some()).count();
+        let (lost, deadlocks) = (self.history.lost(now), self.blocking.deadlocks.len());
+        Strip::new(self.known_locks(), silent, lost, deadlocks)
     }
 
     /// The first message to a new browser.
@@ -267,7 +285,7 @@ impl State {
                 let blind = engine.error.take().is_some();
                 let interval = Interval { from: engine.looked, to: now, blind };
                 (engine.looked, engine.took) = (Some(now), took.as_secs_f64());
-                self.history.observe(&before, &engine.locks, &breaks, interval);
+                self.history.observe(&engine.name, &before, &engine.locks, &breaks, interval);
                 let processes = Processes::now();
                 let blocking =
                     Blocking::of(self.locks(), |party, holders| processes.above(party, holders));
@@ -302,7 +320,7 @@ impl State {
     fn record(&mut self) {
         let unsaved = self.history.take_unsaved();
         let Some(recorder) = self.recorder.as_mut().filter(|_| !unsaved.is_empty()) else { return };
-        let outcome = recorder.append(&unsaved, self.history.records().rev());
+        let outcome = recorder.append(&unsaved, self.history.saved());
         match (outcome, &self.record_error) {
             (Err(error), None) => {
                 tell(format_args!("the history is not recorded: {error}"));

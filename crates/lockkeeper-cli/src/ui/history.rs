@@ -29,6 +29,9 @@ pub(crate) enum Record {
     Hold(Span),
     Wait(Span),
     Episode(Episode),
+    /// A hold that began. It is only in the file: what is missing its end after a restart ended
+    /// unseen.
+    Begun(Span),
 }
 
 /// A hold or a wait.
@@ -79,11 +82,16 @@ pub(crate) struct History {
     records: VecDeque<Arc<Record>>,
     /// Records that the file does not have yet.
     unsaved: Vec<Arc<Record>>,
+    /// Holds in progress, by engine and by what identifies them.
+    begun: HashMap<(EngineName, Identity), Span>,
     /// Contention in progress.
     episodes: HashMap<(EngineName, String), Episode>,
     /// Contention means that more than this many wait.
     above: usize,
 }
+
+/// What identifies a hold at an engine in the file: key, start of the identity, fence.
+type Identity = (String, String, Option<u64>);
 
 /// The locks of an engine by key.
 pub(crate) type Locks = BTreeMap<String, Lock>;
@@ -91,8 +99,13 @@ pub(crate) type Locks = BTreeMap<String, Lock>;
 impl History {
     /// Starts from the records of a file, oldest first.
     pub(crate) fn new(past: Vec<Record>, above: usize) -> Self {
-        let mut history =
-            Self { records: VecDeque::new(), unsaved: Vec::new(), episodes: HashMap::new(), above };
+        let mut history = Self {
+            records: VecDeque::new(),
+            unsaved: Vec::new(),
+            begun: HashMap::new(),
+            episodes: HashMap::new(),
+            above,
+        };
         past.into_iter().for_each(|record| history.push(record));
         history.unsaved.clear();
         history
@@ -101,11 +114,13 @@ impl History {
     /// Compares two polls of one engine, which recorded these breaks.
     pub(crate) fn observe(
         &mut self,
+        engine: &EngineName,
         before: &Locks,
         after: &Locks,
         breaks: &[Break],
         interval: Interval,
     ) {
+        self.follow_holds(engine, after, interval);
         let gone = before.values().filter(|lock| !after.contains_key(&lock.key));
         let pairs = gone.map(|old| (Some(old), None));
         let there = after.values().map(|new| (before.get(&new.key), Some(new)));
@@ -147,13 +162,55 @@ impl History {
         std::mem::take(&mut self.unsaved)
     }
 
+    /// What a new file would have: what has ended, oldest first, and what lasts.
+    pub(crate) fn saved(&self) -> impl Iterator<Item = Arc<Record>> {
+        let begun = self.begun.values().map(|span| Arc::new(Record::Begun(span.clone())));
+        self.records.iter().cloned().chain(begun)
+    }
+
     fn push(&mut self, record: Record) {
         let record = Arc::new(record);
+        match &*record {
+            Record::Begun(span) => {
+                self.begun.insert((span.engine.clone(), span.identity()), span.clone());
+                self.unsaved.push(record);
+                return;
+            }
+            Record::Hold(span) => {
+                self.begun.remove(&(span.engine.clone(), span.identity()));
+            }
+            Record::Wait(_) | Record::Episode(_) => {}
+        }
         if self.records.len() == MOST_RECORDS {
             self.records.pop_front();
         }
         self.unsaved.push(record.clone());
         self.records.push_back(record);
+    }
+
+    /// Writes down which holds begin. At the first look at an engine, those that began before a
+    /// restart and are not there any more have ended unseen.
+    fn follow_holds(&mut self, engine: &EngineName, after: &Locks, interval: Interval) {
+        let spans = after.values().flat_map(|lock| {
+            lock.holders.iter().map(|holder| Span::new(lock, holder, None, Outcome::Now))
+        });
+        let now: HashMap<_, _> = spans.map(|span| (span.identity(), span)).collect();
+        if interval.from.is_none() {
+            let before = self.begun.iter().filter(|((name, _), _)| name == engine);
+            let gone = before.filter(|((_, identity), _)| !now.contains_key(identity));
+            let unseen = |(_, span): (_, &Span)| Span {
+                to: Some(interval.to),
+                outcome: Outcome::Unknown,
+                ..span.clone()
+            };
+            let gone: Vec<_> = gone.map(unseen).collect();
+            gone.into_iter().for_each(|span| self.push(Record::Hold(span)));
+        }
+        for (identity, span) in now {
+            if !self.begun.contains_key(&(engine.clone(), identity)) {
+                self.push(Record::Begun(span));
+            }
+        }
     }
 
     fn end_holds(&mut self, old: &Lock, new: Option<&Lock>, breaks: &[Break], interval: Interval) {
@@ -163,7 +220,7 @@ impl History {
             let ran_out = holder.lease_ends.is_some_and(|end| end <= interval.to);
             let outcome = match (broken, ran_out) {
                 (Some(_), _) => Outcome::Broken,
-                (None, true) if interval.blind => Outcome::Unknown,
+                (None, _) if interval.blind => Outcome::Unknown,
                 (None, true) => Outcome::Expired,
                 (None, false) => Outcome::Ended,
             };
@@ -219,21 +276,21 @@ impl History {
 impl Record {
     pub(crate) fn engine(&self) -> &str {
         match self {
-            Record::Hold(span) | Record::Wait(span) => &span.engine,
+            Record::Hold(span) | Record::Wait(span) | Record::Begun(span) => &span.engine,
             Record::Episode(episode) => &episode.engine,
         }
     }
 
     pub(crate) fn key(&self) -> &str {
         match self {
-            Record::Hold(span) | Record::Wait(span) => &span.key,
+            Record::Hold(span) | Record::Wait(span) | Record::Begun(span) => &span.key,
             Record::Episode(episode) => &episode.key,
         }
     }
 
     pub(crate) fn end(&self) -> SystemTime {
         let (from, to) = match self {
-            Record::Hold(span) | Record::Wait(span) => (span.from, span.to),
+            Record::Hold(span) | Record::Wait(span) | Record::Begun(span) => (span.from, span.to),
             Record::Episode(episode) => (episode.from, episode.to),
         };
         to.unwrap_or(from)
@@ -263,6 +320,10 @@ impl Span {
             why: None,
         }
     }
+
+    fn identity(&self) -> Identity {
+        (self.key.clone(), self.id.clone(), self.fence)
+    }
 }
 
 /// Whether this break ended a hold.
@@ -291,18 +352,22 @@ mod tests {
         locks.into_iter().map(|lock| (lock.key.clone(), lock)).collect()
     }
 
+    fn engine() -> EngineName {
+        EngineName::from("e".to_owned())
+    }
+
     fn between(from: u64, to: u64) -> Interval {
         Interval { from: Some(at(from)), to: at(to), blind: false }
     }
 
     fn ends(history: &History) -> Vec<(&str, Outcome)> {
         let end = |record: &Arc<Record>| match &**record {
-            Record::Hold(_) => "hold",
+            Record::Hold(_) | Record::Begun(_) => "hold",
             Record::Wait(_) => "wait",
             Record::Episode(_) => "episode",
         };
         let outcome = |record: &Arc<Record>| match &**record {
-            Record::Hold(span) | Record::Wait(span) => span.outcome,
+            Record::Hold(span) | Record::Wait(span) | Record::Begun(span) => span.outcome,
             Record::Episode(_) => Outcome::Now,
         };
         history.records.iter().map(|record| (end(record), outcome(record))).collect()
@@ -313,7 +378,7 @@ mod tests {
         let mut history = History::new(Vec::new(), 0);
         let before = locks(vec![lock("k", &["a@h 1"], &["b@h 2", "c@h 3"])]);
         let after = locks(vec![lock("k", &["b@h 2"], &[])]);
-        history.observe(&before, &after, &[], between(0, 2));
+        history.observe(&engine(), &before, &after, &[], between(0, 2));
         assert_eq!(
             ends(&history),
             [("hold", Outcome::Ended), ("wait", Outcome::Granted), ("wait", Outcome::Left)]
@@ -327,12 +392,57 @@ mod tests {
         let before =
             locks(vec![Lock::seen(&EngineName::from("e".to_owned()), snapshot, None, at(0))]);
         let mut history = History::new(Vec::new(), 0);
-        history.observe(&before, &Locks::new(), &[], between(0, 2));
+        history.observe(&engine(), &before, &Locks::new(), &[], between(0, 2));
         assert_eq!(history.lost(at(10)), 1);
         assert_eq!(history.records[0].end(), at(1));
         assert_eq!(history.lost(at(4_000)), 0);
-        history.observe(&before, &Locks::new(), &[], Interval { blind: true, ..between(0, 60) });
+        history.observe(
+            &engine(),
+            &before,
+            &Locks::new(),
+            &[],
+            Interval { blind: true, ..between(0, 60) },
+        );
         assert_eq!(ends(&history), [("hold", Outcome::Expired), ("hold", Outcome::Unknown)]);
+    }
+
+    /// Its lease says that it was released, but nobody saw that.
+    #[test]
+    fn what_ends_during_an_outage_is_unknown() {
+        let mut history = History::new(Vec::new(), 0);
+        let before = locks(vec![lock("k", &["a@h 1"], &[])]);
+        let blind = Interval { blind: true, ..between(0, 5) };
+        history.observe(&engine(), &before, &Locks::new(), &[], blind);
+        assert_eq!(ends(&history), [("hold", Outcome::Unknown)]);
+    }
+
+    #[test]
+    fn what_ends_between_two_servers_is_unknown_and_what_lasts_goes_on() {
+        let mut history = History::new(Vec::new(), 0);
+        let both = locks(vec![lock("k", &["a@h 1"], &[]), lock("l", &["b@h 2"], &[])]);
+        history.observe(
+            &engine(),
+            &Locks::new(),
+            &both,
+            &[],
+            Interval { from: None, ..between(0, 2) },
+        );
+        history.observe(&engine(), &both, &both, &[], between(2, 4));
+        let file: Vec<_> = history.take_unsaved().iter().map(|record| (**record).clone()).collect();
+        assert_eq!(file.len(), 2, "one line for each beginning: {file:?}");
+        assert!(ends(&history).is_empty());
+        // Another server reads what the first has written, also into a new file.
+        for file in [file, history.saved().map(|record| (*record).clone()).collect()] {
+            let mut history = History::new(file, 0);
+            let left = locks(vec![lock("l", &["b@h 2"], &[])]);
+            let first = Interval { from: None, ..between(0, 6) };
+            history.observe(&engine(), &Locks::new(), &left, &[], first);
+            assert_eq!(ends(&history), [("hold", Outcome::Unknown)]);
+            assert_eq!(history.records[0].key(), "k");
+            history.observe(&engine(), &left, &Locks::new(), &[], between(6, 8));
+            assert_eq!(ends(&history).last(), Some(&("hold", Outcome::Ended)));
+            assert_eq!(history.saved().count(), 2, "nothing lasts");
+        }
     }
 
     #[test]
@@ -348,7 +458,7 @@ mod tests {
         broken.fence = Some(Fence::new(6));
         let earlier = by.breaks(&Key::new("k").unwrap(), &[broken]);
         for breaks in [vec![earlier.clone(), it], vec![earlier]] {
-            history.observe(&before, &Locks::new(), &breaks, between(0, 2));
+            history.observe(&engine(), &before, &Locks::new(), &breaks, between(0, 2));
         }
         assert_eq!(ends(&history), [("hold", Outcome::Broken), ("hold", Outcome::Ended)]);
         let Record::Hold(span) = &*history.records[0] else { panic!("it is a hold") };
@@ -375,9 +485,9 @@ mod tests {
         let mut history = History::new(Vec::new(), 0);
         let contended = locks(vec![lock("k", &["a@h 1"], &["b@h 2"])]);
         let calm = locks(vec![lock("k", &["a@h 1"], &[])]);
-        history.observe(&calm, &contended, &[], between(0, 2));
+        history.observe(&engine(), &calm, &contended, &[], between(0, 2));
         assert!(history.episode(&contended["k"]).is_some());
-        history.observe(&contended, &calm, &[], between(2, 4));
+        history.observe(&engine(), &contended, &calm, &[], between(2, 4));
         assert!(history.episode(&contended["k"]).is_none());
         assert_eq!(ends(&history).last(), Some(&("episode", Outcome::Now)));
     }

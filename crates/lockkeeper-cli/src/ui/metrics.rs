@@ -14,11 +14,11 @@ pub(crate) fn text(state: &State, browsers: usize, keys: bool, now: SystemTime) 
     let label = |name: &str| format!("engine={}", quoted(name));
     page.gauge("lockkeeper_engine_up", "Whether the last look at the engine was answered.");
     for engine in engines() {
-        let up = engine.looked.is_some() && engine.error.is_none();
-        page.sample("lockkeeper_engine_up", &label(&engine.name), f64::from(u8::from(up)));
+        let up = f64::from(u8::from(engine.answers()));
+        page.sample("lockkeeper_engine_up", &label(&engine.name), up);
     }
     // Absent, not zero, while an engine does not answer.
-    let answering = || engines().filter(|engine| engine.looked.is_some() && engine.error.is_none());
+    let answering = || engines().filter(|engine| engine.answers());
     page.gauge("lockkeeper_locks_held", "Locks that somebody holds.");
     for engine in answering() {
         let held = engine.locks.values().filter(|lock| !lock.holders.is_empty()).count();
@@ -63,24 +63,24 @@ pub(crate) fn text(state: &State, browsers: usize, keys: bool, now: SystemTime) 
 fn per_key(page: &mut Page<'_>, state: &State, now: SystemTime) {
     let label = |lock: &Lock| format!("engine={},key={}", quoted(&lock.engine), quoted(&lock.key));
     page.gauge("lockkeeper_lock_holders", "Holders of the lock.");
-    for lock in state.locks() {
+    for lock in state.known_locks() {
         page.sample("lockkeeper_lock_holders", &label(lock), lock.holders.len() as f64);
     }
     page.gauge("lockkeeper_lock_waiters", "Waiters for the lock; absent where nobody knows.");
-    for lock in state.locks() {
+    for lock in state.known_locks() {
         if let Some(waiters) = &lock.waiters {
             page.sample("lockkeeper_lock_waiters", &label(lock), waiters.len() as f64);
         }
     }
     page.gauge("lockkeeper_lock_held_seconds", "For how long the lock has been held.");
-    for lock in state.locks() {
+    for lock in state.known_locks() {
         if let Some(began) = lock.holders.iter().map(Party::began).min() {
             let held = now.duration_since(began).unwrap_or_default();
             page.sample("lockkeeper_lock_held_seconds", &label(lock), held.as_secs_f64());
         }
     }
     page.gauge("lockkeeper_lock_lease_left_seconds", "What is left of its shortest lease.");
-    for lock in state.locks() {
+    for lock in state.known_locks() {
         if let Some(end) = lock.holders.iter().filter_map(|holder| holder.lease_ends).min() {
             let left = end.duration_since(now).unwrap_or_default();
             page.sample("lockkeeper_lock_lease_left_seconds", &label(lock), left.as_secs_f64());

@@ -39,7 +39,7 @@ use self::record::Recorder;
 use self::security::{Access, SHORTEST_TOKEN};
 use crate::acquire::interruptible;
 use crate::args::{Secret, Ui};
-use crate::config::Config;
+use crate::config::{Config, to_look};
 use crate::exit::{self, Failure};
 use crate::output::{print, tell};
 use crate::run::signals::Signals;
@@ -140,7 +140,7 @@ pub(crate) async fn sources(urls: &[String], secret: &Secret) -> Result<Vec<Sour
         if sources.iter().any(|source| source.name == name) {
             return Err(Failure::usage(format!("{name} is named twice")));
         }
-        let url = endpoint.spell_out();
+        let url = to_look(&endpoint);
         let client = match Client::connect(&url).await.map_err(Failure::from) {
             Ok(client) => Some(client),
             Err(failure) if failure.code == exit::UNAVAILABLE => {

@@ -48,10 +48,10 @@ impl Recorder {
     }
 
     /// Appends; rewrites the file from `all` (oldest first) when it has become too long.
-    pub(crate) fn append<'a>(
+    pub(crate) fn append(
         &mut self,
         records: &[Arc<Record>],
-        all: impl Iterator<Item = &'a Arc<Record>>,
+        all: impl Iterator<Item = Arc<Record>>,
     ) -> io::Result<()> {
         if self.lines + records.len() > self.most {
             return self.rewrite(all);
@@ -68,7 +68,7 @@ impl Recorder {
         written
     }
 
-    fn rewrite<'a>(&mut self, all: impl Iterator<Item = &'a Arc<Record>>) -> io::Result<()> {
+    fn rewrite(&mut self, all: impl Iterator<Item = Arc<Record>>) -> io::Result<()> {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");
         let file =
@@ -78,7 +78,7 @@ impl Recorder {
         let mut out = BufWriter::new(&*file);
         let mut lines = 0;
         for record in all {
-            serde_json::to_writer(&mut out, &**record)?;
+            serde_json::to_writer(&mut out, &*record)?;
             out.write_all(b"\n")?;
             lines += 1;
         }
@@ -98,7 +98,8 @@ fn read(file: &File) -> io::Result<(Vec<Record>, usize)> {
     for line in BufReader::new(file).split(b'\n') {
         lines += 1;
         if let Ok(record) = serde_json::from_slice(&line?) {
-            if records.len() == MOST_RECORDS {
+            // Every hold has two lines: its beginning and its end.
+            if records.len() == 2 * MOST_RECORDS {
                 records.pop_front();
             }
             records.push_back(record);
@@ -131,7 +132,7 @@ mod tests {
         let path = dir.path().join("record");
         let (mut recorder, past) = Recorder::open(&path).unwrap();
         assert!(past.is_empty());
-        recorder.append(&[hold(1), hold(2)], [].iter()).unwrap();
+        recorder.append(&[hold(1), hold(2)], std::iter::empty()).unwrap();
         assert!(Recorder::open(&path).unwrap_err().message.contains("name another file"));
         drop(recorder);
         let mut text = fs::read_to_string(&path).unwrap();
@@ -139,7 +140,7 @@ mod tests {
         fs::write(&path, text).unwrap();
         let (mut recorder, past) = Recorder::open(&path).unwrap();
         assert_eq!(past, [(*hold(1)).clone()]);
-        recorder.append(&[hold(3)], [].iter()).unwrap();
+        recorder.append(&[hold(3)], std::iter::empty()).unwrap();
         drop(recorder);
         assert_eq!(Recorder::open(&path).unwrap().1, [(*hold(1)).clone(), (*hold(3)).clone()]);
     }
@@ -152,7 +153,7 @@ mod tests {
         recorder.most = 10;
         for n in 0..100 {
             let kept: Vec<_> = (n.max(5) - 5..=n).map(hold).collect();
-            recorder.append(&[hold(n)], kept.iter()).unwrap();
+            recorder.append(&[hold(n)], kept.into_iter()).unwrap();
             let lines = fs::read_to_string(&path).unwrap().lines().count();
             assert!(lines <= 10, "{lines}");
         }

@@ -23,6 +23,8 @@ pub(crate) struct Row {
     #[serde(serialize_with = "time::optional")]
     pub(crate) waiting_since: Option<SystemTime>,
     pub(crate) trouble: Option<Trouble>,
+    /// Whether the engine does not answer, so that this is what was seen last.
+    pub(crate) stale: bool,
 }
 
 /// Why a lock needs attention, worst first.
@@ -38,7 +40,10 @@ pub(crate) enum Trouble {
 /// The numbers above the table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Strip {
+    /// At least this many; nothing counts of an engine that does not answer.
     pub(crate) held: usize,
+    /// Engines that do not answer.
+    pub(crate) silent: usize,
     /// At least this many; some engines do not know their waiters.
     pub(crate) waiting: usize,
     /// Locks whose waiters are unknown.
@@ -64,7 +69,7 @@ const MOST_HOLDERS: usize = 8;
 const LOW: f64 = 0.25;
 
 impl Row {
-    pub(crate) fn new(lock: &Lock, deadlocked: &HashSet<(&str, &str)>) -> Self {
+    pub(crate) fn new(lock: &Lock, deadlocked: &HashSet<(&str, &str)>, stale: bool) -> Self {
         let low = |party: &Party| slack(party, lock.looked).is_some_and(|(_, share)| share < LOW);
         let trouble = if deadlocked.contains(&(&*lock.engine, lock.key.as_str())) {
             Some(Trouble::Deadlock)
@@ -83,13 +88,16 @@ impl Row {
             waiting: lock.waiters.as_ref().map(Vec::len),
             waiting_since: lock.waiting().iter().map(Party::began).min(),
             trouble,
+            stale,
         }
     }
 }
 
 impl Strip {
+    /// From the locks of the engines that answer, and the number of the others.
     pub(crate) fn new<'a>(
         locks: impl Iterator<Item = &'a Lock> + Clone,
+        silent: usize,
         lost_last_hour: usize,
         deadlocks: usize,
     ) -> Self {
@@ -102,6 +110,7 @@ impl Strip {
         });
         Self {
             held: locks.clone().filter(held).count(),
+            silent,
             waiting: locks.clone().map(|lock| lock.waiting().len()).sum(),
             waiting_unknown: locks.clone().filter(|lock| lock.waiters.is_none()).count(),
             lost_last_hour,
@@ -127,20 +136,20 @@ mod tests {
     fn trouble_is_the_worst_there_is() {
         let nobody = HashSet::new();
         let mut contended = lock("k", &["a@h 1"], &["b@h 2"]);
-        assert_eq!(Row::new(&contended, &nobody).trouble, Some(Trouble::Waiting));
+        assert_eq!(Row::new(&contended, &nobody, false).trouble, Some(Trouble::Waiting));
         contended.looked = at(25);
-        assert_eq!(Row::new(&contended, &nobody).trouble, Some(Trouble::LeaseLow));
+        assert_eq!(Row::new(&contended, &nobody, false).trouble, Some(Trouble::LeaseLow));
         let ring = HashSet::from([("e", "k")]);
-        assert_eq!(Row::new(&contended, &ring).trouble, Some(Trouble::Deadlock));
-        assert_eq!(Row::new(&lock("k", &["a@h 1"], &[]), &nobody).trouble, None);
+        assert_eq!(Row::new(&contended, &ring, false).trouble, Some(Trouble::Deadlock));
+        assert_eq!(Row::new(&lock("k", &["a@h 1"], &[]), &nobody, false).trouble, None);
     }
 
     #[test]
     fn unknown_waiters_are_not_counted_as_none() {
         let mut blind = lock("k", &["a@h 1"], &[]);
         blind.waiters = None;
-        assert_eq!(Row::new(&blind, &HashSet::new()).waiting, None);
-        let strip = Strip::new([blind, lock("l", &["a@h 1"], &["b@h 2"])].iter(), 0, 0);
+        assert_eq!(Row::new(&blind, &HashSet::new(), false).waiting, None);
+        let strip = Strip::new([blind, lock("l", &["a@h 1"], &["b@h 2"])].iter(), 0, 0, 0);
         assert_eq!((strip.held, strip.waiting, strip.waiting_unknown), (2, 1, 1));
         let slack = strip.smallest_slack.unwrap();
         assert_eq!((slack.left, slack.share), (30.0, 1.0));

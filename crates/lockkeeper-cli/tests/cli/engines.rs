@@ -122,3 +122,24 @@ fn the_mark_of_a_slot_shows_what_is_left_of_it() {
     let left = Duration::from_secs_f64(mark["holders"][0]["lease_left"].as_f64().unwrap());
     assert!(left <= Duration::from_secs(3660), "{left:?}");
 }
+
+/// A mistyped name of a database leaves no debris.
+#[test]
+fn looking_at_a_database_creates_no_tables() {
+    let server = Postgres::start();
+    let url = server.url();
+    let place = Place::at(&url);
+    let tables = || {
+        let count = "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace";
+        server.sql(url.rsplit('/').next().unwrap(), count)
+    };
+    place.run("ls").exits(0).says("no locks in use");
+    place.run("show k").exits(1).prints("nobody holds it");
+    place.run("break -y --why test k").exits(0);
+    let told = place.run("doctor").exits(0).stdout;
+    assert!(told.contains("this database has no tables") && !told.contains("later"), "{told}");
+    assert_eq!(tables(), "0");
+    place.run("run k true").exits(0);
+    assert_ne!(tables(), "0");
+    assert!(!place.run("doctor").exits(0).stdout.contains("no tables"));
+}

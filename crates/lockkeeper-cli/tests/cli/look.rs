@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use lockkeeper_testkit::server::redis::Server;
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use unicode_width::UnicodeWidthStr;
 
 use crate::place::{Place, eventually};
 use crate::terminal::Session;
@@ -73,6 +74,7 @@ fn watch_prints_a_line_per_change() {
     place.until("k", 1, 0);
     let held = next();
     assert_eq!((&held["key"], held["holders"].as_array().unwrap().len()), (&"k".into(), 1));
+    assert!(held["time"].as_str().unwrap().ends_with('Z'), "{held}");
     holder.signal(Signal::SIGTERM);
     holder.end().exits(143);
     assert_eq!(next()["holders"].as_array().unwrap().len(), 0);
@@ -311,4 +313,42 @@ fn break_asks_only_if_somebody_holds_the_lock() {
     session.keys("lk break k --why test; echo code $?\n");
     let seen = session.shows("code 0");
     assert!(seen.contains("nobody held lock \"k\"") && !seen.contains("[y/N]"), "{seen:?}");
+}
+
+/// One long key does not blind whoever looks at the others.
+#[test]
+fn a_long_key_leaves_room_for_the_others_on_a_terminal() {
+    let place = Place::new();
+    let long = format!("{}end", "k".repeat(400));
+    let _holders = [long.as_str(), "日本語/キー", "deploy"].map(|key| {
+        let holder = place.start(&format!("run {key} -- sleep 60"));
+        place.until(key, 1, 0);
+        holder
+    });
+    let mut session = Session::at(&place);
+    session.keys("stty rows 24 cols 80; export TERM=xterm; lk ls; echo $((40 + 2))\n");
+    session.shows("KEY  ");
+    let listed = session.shows("42");
+    assert!(listed.contains("…kkkkkkkkkend  held"), "{listed}");
+    // Two columns for each of these characters: the next cell starts below the others.
+    let place_of_held = |line: &str| line.find("held").map(|at| line[..at].width());
+    let at: Vec<_> = listed.lines().filter_map(place_of_held).collect();
+    assert!(at.len() == 3 && at.iter().all(|place| *place == at[0]), "{listed}");
+    session.keys("lk watch\n");
+    let drawn = session.shows("deploy");
+    assert!(!drawn.contains("kkkkkkkkkkkkkkkkkkkkk"), "{drawn}");
+    session.shows("@");
+}
+
+/// A reason is printed as it is recorded.
+#[test]
+fn a_secret_in_a_reason_is_masked_wherever_it_is_printed() {
+    let place = Place::new();
+    let _holder = place.start("run k -- sleep 60");
+    place.until("k", 1, 0);
+    let broken = place.run("break -y --why password=hunter2 k").exits(0);
+    assert!(broken.stderr.contains("broken because: password=***"), "{}", broken.stderr);
+    assert!(!(broken.stdout + &broken.stderr).contains("hunter2"));
+    let told = place.run("break -y --json --why password=hunter2 k").exits(0).stdout;
+    assert!(told.contains("password=***") && !told.contains("hunter2"), "{told}");
 }

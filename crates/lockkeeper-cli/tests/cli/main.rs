@@ -4,6 +4,7 @@ mod cell;
 mod config;
 mod cron;
 mod descendants;
+mod elect;
 mod engines;
 mod files;
 mod give_way;

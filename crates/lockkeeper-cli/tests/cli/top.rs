@@ -91,8 +91,8 @@ fn there_is_no_colour_where_none_is_wanted() {
     let silent = format!("{} redis://127.0.0.1:1", place.url());
     for (value, coloured) in [("", true), ("1", false)] {
         let screen = Screen::open_with(&place, &silent, 24, 80, &[("NO_COLOR", value)]);
-        screen.shows("redis://127.0.0.1:1");
-        screen.shows("? keys");
+        // The first look may still be under way when the first frame is drawn.
+        screen.shows("+?");
         assert_eq!(screen.is_coloured(), coloured, "NO_COLOR={value:?}");
     }
 }
@@ -217,6 +217,92 @@ fn a_holder_is_asked_and_a_lock_is_broken_only_after_a_confirmation() {
     stubborn.end().exits(79);
     screen.keys("q");
     screen.shows("end 0");
+}
+
+/// What is typed and what is asked is on the screen, however narrow it is and long the names are.
+#[test]
+fn questions_fit_on_a_narrow_screen() {
+    let place = Place::new();
+    let key = format!("team/{}/nightly", "x".repeat(60));
+    let holder = place.start(&format!("run {key} -- sleep 60"));
+    place.until(&key, 1, 0);
+    let other = format!("{} file://{}", place.url(), place.path("elsewhere").display());
+    for (rows, cols) in [(15, 40), (24, 80)] {
+        let mut screen = Screen::open(&place, &other, rows, cols);
+        screen.shows("team/x");
+        screen.keys("y");
+        screen.shows("? y/n");
+        screen.keys("nb");
+        screen.shows("because: ▏");
+        screen.keys("the host of it is gone for good");
+        screen.shows("for good▏");
+        screen.keys("\r");
+        let asked = screen.shows(" y/n");
+        assert!(asked.lines().last().unwrap().starts_with("break team/"), "{asked}");
+        screen.keys("nq");
+        screen.shows("end 0");
+    }
+    holder.signal(Signal::SIGTERM);
+    holder.end().exits(143);
+}
+
+/// Two engines on one host differ in their ports, and what was cut says so.
+#[test]
+fn engines_are_told_apart_by_their_ports() {
+    let (one, two) = (Server::start(), Server::start());
+    let key = format!("{}/end", "k".repeat(60));
+    let places = [Place::at(&one.url()), Place::at(&two.url())];
+    let _holders: Vec<_> = places
+        .iter()
+        .map(|place| {
+            let holder = place.start(&format!("run {key} -- sleep 60"));
+            place.until(&key, 1, 0);
+            holder
+        })
+        .collect();
+    let screen = Screen::open(&places[0], &format!("{} {}", one.url(), two.url()), 24, 80);
+    let seen = screen.until("both ports", |text| {
+        [&one, &two].iter().all(|server| text.contains(&format!("{} ", server.port())))
+    });
+    assert_eq!(seen.matches("…kk").count(), 2, "{seen}");
+    assert_eq!(seen.matches("/end").count(), 2, "{seen}");
+}
+
+/// Trouble that is found later moves to the top, and with it the choice, until a key is pressed.
+#[test]
+fn the_first_row_is_chosen_at_the_start() {
+    let place = Place::new();
+    let _quiet = place.start("run a-quiet-one -- sleep 60");
+    place.until("a-quiet-one", 1, 0);
+    let mut screen = Screen::open(&place, "", 24, 80);
+    screen.shows("a-quiet-one");
+    let _busy = place.start("run wanted -- sleep 60");
+    place.until("wanted", 1, 0);
+    let _waiter = place.start("run -q wanted true");
+    screen.shows("* wanted");
+    screen.keys("b");
+    screen.shows("break wanted because: ");
+}
+
+#[test]
+fn a_deadlock_is_explained_in_the_details() {
+    let place = Place::new();
+    let bin = env!("CARGO_BIN_EXE_lockkeeper");
+    let hold = |own: &str, other: &str| {
+        let script = format!(
+            "echo > {own}; until test -s {other}; do sleep 0.1; done; {bin} run -q {other} true"
+        );
+        place.start(&format!("run {own} -- {script}"))
+    };
+    let _both = [hold("one", "two"), hold("two", "one")];
+    let mut screen = Screen::open(&place, "", 30, 120);
+    screen.shows("X one");
+    screen.keys("\r");
+    let detail = screen.shows("deadlock: ");
+    assert!(
+        detail.contains(" waits for \"one\" of ") && detail.contains(" waits for \"two\" of "),
+        "{detail}"
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::terminal::Session;
 
 fn figures(json: &str) -> Value {
     let report: Value = serde_json::from_str(json).expect("it prints JSON");
-    report["engines"][0].clone()
+    report["rows"][0].clone()
 }
 
 #[test]
@@ -37,6 +37,40 @@ fn a_server_is_tortured_through_proxies_and_left_clean() {
     let repeat = figures["repeat"].as_str().expect("it is a command");
     assert!(repeat.contains(&format!("--seed {}", figures["seed"])), "{repeat}");
     assert_eq!(place.run(&format!("ls torture- --json --url {url}")).exits(0).stdout.trim(), "[]");
+}
+
+#[test]
+fn each_fault_has_a_row_and_a_command_that_repeats_it() {
+    let place = Place::new();
+    let words = "torture --local file --clients 2 --seconds 4 --each --faults stop,drop --json";
+    let report: Value = serde_json::from_str(&place.run(words).exits(0).stdout).expect("JSON");
+    let rows = report["rows"].as_array().expect("a list");
+    let faults: Vec<_> = rows.iter().map(|row| row["fault"].as_str().unwrap()).collect();
+    assert_eq!(faults, ["stop", "drop", "stop,drop"]);
+    for row in rows {
+        let repeat = row["repeat"].as_str().expect("it is a command");
+        assert!(repeat.ends_with(&format!("--faults {}", row["fault"].as_str().unwrap())), "{row}");
+        let caused = row["faults_by_name"].as_object().expect("a map");
+        assert!(caused.keys().all(|name| row["fault"].as_str().unwrap().contains(name)), "{row}");
+    }
+}
+
+#[test]
+fn kinds_have_weights() {
+    let place = Place::new();
+    let words = "torture --seconds 1 --cycles 200 --kinds mutex=9,multi --faults none --json";
+    let figures = figures(&place.run(words).exits(0).stdout);
+    let repeat = figures["repeat"].as_str().expect("it is a command");
+    assert!(repeat.contains("--kinds mutex=9,multi"), "{repeat}");
+    place.run("torture --kinds mutex=0").exits(64).says("a weight is a number from 1 to 100");
+}
+
+#[test]
+fn a_fault_that_is_not_possible_is_refused_with_those_that_are() {
+    let place = Place::new();
+    // There is no proxy before a directory.
+    let done = place.run("torture --faults reset").exits(64);
+    done.says("there is no fault \"reset\" here; it is none, or some of: stop, kill, block, drop");
 }
 
 #[test]
@@ -112,4 +146,11 @@ fn an_interrupted_run_takes_its_clients_with_it() {
     run.signal(Signal::SIGINT);
     run.end().exits(130);
     assert!(!clients.into_iter().any(|pid| place.has(pid)));
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_refused_before_the_run() {
+    let place = Place::new();
+    let refused = place.run("torture --simulate --seconds 1h --report missing/report.html");
+    refused.exits(125).says("cannot write missing/report.html");
 }

@@ -60,6 +60,18 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
         }
     }
     let holder = holder(&place);
+    // The terminal's own ^C is on the same line, and is removed with it.
+    for verb in ["run k -- echo in", "acquire k", "elect k -- echo in"] {
+        let mut session = Session::at(&place);
+        session.keys(&format!(
+            "stty rows 24 cols 40; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"
+        ));
+        session.shows("\rlockkeeper: \"k\"; held by ");
+        let end = session.shows("…\x1b[K");
+        assert!("lockkeeper: \"k\"; held by ".len() + end.chars().count() < 40 - 2, "{end:?}");
+        session.keys("\x03");
+        session.shows("^C\r\x1b[K");
+    }
     let mut session = Session::at(&place);
     session.keys("stty rows 24 cols 30; export TERM=xterm; lk run -w 2 k -- true; echo code $?\n");
     session.shows("\rlockkeeper: \"k\"; held by ");

@@ -48,6 +48,12 @@ fn locks_of_several_engines_are_listed_and_filtered() {
     assert_eq!(keys(&format!("host={host}")).len(), 2);
     assert!(keys("host=nowhere").is_empty() && keys("holder=nobody-at-all").is_empty());
     assert_eq!(keys("limit=1"), ["team/backup"]);
+    for (query, right) in
+        [("limit=abc", "limit is a number"), ("engine=nosuch", "engine is one of ")]
+    {
+        let refused = page.get(&format!("/api/v1/locks?{query}"));
+        assert!(refused.status == 400 && refused.body.contains(right), "{}", refused.body);
+    }
 }
 
 #[test]
@@ -234,6 +240,51 @@ fn an_engine_that_is_down_does_not_hide_the_others() {
     assert!(metrics.contains("lockkeeper_engine_up") && metrics.contains("\"} 0\n"), "{metrics}");
     server.restart();
     page.until("/api/v1/locks", |answer| error(answer).is_none().then_some(()));
+}
+
+/// What was seen last of an engine that does not answer is marked, and no figure is made of it.
+#[test]
+fn locks_of_an_engine_that_fell_silent_are_stale() {
+    let server = Server::start();
+    let place = Place::at(&server.url());
+    let page = Page::start(&place, "");
+    let _holder = place.start("run k -- sleep 600");
+    let lock = page.shows("k", 1, 0);
+    assert_eq!(lock["stale"], false);
+    assert!(page.get("/metrics?keys=1").body.contains("lockkeeper_smallest_slack"));
+    server.kill();
+    let all = page.until("/api/v1/locks", |answer| {
+        answer["engines"][0]["error"].is_string().then(|| answer.clone())
+    });
+    assert_eq!(all["locks"][0]["stale"], true, "{all}");
+    let strip = &all["strip"];
+    assert_eq!((&strip["held"], &strip["silent"]), (&0.into(), &1.into()), "{all}");
+    assert_eq!(strip["smallest_slack"], Value::Null, "{all}");
+    let metrics = page.get("/metrics?keys=1").body;
+    for absent in ["lockkeeper_smallest_slack ", "key=\"k\""] {
+        assert!(!metrics.contains(absent), "{metrics}");
+    }
+    check(&page, "GET /api/v1/locks", "/api/v1/locks");
+}
+
+#[test]
+fn a_hold_that_ends_while_nobody_records_is_unknown() {
+    let place = Place::new();
+    let page = Page::start(&place, "--record history.jsonl");
+    let ends = place.start("run --note ends k -- sleep 600");
+    let _lasts = place.start("run --note lasts l -- sleep 600");
+    page.shows("k", 1, 0);
+    page.shows("l", 1, 0);
+    drop(page);
+    ends.signal(Signal::SIGTERM);
+    ends.end().exits(143);
+    let page = Page::start(&place, "--record history.jsonl");
+    let records = page.until("/api/v1/history", |answer| {
+        answer["records"].get(0).map(|_| answer["records"].clone())
+    });
+    assert_eq!(records.as_array().unwrap().len(), 1, "{records}");
+    let told = (&records[0]["note"], &records[0]["outcome"]);
+    assert_eq!(told, (&"ends".into(), &"unknown".into()));
 }
 
 /// Redis by its channels, etcd and ZooKeeper by watches, PostgreSQL by `LISTEN`; and however many

@@ -206,6 +206,24 @@ fn a_deadlock_is_flagged() {
     browser.picture("blocking");
 }
 
+/// An operator breaks the lock that is shown, and no other.
+#[test]
+fn a_name_cannot_turn_a_line_around() {
+    let place = Place::new();
+    let page = Page::start(&place, "");
+    let mut command = place.lockkeeper("run --note");
+    let mut job =
+        command.args(["no\u{202e}te", "rtl\u{202e}evil", "sleep", "600"]).spawn().unwrap();
+    let browser = Browser::start();
+    browser.open(&page.link);
+    browser.reads("#rows a", r"rtl\u{202e}evil");
+    browser.click("#rows a");
+    browser.reads("#detail h2", r"rtl\u{202e}evil");
+    browser.reads("#detail table[aria-label=Holders]", r"no\u{202e}te");
+    job.kill().unwrap();
+    job.wait().unwrap();
+}
+
 #[test]
 fn whatever_a_store_says_is_only_text() {
     let place = Place::new();

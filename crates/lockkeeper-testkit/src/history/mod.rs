@@ -53,6 +53,28 @@ pub struct Acquisition {
 }
 
 impl Acquisition {
+    /// A mutex that was granted at this millisecond, for two seconds.
+    #[cfg(test)]
+    pub(crate) fn of_test(owner: &str, returned: u64) -> Self {
+        let ms = Duration::from_millis;
+        Self {
+            key: "key".to_owned(),
+            mode: Mode::Mutex,
+            owner: owner.to_owned(),
+            called: ms(0),
+            admitted: None,
+            returned: ms(returned),
+            fence: returned,
+            slots: Vec::new(),
+            ttl: ms(2000),
+            last_use: None,
+            release: None,
+            released: None,
+            lost: None,
+            deadline: Some(ms(returned)),
+        }
+    }
+
     /// The time in which the holder had reason to consider the lock its own.
     pub fn claimed(&self) -> Range<Duration> {
         let ends = [self.release, self.lost, self.deadline];

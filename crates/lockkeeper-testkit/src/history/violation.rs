@@ -46,6 +46,20 @@ pub enum Violation {
     SharedSlot(Box<[Acquisition; 2]>),
     /// The store granted the lock to the second before the first knew that it had lost it.
     LateSignal(Box<[Acquisition; 2]>),
+    /// The first knew that it had lost the lock, but too shortly before the second was granted it.
+    ThinMargin {
+        /// The two.
+        pair: Box<[Acquisition; 2]>,
+        /// How long before.
+        margin: Duration,
+    },
+    /// Others that began to wait later were granted a fair lock first.
+    Overtaken {
+        /// The one that waited, and the first that overtook it.
+        pair: Box<[Acquisition; 2]>,
+        /// How often it was overtaken.
+        times: usize,
+    },
     /// A holder that was evicted continued for longer than its lease.
     NotTold {
         /// The holder.
@@ -67,7 +81,9 @@ impl Violation {
             | Violation::FenceOrder(pair)
             | Violation::Overlap(pair)
             | Violation::SharedSlot(pair)
-            | Violation::LateSignal(pair) => &pair[..],
+            | Violation::LateSignal(pair)
+            | Violation::ThinMargin { pair, .. }
+            | Violation::Overtaken { pair, .. } => &pair[..],
             Violation::TooManyPermits { last, .. } => std::slice::from_ref(last),
             Violation::NotTold { holder, .. } => std::slice::from_ref(holder),
             Violation::StaleAccess { .. }
@@ -112,6 +128,12 @@ impl fmt::Display for Violation {
             Violation::SharedSlot(pair) => pair_of(f, "two held one permit", pair),
             Violation::LateSignal(pair) => {
                 pair_of(f, "the second was granted before the first was signalled", pair)
+            }
+            Violation::ThinMargin { pair, margin } => {
+                pair_of(f, &format!("the first was signalled only {margin:?} earlier"), pair)
+            }
+            Violation::Overtaken { pair, times } => {
+                pair_of(f, &format!("overtaken {times} times at a fair lock"), pair)
             }
             Violation::NotTold { holder, evicted } => {
                 write!(f, "evicted at {evicted:?}, it was not signalled in time: {holder}")

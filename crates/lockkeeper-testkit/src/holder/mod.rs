@@ -24,6 +24,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::sync::mpsc;
 
+use crate::WallClock;
+
 pub use process::main;
 pub(crate) use process::say;
 
@@ -147,12 +149,14 @@ impl Holder {
     /// # Panics
     /// When it cannot be started.
     pub fn start(program: &Program, url: &str, key: &str, arguments: &[&str]) -> Self {
-        Self::launch(program, &[&["--url", url, "--key", key], arguments].concat())
+        Self::launch(program, &[&["--url", url, "--key", key], arguments].concat(), None)
     }
 
     /// Starts a process with all of its arguments.
-    pub(crate) fn launch(program: &Program, arguments: &[&str]) -> Self {
-        Self::spawn(program.command(arguments))
+    pub(crate) fn launch(program: &Program, arguments: &[&str], clock: Option<&WallClock>) -> Self {
+        let mut command = program.command(arguments);
+        command.envs(clock.into_iter().flat_map(WallClock::environment));
+        Self::spawn(command)
     }
 
     /// Like [`start`](Holder::start), for a process that has to `--fork`.

@@ -1,5 +1,6 @@
 //! etcd, one member or a cluster, from Debian's packages `etcd-server` and `etcd-client`.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -24,21 +25,34 @@ impl Servers {
 
     /// Like `start`, with additional arguments for every member.
     pub fn with(members: usize, more: &[&str]) -> Self {
-        let peers: Vec<_> =
-            (0..members).map(|_| format!("http://127.0.0.1:{}", free_port())).collect();
+        Self::advertised(members, more, |peer| peer)
+    }
+
+    /// Like `with`; the members reach each other at the addresses that are returned for their own.
+    pub fn advertised(
+        members: usize,
+        more: &[&str],
+        mut address: impl FnMut(SocketAddr) -> SocketAddr,
+    ) -> Self {
+        let peers: Vec<SocketAddr> =
+            (0..members).map(|_| (Ipv4Addr::LOCALHOST, free_port()).into()).collect();
+        let peers: Vec<_> = peers
+            .into_iter()
+            .map(|peer| (format!("http://{peer}"), format!("http://{}", address(peer))))
+            .collect();
         let cluster: Vec<_> =
-            peers.iter().enumerate().map(|(n, peer)| format!("m{n}={peer}")).collect();
+            peers.iter().enumerate().map(|(n, (_, peer))| format!("m{n}={peer}")).collect();
         // With TLS, it shows its health only to clients with a certificate.
         let secure = more.contains(&"--cert-file");
         let (scheme, ready): (_, fn(u16) -> bool) =
             if secure { ("https", accepts) } else { ("http", is_healthy) };
-        let member = |(n, peer): (usize, &String)| {
+        let member = |(n, (own, advertised)): (usize, &(String, String))| {
             let port = free_port();
             let url = format!("{scheme}://127.0.0.1:{port}");
             let mut etcd = Command::new(program("etcd", "etcd-server"));
             etcd.args(["--name", &format!("m{n}"), "--data-dir", "data"]);
             etcd.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
-            etcd.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
+            etcd.args(["--listen-peer-urls", own, "--initial-advertise-peer-urls", advertised]);
             etcd.args(["--initial-cluster", &cluster.join(",")]);
             etcd.args(["--log-level", "error", "--logger", "zap"]).args(more);
             Member(Supervised::spawn(Home::new(), port, etcd, ready))

@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::time::Duration;
 
+use crate::WallClock;
+
 /// A fault of a client: of its process, or of its connections if they lead through a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientFault {
@@ -16,6 +18,8 @@ pub enum ClientFault {
     Block,
     /// All acquires in progress are dropped.
     DropFutures,
+    /// The wall clock of the process is wrong by up to an hour, for 0.5 to 3 leases.
+    Clock,
     /// Its connections are reset.
     Reset,
     /// Its requests are held back for up to 1.5 leases.
@@ -30,11 +34,12 @@ pub enum ClientFault {
 
 impl ClientFault {
     /// All of them.
-    pub const ALL: [ClientFault; 9] = [
+    pub const ALL: [ClientFault; 10] = [
         ClientFault::Stop,
         ClientFault::Kill,
         ClientFault::Block,
         ClientFault::DropFutures,
+        ClientFault::Clock,
         ClientFault::Reset,
         ClientFault::HoldRequests,
         ClientFault::HoldReplies,
@@ -49,6 +54,7 @@ impl ClientFault {
             ClientFault::Kill => "kill",
             ClientFault::Block => "block",
             ClientFault::DropFutures => "drop",
+            ClientFault::Clock => "clock",
             ClientFault::Reset => "reset",
             ClientFault::HoldRequests => "hold-requests",
             ClientFault::HoldReplies => "hold-replies",
@@ -60,6 +66,13 @@ impl ClientFault {
     /// The fault with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|fault| fault.name() == name)
+    }
+
+    /// Whether it can be caused at all: a wall clock is replaced by a library that is compiled first,
+    /// and loaded into a program that is linked dynamically.
+    pub fn is_possible(self) -> bool {
+        self != ClientFault::Clock
+            || (!cfg!(target_feature = "crt-static") && WallClock::is_possible())
     }
 
     /// Whether only a proxy can cause it.

@@ -4,18 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use lockkeeper::engine::Mode;
-
+use super::margins::margins;
+use super::order::{Waits, overtaken};
 use super::{Storm, Struck, log};
 use crate::history::{Acquisition, History, Violation, check};
 use crate::holder::Holder;
 
 /// How many messages of each sort are printed.
 const SHOWN: usize = 5;
-
-/// A holder that recorded nothing for longer than this before it was signalled may not have been
-/// running.
-const RUNNING: Duration = Duration::from_millis(100);
 
 /// What a process uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +78,7 @@ impl Judgement {
         let (mut losses, mut releases, mut failures) =
             (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (mut clients, mut refused, mut expired) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut processes, mut gave_up) = (Vec::new(), Vec::new());
         for (n, log) in &storm.logs {
             let said = log::read(log);
             let before = history.acquisitions.len();
@@ -89,6 +86,8 @@ impl Judgement {
             refused.extend(said.refused.into_iter().map(|(at, by)| (at, before + by)));
             expired.extend(said.expired.into_iter().map(|at| before + at));
             history.acquisitions.extend(said.acquisitions);
+            processes.push((*n, before..history.acquisitions.len()));
+            gave_up.push(said.gave_up);
             count(&mut losses, said.lost);
             count(&mut releases, said.released);
             count(&mut failures, said.failed);
@@ -110,11 +109,29 @@ impl Judgement {
             at.is_some_and(|at| forgetful.iter().any(|fault| fault.contains(&at)))
         };
         let (margins, late) = margins(&history.acquisitions, &expired);
+        let overtaken = match storm.plan.is_fifo {
+            true => {
+                let waits = |((client, grants), gave_up)| Waits {
+                    client,
+                    grants: &history.acquisitions[grants],
+                    gave_up,
+                };
+                let waits: Vec<_> = processes
+                    .into_iter()
+                    .zip(gave_up.iter().map(Vec::as_slice))
+                    .map(waits)
+                    .collect();
+                let (ttl, hosts) = (storm.plan.ttl, storm.hosts);
+                overtaken(&waits, &storm.plan.prefix, ttl, &storm.faults, hosts)
+            }
+            false => Vec::new(),
+        };
         let surprises = surprises.into_iter().map(Violation::Surprise);
-        let all = check(&history).into_iter().chain(late).chain(surprises);
+        let all = check(&history).into_iter().chain(late).chain(overtaken).chain(surprises);
         let (forgotten, others): (Vec<_>, Vec<_>) = all.partition(explained);
         let is_overlap = |violation: &Violation| {
-            matches!(violation, Violation::Overlap(_) | Violation::LateSignal(_))
+            use Violation::{LateSignal, Overlap, ThinMargin};
+            matches!(violation, Overlap(_) | LateSignal(_) | ThinMargin { .. })
         };
         let (overlaps, violations) = others.into_iter().partition(is_overlap);
         let unfenced_writes = twin.iter().filter(|access| access.write.is_some()).count();
@@ -150,49 +167,13 @@ impl Judgement {
     }
 }
 
-/// How long before the next grant each of these losses was signalled, and the signals that came
-/// after it. Only holders that were running count, because no other can be signalled; and only locks
-/// that were not released before the next grant.
-fn margins(all: &[Acquisition], expired: &[usize]) -> (Vec<Duration>, Vec<Violation>) {
-    let mut keys: BTreeMap<&str, Vec<&Acquisition>> = BTreeMap::new();
-    for acquisition in all {
-        keys.entry(&acquisition.key).or_default().push(acquisition);
-    }
-    keys.values_mut().for_each(|grants| grants.sort_by_key(|grant| grant.returned));
-    let (mut margins, mut late) = (Vec::new(), Vec::new());
-    for lost in expired.iter().map(|n| &all[*n]) {
-        let (Some(signal), Some(last)) = (lost.lost, lost.deadline) else { continue };
-        if signal.saturating_sub(last) > RUNNING {
-            continue;
-        }
-        let conflicts = |next: &&&Acquisition| {
-            let permits = matches!(next.mode, Mode::Permits { .. });
-            let readers = next.mode == Mode::Read && lost.mode == Mode::Read;
-            next.owner != lost.owner && !permits && !readers
-        };
-        let grants = &keys[lost.key.as_str()];
-        let after = grants.partition_point(|grant| grant.returned <= lost.returned);
-        if let Some(next) = grants[after..].iter().find(conflicts) {
-            match next.returned.checked_sub(signal) {
-                Some(_) if lost.release.is_some_and(|release| release < next.returned) => {}
-                Some(margin) => margins.push(margin),
-                None => {
-                    let pair = Box::new([lost.clone(), (*next).clone()]);
-                    late.push(Violation::LateSignal(pair));
-                }
-            }
-        }
-    }
-    margins.sort();
-    (margins, late)
-}
-
 /// The second holder of an overlap, if that is the violation.
 fn entrant(violation: &Violation) -> Option<&Acquisition> {
     match violation {
-        Violation::Overlap(pair) | Violation::SharedSlot(pair) | Violation::LateSignal(pair) => {
-            Some(&pair[1])
-        }
+        Violation::Overlap(pair)
+        | Violation::SharedSlot(pair)
+        | Violation::LateSignal(pair)
+        | Violation::ThinMargin { pair, .. } => Some(&pair[1]),
         Violation::TooManyPermits { last, .. } => Some(last),
         _ => None,
     }
@@ -236,59 +217,5 @@ impl fmt::Display for Judgement {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn grant(owner: &str, returned: u64) -> Acquisition {
-        let ms = Duration::from_millis;
-        Acquisition {
-            key: "key".to_owned(),
-            mode: Mode::Mutex,
-            owner: owner.to_owned(),
-            called: ms(0),
-            admitted: None,
-            returned: ms(returned),
-            fence: returned,
-            slots: Vec::new(),
-            ttl: ms(2000),
-            last_use: None,
-            release: None,
-            released: None,
-            lost: None,
-            deadline: Some(ms(returned)),
-        }
-    }
-
-    /// A holder that checked at `last` and was signalled at `signal`, and the next grant.
-    fn judged(last: u64, signal: u64, release: Option<u64>, next: u64) -> (Vec<Duration>, usize) {
-        let ms = Duration::from_millis;
-        let first = Acquisition {
-            deadline: Some(ms(last)),
-            lost: Some(ms(signal)),
-            release: release.map(ms),
-            ..grant("first", 100)
-        };
-        let (margins, late) = margins(&[first, grant("next", next)], &[0]);
-        (margins, late.len())
-    }
-
-    #[test]
-    fn a_margin_counts_from_the_signal_to_the_next_grant() {
-        let margin = |ms| vec![Duration::from_millis(ms)];
-        assert_eq!(judged(1320, 1333, None, 2100), (margin(767), 0));
-        assert_eq!(judged(1320, 1333, Some(3000), 2100), (margin(767), 0));
-        // It had released the lock: then the next grant may come at any time.
-        assert_eq!(judged(1320, 1333, Some(1400), 1401), (vec![], 0));
-        // It may not have been running.
-        assert_eq!(judged(1000, 2333, None, 2100), (vec![], 0));
-    }
-
-    #[test]
-    fn a_signal_after_the_next_grant_is_late() {
-        assert_eq!(judged(2090, 2110, None, 2100), (vec![], 1));
     }
 }

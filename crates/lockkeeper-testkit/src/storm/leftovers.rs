@@ -17,27 +17,25 @@ impl Storm {
         let mut left = Vec::new();
         // A killed process keeps its locks for a lease, or for a session of the server.
         let limit = self.plan.ttl * 2 + Duration::from_secs(30);
-        for kind in &self.plan.kinds {
-            for key in kind.keys(&self.plan.prefix, self.plan.keys) {
-                let lock = match kind {
-                    Kind::Fair => client.mutex(&key).fair(),
-                    Kind::ReadWrite => client.write(&key),
-                    Kind::Permits => client.semaphore(&key, Kind::LIMIT).permits(Kind::LIMIT),
-                    Kind::Election => {
-                        let election = client.election(&key);
-                        match timeout(limit, election.campaign()).await {
-                            Ok(Ok(term)) => drop(term.step_down().await),
-                            Ok(Err(error)) => left.push(format!("{key}: {error}")),
-                            Err(_) => left.push(format!("{key}: not elected within {limit:?}")),
-                        }
-                        continue;
+        for (kind, key) in self.plan.keys() {
+            let lock = match kind {
+                Kind::Fair => client.mutex(&key).fair(),
+                Kind::ReadWrite => client.write(&key),
+                Kind::Permits => client.semaphore(&key, Kind::LIMIT).permits(Kind::LIMIT),
+                Kind::Election => {
+                    let election = client.election(&key);
+                    match timeout(limit, election.campaign()).await {
+                        Ok(Ok(term)) => drop(term.step_down().await),
+                        Ok(Err(error)) => left.push(format!("{key}: {error}")),
+                        Err(_) => left.push(format!("{key}: not elected within {limit:?}")),
                     }
-                    Kind::Mutex | Kind::Reentrant | Kind::Multi => client.mutex(&key),
-                };
-                match lock.acquire_within(limit).await {
-                    Ok(guard) => drop(guard.release().await),
-                    Err(error) => left.push(format!("{key}: {error}")),
+                    continue;
                 }
+                Kind::Mutex | Kind::Reentrant | Kind::Multi => client.mutex(&key),
+            };
+            match lock.acquire_within(limit).await {
+                Ok(guard) => drop(guard.release().await),
+                Err(error) => left.push(format!("{key}: {error}")),
             }
         }
         left.extend(self.still_listed(&client, limit).await);

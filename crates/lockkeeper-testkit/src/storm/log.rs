@@ -85,6 +85,11 @@ impl Log {
         self.write(&format!("expired {n} {}", now().as_nanos()));
     }
 
+    /// A task no longer waits for a lock, without having got it.
+    pub(crate) fn gave_up(&self, key: &str) {
+        self.write(&format!("gave-up {key} {}", now().as_nanos()));
+    }
+
     /// Something that faults explain.
     pub(crate) fn failed(&self, why: &str) {
         self.write(&format!("failed {why}"));
@@ -110,6 +115,8 @@ pub(crate) struct Said {
     pub(crate) refused: Vec<(Duration, usize)>,
     /// The acquisitions that were lost by the clock, as their holders were signalled.
     pub(crate) expired: Vec<usize>,
+    /// When tasks stopped waiting for fair locks, and for which.
+    pub(crate) gave_up: Vec<(String, Duration)>,
     pub(crate) released: Vec<String>,
     pub(crate) lost: Vec<String>,
     pub(crate) failed: Vec<String>,
@@ -187,6 +194,7 @@ pub(crate) fn read(path: &Path) -> Said {
                 said.acquisitions[at[n]].lost = Some(nanos(when));
                 said.lost.push(why.to_owned());
             }
+            "gave-up" => said.gave_up.push((n.to_owned(), nanos(what))),
             "failed" => said.failed.push(rest.to_owned()),
             "surprise" => said.surprises.push(rest.to_owned()),
             _ => said.surprises.push(format!("a line of the log makes no sense: {line:?}")),

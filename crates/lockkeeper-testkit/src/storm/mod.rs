@@ -31,6 +31,8 @@ mod judgement;
 mod kind;
 mod leftovers;
 mod log;
+mod margins;
+mod order;
 mod plan;
 mod process;
 mod resource;
@@ -42,6 +44,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use crate::WallClock;
 use crate::holder::{Holder, Program};
 use crate::proxy::{Proxy, Way};
 use brief::Brief;
@@ -72,6 +75,8 @@ pub struct Storm {
     plan: Plan,
     directory: TempDir,
     resource: Served,
+    /// How many proxies each process has.
+    hosts: usize,
     /// In the order of their numbers; killed processes are replaced.
     processes: Vec<Process>,
     /// The log of every process, and its number.
@@ -90,6 +95,9 @@ pub struct Storm {
 struct Process {
     holder: Holder,
     tail: Tail,
+    /// Its wall clock, if that can be set, and when it is set right.
+    clock: Option<WallClock>,
+    clock_until: Option<Instant>,
     /// When it is continued, if it is stopped or blocked.
     paused_until: Option<Instant>,
     /// What it used before the storm.
@@ -114,6 +122,7 @@ impl Storm {
             urls: urls.to_vec(),
             resource: Served::start(directory.path()),
             directory,
+            hosts: 0,
             processes: Vec::new(),
             logs: Vec::new(),
             grants: 0,
@@ -140,7 +149,11 @@ impl Storm {
             proxies.extend(own);
         }
         let mut faults = servers.faults(plan.ttl);
+        if let Some(names) = &plan.server_faults {
+            faults.retain(|fault| names.iter().any(|name| name == fault.name()));
+        }
         let mut storm = Self::start(program, &urls, plan);
+        storm.hosts = hosts.len();
         storm.rage(&proxies, &mut faults).await;
         storm.judge(&url).await
     }
@@ -166,7 +179,9 @@ impl Storm {
         // One fault of the servers at a time; clients fail meanwhile.
         let mut striking: Option<(Struck, Striking<'_>)> = None;
         while Instant::now() < end && !self.has_enough() {
-            let pause = sleep(Duration::from_millis(self.random.u64(20..400)));
+            // A process has as many faults in a storm of many as in one of few.
+            let few = self.random.u64(80..1600) / self.processes.len().max(1) as u64;
+            let pause = sleep(Duration::from_millis(few));
             match &mut striking {
                 Some((_, fault)) => {
                     tokio::select! {
@@ -246,14 +261,20 @@ impl Storm {
             }
             ClientFault::Block => process.holder.tell(&format!("block {}", length.as_millis())),
             ClientFault::DropFutures => process.holder.tell("drop"),
+            ClientFault::Clock => {
+                let Some(clock) = &process.clock else { return };
+                clock.set(self.random.i64(-3_600_000..3_600_000));
+            }
             _ => process.holder.stop(),
         }
-        let lasts = matches!(fault, ClientFault::Stop | ClientFault::Block);
         self.struck(fault.name(), Target::Client(n), start, false);
-        if lasts {
-            self.processes[n].paused_until = Some(Instant::now() + length);
-            self.faults.last_mut().expect("it was added").time.end = start + length;
+        let until = Some(Instant::now() + length);
+        match fault {
+            ClientFault::Stop | ClientFault::Block => self.processes[n].paused_until = until,
+            ClientFault::Clock => self.processes[n].clock_until = until,
+            _ => return,
         }
+        self.faults.last_mut().expect("it was added").time.end = start + length;
     }
 
     fn hurt_network(
@@ -285,11 +306,15 @@ impl Storm {
         self.faults.push(Struck { name, target, time: start..log::now(), forgets });
     }
 
-    /// Continues the processes whose time has come. One that was blocked continues by itself.
+    /// Continues the processes whose time has come, and sets clocks right. One that was blocked
+    /// continues by itself.
     fn resume(&mut self, now: Instant) {
         for process in &mut self.processes {
             if process.paused_until.take_if(|until| *until <= now).is_some() {
                 process.holder.resume();
+            }
+            if process.clock_until.take_if(|until| *until <= now).is_some() {
+                process.clock.as_ref().inspect(|clock| clock.set(0));
             }
         }
     }
@@ -313,8 +338,11 @@ impl Storm {
         let arguments = brief.to_arguments();
         let arguments: Vec<_> =
             std::iter::once("storm").chain(arguments.iter().map(String::as_str)).collect();
-        let holder = Holder::launch(&self.program, &arguments);
-        Process { holder, tail: Tail::new(log), paused_until: None, footprint: None }
+        let clock = self.plan.faults.contains(&ClientFault::Clock).then(WallClock::if_possible);
+        let clock = clock.flatten();
+        let holder = Holder::launch(&self.program, &arguments, clock.as_ref());
+        let tail = Tail::new(log);
+        Process { holder, tail, clock, clock_until: None, paused_until: None, footprint: None }
     }
 
     /// Waits until every process was granted something from now on. Returns how long it took, or

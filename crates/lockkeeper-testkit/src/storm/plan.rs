@@ -14,7 +14,8 @@ pub struct Plan {
     pub processes: usize,
     /// How many tasks each of them has.
     pub tasks: usize,
-    /// The kinds of locks; each kind has its own keys.
+    /// The kinds of locks; each kind has its own keys. One that is listed more often is used more
+    /// often.
     pub kinds: Vec<Kind>,
     /// How many keys each kind has.
     pub keys: usize,
@@ -24,6 +25,10 @@ pub struct Plan {
     pub ttl: Duration,
     /// The faults of processes and their connections.
     pub faults: Vec<ClientFault>,
+    /// The faults of the servers, by their names; all of them if `None`.
+    pub server_faults: Option<Vec<String>>,
+    /// Whether fair locks are granted in order of arrival.
+    pub is_fifo: bool,
     /// How long faults are caused.
     pub length: Option<Duration>,
     /// Ends the storm earlier, after this many grants.
@@ -46,12 +51,23 @@ impl Default for Plan {
             prefix: String::new(),
             ttl: Duration::from_secs(2),
             faults: ClientFault::ALL.to_vec(),
+            server_faults: None,
+            is_fifo: true,
             length: None,
             grants: None,
             seed: None,
             bug: None,
             progress: watch::Sender::default(),
         }
+    }
+}
+
+impl Plan {
+    /// The keys of all kinds.
+    pub(super) fn keys(&self) -> Vec<(Kind, String)> {
+        let kinds = Kind::ALL.into_iter().filter(|kind| self.kinds.contains(kind));
+        let keys = |kind: Kind| kind.keys(&self.prefix, self.keys).into_iter();
+        kinds.flat_map(|kind| keys(kind).map(move |key| (kind, key))).collect()
     }
 }
 

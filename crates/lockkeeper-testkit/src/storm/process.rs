@@ -193,8 +193,13 @@ impl Task<'_> {
         let shared = self.shared;
         let kind = shared.brief.kinds[self.random.usize(..shared.brief.kinds.len())];
         let owner = (kind == Kind::Reentrant).then(Owner::new);
+        let keys = self.keys(kind);
         let called = now();
-        let Some(held) = self.ask(kind, owner.as_ref()).await? else { return Ok(()) };
+        let asked = self.ask(kind, &keys, owner.as_ref()).await;
+        if kind == Kind::Fair && !matches!(asked, Ok(Some(_))) {
+            shared.log.gave_up(&keys[0]);
+        }
+        let Some(held) = asked? else { return Ok(()) };
         // Without an owner, every grant has another identity.
         let name =
             format!("{}.{}.{}", std::process::id(), self.n, shared.grants.load(Ordering::Relaxed));
@@ -212,6 +217,14 @@ impl Task<'_> {
         self.leave(&numbers, held).await
     }
 
+    /// The keys of this kind, in any order.
+    fn keys(&mut self, kind: Kind) -> Vec<String> {
+        let brief = &self.shared.brief;
+        let mut keys = kind.keys(&brief.prefix, brief.keys);
+        self.random.shuffle(&mut keys);
+        keys
+    }
+
     /// Records grants, and returns their numbers in the log.
     fn granted(&self, held: &Held, name: &str, called: Duration) -> Vec<usize> {
         let record = |guard: &Guard| {
@@ -223,12 +236,15 @@ impl Task<'_> {
     }
 
     /// Acquires in one of the ways that callers use, including dropping the future half way.
-    async fn ask(&mut self, kind: Kind, owner: Option<&Owner>) -> Result<Option<Held>> {
+    async fn ask(
+        &mut self,
+        kind: Kind,
+        keys: &[String],
+        owner: Option<&Owner>,
+    ) -> Result<Option<Held>> {
         let brief = &self.shared.brief;
         let patience = Duration::from_millis(self.random.u64(5..4000));
         let way = self.random.u8(..8);
-        let mut keys = kind.keys(&brief.prefix, brief.keys);
-        self.random.shuffle(&mut keys);
         let client = &self.shared.client;
         let acquire = async {
             Ok(Some(match kind {
@@ -313,12 +329,12 @@ impl Task<'_> {
     /// Keeps what it holds for a while, or until it is lost.
     async fn stay(&mut self, numbers: &[usize], held: &Held) {
         let log = &self.shared.log;
-        // Usually short, sometimes long enough for others to be seen inside, and sometimes longer than
-        // a lease.
+        // Usually short, sometimes long enough for others to be seen inside, and now and then longer
+        // than a lease.
         let ttl = self.shared.brief.ttl;
-        let length = match self.random.u8(..128) {
+        let length = match self.random.u16(..512) {
             0 => ttl.mul_f64(1.5 * self.random.f64()),
-            1..8 => Duration::from_millis(self.random.u64(5..50)),
+            1..32 => Duration::from_millis(self.random.u64(5..50)),
             _ => Duration::from_millis(self.random.u64(..3)),
         };
         let end = now() + length;

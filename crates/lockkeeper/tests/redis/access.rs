@@ -130,6 +130,19 @@ async fn the_least_rights_suffice_and_nothing_more_is_possible() {
     assert!(!error.is_retryable(), "{error}");
     let findings = apart.doctor().await.unwrap();
     assert!(findings.iter().any(|f| f.severity == Severity::Problem), "{findings:#?}");
+    // Nor without the prefix: the doctor tries what users lock, not what lockkeeper keeps.
+    let bare = connect(url.replace("prefix=app:", "prefix=")).await;
+    assert!(bare.mutex("N").acquire().await.is_err());
+    let findings = bare.doctor().await.unwrap();
+    let problem = findings.iter().find(|f| f.severity == Severity::Problem).expect("a problem");
+    assert!(problem.what.contains("no mutex, "), "{findings:#?}");
+    assert!(!problem.what.contains("user_script"), "{findings:#?}");
+    assert!(
+        !findings.iter().any(
+            |f| f.what.contains("can be acquired and released") && f.severity == Severity::Fine
+        ),
+        "{findings:#?}"
+    );
     // And not without the password, which is in no message.
     std::fs::write(server.directory().join("password"), "wrong-canary").unwrap();
     let error = Client::connect(&url).await.unwrap_err();

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Error, Guard, Release};
+use lockkeeper_testkit::WallClock;
 use lockkeeper_testkit::history::Resource;
 use lockkeeper_testkit::proxy::{Proxy, Way};
 use lockkeeper_testkit::server::eventually;
+use lockkeeper_testkit::server::redis::VOLATILE;
 
-use crate::clock::Clocked;
 use crate::load::{Load, TTL, Unfenced};
 use crate::servers::{Server, Servers, address, url};
 
@@ -50,8 +51,9 @@ fn assert_only_the_later_one_writes(first: &Guard, second: &Guard) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_jump_on_one_server_allows_two_holders_and_the_fence_tells_them_apart() {
-    let clock = Clocked::new();
-    let servers = Servers::of(vec![Server::start(), clock.server(), Server::start()]);
+    let clock = WallClock::new();
+    let servers =
+        Servers::of(vec![Server::start(), Server::with_clock(&clock, &VOLATILE), Server::start()]);
     let (one, other) = (connect(&servers.url()).await, connect(&servers.url()).await);
     servers[2].kill();
     let first = take(&one, LONG).await;
@@ -383,9 +385,9 @@ async fn minorities_that_die_forget_stop_and_slow_down_do_not_hurt_what_is_fence
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clocks_of_a_minority_that_jump_do_not_hurt_what_is_fenced() {
-    let clocks = [Clocked::new(), Clocked::new()];
+    let clocks = [WallClock::new(), WallClock::new()];
     let mut all = vec![Server::start(), Server::start(), Server::start()];
-    all.extend(clocks.iter().map(Clocked::server));
+    all.extend(clocks.iter().map(|clock| Server::with_clock(clock, &VOLATILE)));
     let servers = Servers::of(all);
     let load = Load::start(&servers.url(), 4, 8, 48).await;
     for round in 0.. {

@@ -1,6 +1,5 @@
 //! All tests against several Redis servers that form a Redlock, and models of its fences.
 
-mod clock;
 mod conformance;
 mod faults;
 mod load;

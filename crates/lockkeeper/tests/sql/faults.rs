@@ -24,10 +24,11 @@ pub(super) const SOON: Duration = Duration::from_secs(30);
 /// Every test once for each database: its kind, its strategies that bind a lock to a connection,
 /// statements that block the row of a key for longer than the row lock timeout, and how a
 /// transaction is guarded, and kept open for longer than any call may take; then tables of the
-/// first version, and what turns the existing ones into tables of the second and of a later one.
+/// first version, what turns the existing ones into tables of the second and of a later one, and
+/// what counts them.
 macro_rules! databases {
     ($($module:ident: $server:ident, $bound:expr, $in_the_way:expr, $guard:expr, $linger:expr,
-       $first:expr, $second:expr, $later:expr;)*) => {$(
+       $first:expr, $second:expr, $later:expr, $tables:expr;)*) => {$(
         mod $module {
             use super::*;
 
@@ -116,6 +117,13 @@ macro_rules! databases {
             }
 
             #[tokio::test]
+            async fn only_a_lock_creates_the_tables() {
+                for way in ["lease", BOUND[0], BOUND[1]] {
+                    schema::looking_creates_nothing(server(), way, $tables).await;
+                }
+            }
+
+            #[tokio::test]
             async fn a_release_on_a_connection_that_the_server_ended_is_confirmed() {
                 release_after_silence(server()).await;
             }
@@ -133,11 +141,13 @@ databases! {
     postgres: Postgres, ["advisory", "row"],
         "BEGIN; SELECT FROM lockkeeper_lock FOR UPDATE; SELECT pg_sleep(6); COMMIT",
         "SELECT lockkeeper_guard", "SELECT pg_sleep(20)",
-        schema::FIRST_OF_POSTGRES, schema::SECOND_OF_POSTGRES, schema::LATER_OF_POSTGRES;
+        schema::FIRST_OF_POSTGRES, schema::SECOND_OF_POSTGRES, schema::LATER_OF_POSTGRES,
+        schema::TABLES_OF_POSTGRES;
     mariadb: Mariadb, ["named", "row"],
         "START TRANSACTION; SELECT fence FROM lockkeeper_lock FOR UPDATE; DO SLEEP(6); COMMIT",
         "CALL lockkeeper_guard", "DO SLEEP(20)",
-        schema::FIRST_OF_MARIADB, schema::SECOND_OF_MARIADB, schema::LATER_OF_MARIADB;
+        schema::FIRST_OF_MARIADB, schema::SECOND_OF_MARIADB, schema::LATER_OF_MARIADB,
+        schema::TABLES_OF_MARIADB;
 }
 
 pub(super) fn strategy(url: &str, way: &str) -> String {

@@ -71,6 +71,38 @@ pub(super) const SECOND_OF_MARIADB: &str = "
 pub(super) const LATER_OF_POSTGRES: &str = "CREATE OR REPLACE FUNCTION lockkeeper_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 99'";
 pub(super) const LATER_OF_MARIADB: &str = "UPDATE lockkeeper_version SET version = 99";
 
+/// The number of tables in a database.
+pub(super) const TABLES_OF_POSTGRES: &str =
+    "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace";
+pub(super) const TABLES_OF_MARIADB: &str =
+    "SELECT count(*) FROM information_schema.tables WHERE table_schema = DATABASE()";
+
+/// A client that looks at a database without tables finds no locks, and leaves no tables behind.
+pub(super) async fn looking_creates_nothing<D: Dialect>(
+    server: &DatabaseServer<D>,
+    way: &str,
+    count: &str,
+) {
+    let url = server.url();
+    let tables = || server.sql(database(&url), count);
+    let place = strategy(&url, way) + "&create=later";
+    let client = Client::connect(&place).await.unwrap();
+    assert!(client.list("").await.unwrap().is_empty(), "{way}");
+    assert!(client.inspect("key").await.unwrap().is_none(), "{way}");
+    assert!(client.broken("").await.unwrap().is_empty(), "{way}");
+    assert!(client.break_lock_because("key", "test").await.unwrap().is_empty(), "{way}");
+    assert!(client.request_yield("key").await.unwrap().is_empty(), "{way}");
+    let findings = client.doctor().await.unwrap();
+    assert!(findings.iter().any(|found| found.what.contains("no tables")), "{way}: {findings:?}");
+    assert_eq!(tables(), "0", "{way}");
+    // The first lock creates them, and the other client sees it.
+    let other = Client::connect(&place).await.unwrap();
+    let guard = other.mutex("key").acquire().await.unwrap();
+    assert_ne!(tables(), "0", "{way}");
+    assert!(client.inspect("key").await.unwrap().is_some(), "{way}");
+    guard.release().await.unwrap();
+}
+
 /// Why the tables at a URL are refused.
 async fn refusal(url: &str) -> String {
     let refused = Client::connect(url).await.expect_err("they have another version");

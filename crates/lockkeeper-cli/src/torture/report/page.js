@@ -9,12 +9,16 @@ const el = (name, text = '', kind = '') => {
   return made;
 };
 const report = JSON.parse($('data').textContent);
-const engines = report.engines;
+const rows = report.rows;
+// With a row for each fault, only the last of an engine, or one with a violation, has a timeline.
+const shown = rows.filter((row) => row.timeline);
 const number = (n) => n.toLocaleString('en');
+const percent = (n) => `< ${Math.min(n, 100).toFixed(n < 10 ? 2 : 0)} %`;
 const millis = (n) => (n === null ? '' : `${number(n)} ms`);
 
 const COLUMNS = [
   ['Engine', (row) => row.engine],
+  ['Fault', (row) => row.fault],
   ['Cycles', (row) => number(row.cycles)],
   ['Faults', (row) => number(row.faults)],
   ['Lost unfenced', (row) => number(row.unfenced_losses)],
@@ -24,25 +28,26 @@ const COLUMNS = [
   ['Worst margin', (row) => millis(row.worst_margin_ms)],
   ['Median margin', (row) => millis(row.median_margin_ms)],
   ['Recovery', (row) => millis(row.recovery_ms)],
-  ['Bound', (row) => (row.violations || !row.faults ? '' : `< ${(300 / row.faults).toPrecision(2)} %`)],
+  ['Bound', (row) => (row.violations || !row.faults ? '' : percent(300 / row.faults))],
 ];
 
 function verdict() {
-  const sum = (name) => engines.reduce((all, row) => all + row[name], 0);
+  const sum = (name) => rows.reduce((all, row) => all + row[name], 0);
   const bad = sum('violations');
   $('verdict').textContent = bad ? `${number(bad)} violations` : 'No violation';
   $('verdict').className = bad ? 'bad' : 'good';
   $('summary').textContent = `${number(sum('cycles'))} cycles under ${number(sum('faults'))} faults`;
-  $('about').textContent = `lockkeeper ${report.version}, ${report.created}`;
+  const commit = report.commit ? `, commit ${report.commit}` : '';
+  $('about').textContent = `lockkeeper ${report.version}${commit}, ${report.created}`;
   const head = document.querySelector('thead').appendChild(el('tr'));
   COLUMNS.forEach(([name]) => head.append(el('th', name)));
-  for (const row of engines) {
+  for (const row of rows) {
     const line = $('rows').appendChild(el('tr'));
     for (const [name, cell] of COLUMNS) {
       const kind = name === 'Violations' ? (row.violations ? 'bad' : 'good') : '';
       line.append(el('td', cell(row), kind));
     }
-    const command = $('commands').appendChild(el('li', `${row.engine}: `));
+    const command = $('commands').appendChild(el('li', `${row.engine}, ${row.fault}: `));
     command.append(el('code', row.repeat));
     for (const window of row.windows) {
       $('found').hidden = false;
@@ -71,8 +76,15 @@ const laneTop = (n) => AXIS + n * (view.line.tasks * ROW + GAP);
 const x = (ms) => LEFT + ((ms - view.from) / (view.to - view.from)) * (canvas.clientWidth - LEFT);
 const time = (px) => view.from + ((px - LEFT) / (canvas.clientWidth - LEFT)) * (view.to - view.from);
 
+// Grants come without the names of their fields.
+function named(line) {
+  const grants = line.grants.map(([client, task, key, mode, shared, fence, called, returned, end, lost]) =>
+    ({ client, task, key: line.keys[key], mode: line.modes[mode], shared, fence, called, returned, end, lost }));
+  return { ...line, grants };
+}
+
 function select(n) {
-  view.line = engines[n]?.timeline ?? null;
+  view.line = shown[n] ? named(shown[n].timeline) : null;
   $('jump').hidden = !view.line?.violations.length;
   everything();
 }
@@ -154,7 +166,8 @@ function draw() {
     if ((view.to - view.from) / step > 12 && Math.round(at / step) % 5) continue;
     pen.fillText(at >= 1000 ? `${(at / 1000).toFixed(step < 1000 ? 3 : 0)} s` : `${+at.toFixed(3)} ms`, x(at), 12);
   }
-  $('span').textContent = `${(view.to - view.from).toFixed(1)} ms of ${line.length.toFixed(0)} ms`;
+  const some = line.grants.length < line.all ? `; ${number(line.grants.length)} of ${number(line.all)} grants` : '';
+  $('span').textContent = `${(view.to - view.from).toFixed(1)} ms of ${line.length.toFixed(0)} ms${some}`;
 }
 
 function describe(px, py) {
@@ -219,5 +232,7 @@ window.addEventListener('resize', draw);
 window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
 
 verdict();
-engines.forEach((row) => $('engine').append(el('option', row.engine)));
-select(Math.max(engines.findIndex((row) => row.violations), 0));
+shown.forEach((row) => $('engine').append(el('option', `${row.engine}, ${row.fault}`)));
+const worst = Math.max(shown.findIndex((row) => row.violations), 0);
+$('engine').selectedIndex = worst;
+select(worst);

@@ -1,5 +1,6 @@
 //! What happened in one round, as the page draws it.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use lockkeeper::Mode;
@@ -7,8 +8,14 @@ use lockkeeper_testkit::history::Violation;
 use lockkeeper_testkit::storm::{Judgement, Target};
 use serde::Serialize;
 
-/// A page with many more bars is slow, and nobody looks at all of them.
-const MOST: usize = 4_000;
+/// A page with many more bars is slow, and large. Of more grants than these, some are left out.
+const MOST: usize = 1_500;
+
+/// How much of a round is shown.
+const LENGTH: Duration = Duration::from_secs(10);
+
+/// Of how many violations all grants are shown; the first are usually the cause of the rest.
+const SHOWN: usize = 10;
 
 /// Times are in milliseconds since its start.
 #[derive(Debug, Serialize)]
@@ -17,6 +24,10 @@ pub(in super::super) struct Timeline {
     clients: usize,
     /// The tasks of each client.
     tasks: usize,
+    /// How many grants there were in this time.
+    all: usize,
+    keys: Vec<String>,
+    modes: Vec<String>,
     grants: Vec<Grant>,
     faults: Vec<Fault>,
     refused: Vec<Refused>,
@@ -24,19 +35,10 @@ pub(in super::super) struct Timeline {
     violations: Vec<[f64; 2]>,
 }
 
+/// Client, task, index of the key, index of the mode, whether it is shared, fence, called, returned,
+/// end, lost: without names, because there are many.
 #[derive(Debug, Serialize)]
-struct Grant {
-    client: usize,
-    task: usize,
-    key: String,
-    mode: String,
-    shared: bool,
-    fence: u64,
-    called: f64,
-    returned: f64,
-    end: f64,
-    lost: Option<f64>,
-}
+struct Grant(usize, usize, usize, usize, bool, u64, f64, f64, f64, Option<f64>);
 
 #[derive(Debug, Serialize)]
 struct Fault {
@@ -64,38 +66,47 @@ impl Timeline {
         hosts: usize,
     ) -> Self {
         let all = &judgement.history.acquisitions;
-        let mut order: Vec<_> = (0..all.len()).collect();
+        let violations = || judgement.overlaps.iter().chain(&judgement.violations);
+        let found: Vec<_> = violations().filter_map(span).collect();
+        let last = all.iter().map(|grant| grant.called).max().unwrap_or_default();
+        let end = found.first().map_or(last, |(_, to)| *to + LENGTH / 4);
+        let inside = |n: &usize| (end.saturating_sub(LENGTH)..=end).contains(&all[*n].called);
+        let mut order: Vec<_> = (0..all.len()).filter(inside).collect();
         order.sort_by_key(|n| all[*n].called);
-        let found: Vec<_> =
-            judgement.overlaps.iter().chain(&judgement.violations).filter_map(span).collect();
-        let middle = found.first().map_or(order.len(), |(from, _)| {
-            order.partition_point(|n| all[*n].called < *from) + MOST / 2
-        });
-        let last = middle.min(order.len());
-        let shown = &order[last.saturating_sub(MOST)..last];
+        let step = order.len().div_ceil(MOST).max(1);
+        let refused: HashSet<_> = judgement.refused.iter().map(|(_, by)| *by).collect();
+        let shown_anyway = |n: usize| {
+            let in_violation = |violation: &Violation| violation.grants().contains(&all[n]);
+            all[n].lost.is_some()
+                || refused.contains(&n)
+                || violations().take(SHOWN).any(in_violation)
+        };
+        let chosen = order.iter().enumerate().filter(|(at, n)| at % step == 0 || shown_anyway(**n));
+        let shown: Vec<_> = chosen.map(|(_, n)| *n).collect();
         let start = shown.iter().map(|n| all[*n].called).min().unwrap_or_default();
         let ms = |at: Duration| (at.saturating_sub(start).as_micros() as f64) / 1e3;
-        let grant = |n: &usize| {
+        let (mut keys, mut modes) = (Vec::new(), Vec::new());
+        let mut grants = Vec::new();
+        for n in &shown {
             let grant = &all[*n];
             let ends = [grant.release, grant.lost, grant.deadline];
             let end = ends.into_iter().flatten().max().unwrap_or(grant.returned);
             // The owner is `process.task.number`.
             let task = grant.owner.split('.').nth(1).and_then(|task| task.parse().ok());
-            Grant {
-                client: judgement.clients[*n],
-                task: task.unwrap_or(0),
-                key: grant.key.clone(),
-                mode: grant.mode.to_string(),
-                shared: matches!(grant.mode, Mode::Read | Mode::Permits { .. }),
-                fence: grant.fence,
-                called: ms(grant.called),
-                returned: ms(grant.returned),
-                end: ms(end.max(grant.returned)),
-                lost: grant.lost.map(ms),
-            }
-        };
-        let grants: Vec<_> = shown.iter().map(grant).collect();
-        let length = grants.iter().map(|grant| grant.end).fold(1.0, f64::max);
+            grants.push(Grant(
+                judgement.clients[*n],
+                task.unwrap_or(0),
+                index(&mut keys, grant.key.clone()),
+                index(&mut modes, grant.mode.to_string()),
+                matches!(grant.mode, Mode::Read | Mode::Permits { .. }),
+                grant.fence,
+                ms(grant.called),
+                ms(grant.returned),
+                ms(end.max(grant.returned)),
+                grant.lost.map(ms),
+            ));
+        }
+        let length = grants.iter().map(|grant| grant.8).fold(1.0, f64::max);
         let lane = |target| match target {
             Target::Client(n) => n,
             Target::Network(n) => n / hosts.max(1),
@@ -120,12 +131,24 @@ impl Timeline {
             length,
             clients,
             tasks,
+            all: order.len(),
+            keys,
+            modes,
             faults: faults.map(fault).collect(),
             refused: refusals.map(refused).collect(),
             violations: violations.map(|(from, to)| [ms(*from), ms(*to)]).collect(),
             grants,
         }
     }
+}
+
+/// The place of a name in a list, to which it is added.
+fn index(names: &mut Vec<String>, name: String) -> usize {
+    let known = names.iter().position(|known| *known == name);
+    known.unwrap_or_else(|| {
+        names.push(name);
+        names.len() - 1
+    })
 }
 
 /// When the grants of a violation contradict each other.

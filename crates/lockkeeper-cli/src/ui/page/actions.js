@@ -1,6 +1,6 @@
 // What an operator may change: ask to yield, and break. Each asks first.
 
-import { el, find } from "./dom.js";
+import { el, find, plain } from "./dom.js";
 import { get } from "./live.js";
 
 let allowed = false;
@@ -19,7 +19,7 @@ const name = () => localStorage.getItem("name") ?? "";
 const nameField = () => el("label", {}, "Your name, for the audit file ", el("input", { id: "who", maxlength: 100, value: name(), autocomplete: "name" }));
 
 function askToYield(lock) {
-  dialog("Ask to yield", `Whoever holds ${lock.key} is asked to release it. Nothing is taken away.`,
+  dialog("Ask to yield", `Whoever holds ${lock.key} on ${lock.engine} is asked to release it. Nothing is taken away.`,
     [nameField(), el("label", {}, "Why (optional) ", el("textarea", { id: "why", rows: 2, maxlength: 500 }))],
     el("button", { id: "go", type: "submit" }, "Ask"),
     () => get("/api/v1/yield", { ...lock, who: find("who").value, why: find("why").value }),
@@ -30,12 +30,12 @@ function breakLock(lock) {
   const confirm = el("input", { id: "confirm", autocomplete: "off", spellcheck: "false" });
   const why = el("textarea", { id: "why", rows: 2, maxlength: 500 });
   const go = el("button", { id: "go", type: "submit", class: "danger", disabled: true }, "Break the lock");
-  const check = () => { go.disabled = confirm.value !== lock.key || !why.value.trim(); };
+  const check = () => { go.disabled = confirm.value !== plain(lock.key) || !why.value.trim(); };
   confirm.addEventListener("input", check);
   why.addEventListener("input", check);
-  dialog("Break a lock", `The holder of ${lock.key} loses it, and may still be at work. Others can then take it.`,
+  dialog("Break a lock", `The holder of ${lock.key} on ${lock.engine} loses it, and may still be at work. Others can then take it.`,
     [nameField(), el("label", {}, "Type the key to confirm ", confirm), el("label", {}, "Why ", why)], go,
-    () => get("/api/v1/break", { ...lock, who: find("who").value, why: why.value, confirm: confirm.value }),
+    () => get("/api/v1/break", { ...lock, who: find("who").value, why: why.value, confirm: lock.key }),
     (answer) => (answer.holders.length ? `Broken: ${answer.holders.length} lost it.` : "Nobody held it."));
 }
 

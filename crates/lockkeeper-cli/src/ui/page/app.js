@@ -56,7 +56,7 @@ function receive(message) {
   find("lost").textContent = strip.lost_last_hour;
   find("slack").replaceChildren(...(strip.smallest_slack
     ? [`${Math.round(strip.smallest_slack.share * 100)} %`, el("small", {}, ` ${spell(strip.smallest_slack.left)} · ${strip.smallest_slack.key}`)]
-    : [el("small", {}, "no leases")]));
+    : [el("small", {}, strip.silent ? "unknown" : "no leases")]));
   banners(message);
   table.update(message);
   refresh();

@@ -37,4 +37,4 @@ function node(tree) {
   return el("li", {}, el("strong", {}, tree.process), ...waits, below);
 }
 
-const lock = (reason) => el("a", { href: linkTo(reason) }, reason.key);
+const lock = (reason) => el("span", {}, el("a", { href: linkTo(reason) }, reason.key), ` on ${reason.engine}`);

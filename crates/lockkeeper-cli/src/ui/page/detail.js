@@ -46,6 +46,7 @@ function content(engine, key, answer, actions) {
   const parts = [head, el("dl", { class: "facts" },
     ...fact("engine", engine), ...fact("kind", lock.holders.length ? known(lock.kind) : lock.kind ?? "free"),
     ...fact("fence", known(lock.fence)),
+    ...(lock.stale ? fact("seen", "before the engine stopped answering") : []),
     ...fact("trouble", { deadlock: "deadlock", lease_low: "its lease is low", waiting: "others wait" }[lock.trouble] ?? "none"))];
   if (holder) parts.push(el("div", { class: "buttons" }, actions({ engine, key })));
   parts.push(el("h3", {}, lock.holders.length === 1 ? "Holder" : `Holders (${lock.holders.length})`));

@@ -2,16 +2,24 @@
 
 export const find = (id) => document.getElementById(id);
 
-/** An element: attributes, listeners (`onclick`), and children that are elements or text. */
+// Control characters, and those that have no width or change the direction of the text, as in table.rs.
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
+
+/** Text in which nothing hides: two keys that differ do not look the same. */
+export const plain = (text) => text.replace(HIDDEN, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+
+/** An element: attributes, listeners (`onclick`), and children that are elements or text, which is made plain. */
 export function el(name, attributes = {}, ...children) {
   const svg = ["svg", "rect", "line", "text", "title", "g"].includes(name);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (key === "title" || key === "aria-label") element.setAttribute(key, plain(String(value)));
     else element.setAttribute(key, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  const shown = children.flat().filter((child) => child !== null && child !== undefined);
+  element.append(...shown.map((child) => (typeof child === "string" ? plain(child) : child)));
   return element;
 }
 

@@ -35,7 +35,7 @@ export async function follow(onMessage, onState) {
   let wait = 500;
   for (;;) {
     try {
-      const reply = await ask("/api/v1/events");
+      const reply = await ask("/api/v1/events").catch(() => { throw new Error("the server does not answer"); });
       if (!reply.ok) throw Object.assign(new Error((await reply.json()).error), { status: reply.status });
       onState("");
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();

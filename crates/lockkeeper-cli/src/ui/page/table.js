@@ -123,15 +123,16 @@ function line(row, n) {
     ? el("span", { class: `tag ${row.trouble}` }, WORDS[row.trouble]) : null;
   const holderText = holder ? nameOf(holder) + more : "nobody";
   const start = holder && (holder.since ?? holder.seen);
+  const stale = row.stale ? el("span", { class: "tag stale", title: "the engine does not answer: this was seen last" }, "stale") : null;
   const tr = el("tr", {
-    "aria-rowindex": n + 2, class: n === chosen ? "chosen" : null,
+    "aria-rowindex": n + 2, class: [n === chosen ? "chosen" : "", row.stale ? "stale" : ""].join(" ").trim() || null,
     onclick: (event) => { if (!event.target.closest("a")) open(row); },
   },
-  el("td", { title: `${row.key} (${row.engine})` }, link, tag, el("span", { class: "engine" }, row.engine)),
+  el("td", { title: `${row.key} (${row.engine})` }, link, tag, stale, el("span", { class: "engine" }, row.engine)),
   el("td", { class: "wide" }, known(row.kind)),
   el("td", { title: holder?.note ? `${holderText}: ${holder.note}` : holderText }, holderText),
-  el("td", {}, start ? spell(since(start)) : ""),
-  el("td", {}, holder ? lease(holder) : ""),
+  el("td", {}, start && !row.stale ? spell(since(start)) : ""),
+  el("td", {}, holder && !row.stale ? lease(holder) : ""),
   el("td", { class: "wide num" }, known(row.fence)),
   el("td", { class: `num ${row.waiting ? "waiting" : ""}` }, known(row.waiting)));
   tr.dataset.id = idOf(row);

@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::WallClock;
 use crate::ports::free_port;
 use crate::server::supervised::{Home, Supervised};
 use crate::server::{connect, program};
@@ -48,6 +49,16 @@ impl Server {
             "LOCKKEEPER_REDIS_6 is {program:?}; it names the redis-server of a Redis 6.2, which scripts/test fetches"
         );
         Self::launch(Command::new(program), arguments)
+    }
+
+    /// Starts a server that has this clock.
+    ///
+    /// # Panics
+    /// Same as [`start`](Server::start).
+    pub fn with_clock(clock: &WallClock, arguments: &[&str]) -> Self {
+        let variables =
+            clock.environment().map(|(name, path)| format!("{name}={}", path.display()));
+        Self::with_environment(&variables.each_ref().map(String::as_str), arguments)
     }
 
     /// Starts a server with variables, `NAME=value`, in its environment.

@@ -46,17 +46,17 @@ impl<D: Dialect> Deployment for Database<D> {
 
     fn faults(&self, _ttl: Duration) -> Vec<Fault<'_>> {
         vec![
-            Fault::new("connections ended", move || async move {
+            Fault::new("connections-ended", move || async move {
                 D::end_sessions(&self.server, self.name(), false);
             }),
-            Fault::new("statements ended", move || async move {
+            Fault::new("statements-ended", move || async move {
                 D::end_sessions(&self.server, self.name(), true);
             }),
-            Fault::new("server killed and started again", move || async move {
+            Fault::new("server-killed", move || async move {
                 self.server.kill();
                 self.server.restart();
             }),
-            Fault::new("server stopped", move || async move {
+            Fault::new("server-stopped", move || async move {
                 self.server.pause();
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(50..2500))).await;
                 self.server.resume();

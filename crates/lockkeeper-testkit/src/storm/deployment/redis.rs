@@ -6,46 +6,42 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use super::{Deployment, Fault};
+use crate::WallClock;
 use crate::server::eventually;
 use crate::server::redis::{Cluster, DURABLE, Sentinels, Server};
 
 /// One server that keeps every write.
 #[derive(Debug)]
-pub struct OneRedis([Server; 1]);
+pub struct OneRedis(Clocked);
 
 impl OneRedis {
     /// Starts it.
     pub fn start() -> Self {
-        Self([Server::with(&DURABLE)])
+        Self(Clocked::start(1))
     }
 
     async fn out_of_memory(&self, length: Duration) {
-        self.0[0].ask(&["CONFIG", "SET", "maxmemory", "1"]);
+        self.0.servers[0].ask(&["CONFIG", "SET", "maxmemory", "1"]);
         sleep(length).await;
-        self.0[0].ask(&["CONFIG", "SET", "maxmemory", "0"]);
+        self.0.servers[0].ask(&["CONFIG", "SET", "maxmemory", "0"]);
     }
 }
 
 impl Deployment for OneRedis {
     fn url(&self) -> String {
-        self.0[0].url()
+        self.0.servers[0].url()
     }
 
     fn hosts(&self) -> Vec<SocketAddr> {
-        vec![self.0[0].address()]
+        vec![self.0.servers[0].address()]
     }
 
     fn faults(&self, ttl: Duration) -> Vec<Fault<'_>> {
-        vec![
-            scripts_forgotten(&self.0),
-            connections_killed(&self.0),
-            Fault::new("out of memory", move || {
-                self.out_of_memory(Duration::from_millis(fastrand::u64(10..1500)))
-            }),
-            killed(&self.0),
-            emptied(&self.0),
-            stopped(&self.0, ttl),
-        ]
+        let mut faults = self.0.faults(ttl);
+        faults.push(Fault::new("out-of-memory", move || {
+            self.out_of_memory(Duration::from_millis(fastrand::u64(10..1500)))
+        }));
+        faults
     }
 }
 
@@ -102,14 +98,14 @@ impl Deployment for RedisSentinels {
         vec![
             scripts_forgotten(&self.0.servers),
             connections_killed(&self.0.servers),
-            Fault::forgetful("planned failover", move || async move {
+            Fault::forgetful("failover", move || async move {
                 let old = self.master().await;
                 let sentinel = &self.0.sentinels[fastrand::usize(..3)];
                 if sentinel.ask(&["SENTINEL", "FAILOVER", "main"]) == "OK" {
                     self.replaced(old).await;
                 }
             }),
-            Fault::forgetful("master killed", move || async move {
+            Fault::forgetful("master-killed", move || async move {
                 let old = self.master().await;
                 old.kill();
                 self.replaced(old).await;
@@ -185,40 +181,93 @@ impl Deployment for RedisCluster {
         vec![
             scripts_forgotten(&self.0.servers),
             connections_killed(&self.0.servers),
-            Fault::new("slot moved", move || self.reshard()),
+            Fault::new("slot-moved", move || self.reshard()),
         ]
     }
 }
 
 /// Three servers that keep every write, of which a majority decides.
 #[derive(Debug)]
-pub struct Redlock(Vec<Server>);
+pub struct Redlock(Clocked);
 
 impl Redlock {
     /// Starts them.
     pub fn start() -> Self {
-        Self((0..3).map(|_| Server::with(&DURABLE)).collect())
+        Self(Clocked::start(3))
     }
 }
 
 impl Deployment for Redlock {
     fn url(&self) -> String {
-        let hosts: Vec<_> = self.0.iter().map(|server| server.address().to_string()).collect();
+        let servers = self.0.servers.iter();
+        let hosts: Vec<_> = servers.map(|server| server.address().to_string()).collect();
         format!("redlock://{}", hosts.join(","))
     }
 
     fn hosts(&self) -> Vec<SocketAddr> {
-        self.0.iter().map(|server| server.address()).collect()
+        self.0.servers.iter().map(|server| server.address()).collect()
     }
 
     fn faults(&self, ttl: Duration) -> Vec<Fault<'_>> {
-        vec![
-            scripts_forgotten(&self.0),
-            connections_killed(&self.0),
-            stopped(&self.0, ttl),
-            killed(&self.0),
-            emptied(&self.0),
-        ]
+        self.0.faults(ttl)
+    }
+}
+
+/// Servers that keep every write, each with a clock of its own, if there is a C compiler.
+#[derive(Debug)]
+struct Clocked {
+    servers: Vec<Server>,
+    clocks: Vec<WallClock>,
+}
+
+impl Clocked {
+    fn start(count: usize) -> Self {
+        let clocks: Vec<_> = (0..count).map_while(|_| WallClock::if_possible()).collect();
+        let server = |n: usize| match clocks.get(n) {
+            Some(clock) => Server::with_clock(clock, &DURABLE),
+            None => Server::with(&DURABLE),
+        };
+        Self { servers: (0..count).map(server).collect(), clocks }
+    }
+
+    fn faults(&self, ttl: Duration) -> Vec<Fault<'_>> {
+        let mut faults = vec![
+            scripts_forgotten(&self.servers),
+            connections_killed(&self.servers),
+            stopped(&self.servers, ttl),
+            killed(&self.servers),
+            emptied(&self.servers),
+        ];
+        if !self.clocks.is_empty() {
+            // Leases end by the wall clock: when it jumps, they end too early or too late.
+            faults.push(Fault::forgetful("clock-jump", move || self.jump(ttl)));
+            faults.push(Fault::new("clock-drift", move || self.drift()));
+        }
+        faults
+    }
+
+    /// The clock of one server is wrong by 0.1 to 10 leases, for up to a lease.
+    async fn jump(&self, ttl: Duration) {
+        let clock = &self.clocks[fastrand::usize(..self.clocks.len())];
+        let by = ttl.mul_f64(0.1 + 9.9 * fastrand::f64());
+        match fastrand::bool() {
+            true => clock.ahead(by),
+            false => clock.behind(by),
+        }
+        sleep(ttl.mul_f64(fastrand::f64())).await;
+        clock.set(0);
+    }
+
+    /// The clock of one server is 2 % too fast or too slow, for up to three seconds, and then finds
+    /// back at the same rate.
+    async fn drift(&self) {
+        const STEP: Duration = Duration::from_millis(100);
+        let clock = &self.clocks[fastrand::usize(..self.clocks.len())];
+        let (rate, steps) = (if fastrand::bool() { 2 } else { -2 }, fastrand::i64(1..30));
+        for n in (0..=steps).chain((0..steps).rev()) {
+            clock.set(n * rate);
+            sleep(STEP).await;
+        }
     }
 }
 
@@ -227,13 +276,13 @@ fn some(servers: &[Server]) -> &Server {
 }
 
 fn scripts_forgotten(servers: &[Server]) -> Fault<'_> {
-    Fault::new("scripts forgotten", move || async move {
+    Fault::new("scripts-forgotten", move || async move {
         servers.iter().for_each(|server| drop(server.ask(&["SCRIPT", "FLUSH"])));
     })
 }
 
 fn connections_killed(servers: &[Server]) -> Fault<'_> {
-    Fault::new("connections killed", move || async move {
+    Fault::new("connections-killed", move || async move {
         let server = some(servers);
         server.ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         server.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]);
@@ -241,7 +290,7 @@ fn connections_killed(servers: &[Server]) -> Fault<'_> {
 }
 
 fn killed(servers: &[Server]) -> Fault<'_> {
-    Fault::new("server killed and started again", move || async move {
+    Fault::new("server-killed", move || async move {
         let server = some(servers);
         server.kill();
         server.restart();
@@ -250,7 +299,7 @@ fn killed(servers: &[Server]) -> Fault<'_> {
 
 /// Restarts a server without its data. Locks are forgotten; fences have to rise all the same.
 fn emptied(servers: &[Server]) -> Fault<'_> {
-    Fault::forgetful("server killed and started again without its data", move || async move {
+    Fault::forgetful("server-emptied", move || async move {
         let server = some(servers);
         server.kill();
         // Fails if it has written nothing yet.
@@ -261,7 +310,7 @@ fn emptied(servers: &[Server]) -> Fault<'_> {
 
 /// Stops a server for up to one and a half times `length`.
 fn stopped(servers: &[Server], length: Duration) -> Fault<'_> {
-    Fault::new("server stopped", move || async move {
+    Fault::new("server-stopped", move || async move {
         let server = some(servers);
         server.pause();
         sleep(length.mul_f64(1.5 * fastrand::f64())).await;

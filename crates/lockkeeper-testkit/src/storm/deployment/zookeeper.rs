@@ -41,18 +41,18 @@ impl Deployment for Zookeeper {
     fn faults(&self, _ttl: Duration) -> Vec<Fault<'_>> {
         // The servers free its locks before its client can learn of it.
         let closed = || {
-            Fault::forgetful("session closed", move || async move {
+            Fault::forgetful("session-closed", move || async move {
                 self.0.close_a_session();
             })
         };
         vec![
-            Fault::new("leader killed and started again", move || async move {
+            Fault::new("leader-killed", move || async move {
                 self.restart(self.0.leader());
             }),
-            Fault::new("follower killed and started again", move || async move {
+            Fault::new("follower-killed", move || async move {
                 self.restart((self.0.leader() + 1) % 3);
             }),
-            Fault::new("server stopped", move || async move {
+            Fault::new("server-stopped", move || async move {
                 let victim = &self.0[fastrand::usize(..3)];
                 victim.pause();
                 sleep(SESSION.mul_f64(fastrand::f64())).await;

@@ -67,7 +67,7 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
         if !holders.is_empty() && holders.iter().all(|holder| holder.who.is_none()) {
             return Err(Error::Unsupported {
                 engine: NAME,
-                what: "ask a client of etcd's own to give way (it does not listen); break the lock instead"
+                what: "the holder is a client of etcd's own, which does not listen to requests to give way; break the lock instead"
                     .to_owned(),
             });
         }

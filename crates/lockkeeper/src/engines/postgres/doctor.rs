@@ -41,17 +41,20 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
     let mut judge = |is_fine, otherwise, what: String, advice: &str| {
         findings.push(Finding::check(is_fine, otherwise, what, advice));
     };
+    let allowed: bool = row.get("allowed");
+    let may = if allowed { "may" } else { "may not" };
     judge(
-        row.get("allowed"),
+        allowed,
         Severity::Problem,
-        "rights to read and write the tables of lockkeeper".into(),
+        format!("the user {may} read and write the tables of lockkeeper"),
         "grant SELECT on lockkeeper_all, and SELECT, INSERT, UPDATE and DELETE on the tables named \
          lockkeeper_*",
     );
+    let standby: bool = row.get("standby");
     judge(
-        !row.get::<bool, _>("standby"),
+        !standby,
         Severity::Problem,
-        "whether the server is the primary".into(),
+        format!("the server is {}", if standby { "a standby" } else { "the primary" }),
         "name the primary: locks on a standby exclude nobody",
     );
     judge(
@@ -77,7 +80,11 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
     judge(
         replicas == 0 || !standbys.is_empty(),
         Severity::Warning,
-        format!("{replicas} standbys, of which commits wait for: {standbys:?}"),
+        match (replicas, standbys) {
+            (0, _) => "the server has no standbys".to_owned(),
+            (_, "") => format!("the server has {replicas} standbys, and commits wait for none"),
+            _ => format!("the server has {replicas} standbys, and commits wait for {standbys:?}"),
+        },
         "a failover to a standby that lags forgets the last grants; name synchronous_standby_names",
     );
     let (connections, used): (i64, i64) = (row.get("connections"), row.get("used"));
@@ -115,7 +122,10 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
     judge(
         direct,
         Severity::Problem,
-        "whether every connection of ours has a server process of its own".into(),
+        match direct {
+            true => "every connection has a server process of its own".into(),
+            false => "connections have no server process of their own".into(),
+        },
         "a pooler lends connections by transaction; add pooler=transaction to the URL, or connect past it",
     );
     Ok(findings)

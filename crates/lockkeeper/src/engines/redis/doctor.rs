@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use super::Store;
 use super::claim::RedisClaim;
 use super::connection::Connection;
-use super::error::{code, sort};
+use super::error::{Told, code, sort};
 use super::settings::Layout;
 
 /// A clock difference that is worth reporting.
@@ -192,7 +192,7 @@ async fn probe(store: &Arc<Store>) -> Vec<Finding> {
 /// The server's error code, if a lock could not be acquired or released.
 fn code_of(error: &Error) -> Option<&str> {
     let Error::Engine { source, .. } = error else { return None };
-    source.downcast_ref().and_then(code)
+    source.downcast_ref::<Told>().and_then(|told| code(&told.0))
 }
 
 /// What failures with the same cause have in common. Permissions may be missing for one kind only.
@@ -206,7 +206,10 @@ fn cause(error: &Error) -> String {
 
 fn advice(code: Option<&str>) -> &'static str {
     match code {
-        Some("NOPERM") => "see the least-privilege rules in docs/engines/redis.md",
+        Some("NOPERM") => {
+            "allow the user of the URL the keys that start with the option prefix (~PREFIX*), and the \
+             commands that the documentation of redis: lists"
+        }
         Some("READONLY") => "this is a replica, which takes no writes: name the master",
         Some("OOM") => {
             "raise maxmemory, or delete something: held locks are kept and can be released, new ones are refused"
@@ -215,6 +218,6 @@ fn advice(code: Option<&str>) -> &'static str {
             "the server cannot write to its disk, and takes no writes until it can: its log says why"
         }
         Some("NOREPLICAS") => "fewer replicas are connected than min-replicas-to-write asks for",
-        _ => "see docs/engines/redis.md",
+        _ => "",
     }
 }

@@ -1,5 +1,7 @@
 //! Maps the errors of the client crate to those of this crate.
 
+use std::fmt;
+
 use redis::{ErrorKind, RedisError};
 
 use crate::error::Error;
@@ -10,16 +12,37 @@ pub(in crate::engines) const NAME: &str = "redis";
 /// An error with the operation that failed.
 pub(in crate::engines) fn sort(doing: impl Into<String>, error: RedisError) -> Error {
     match may_pass(&error) {
-        true => Error::unreachable(NAME, doing, error),
+        true => Error::unreachable(NAME, doing, Told(error)),
         false if error.kind() == ErrorKind::AuthenticationFailed => {
             Error::broken(NAME, doing, "the server refuses this user or password, or wants none")
         }
         false if code(&error) == Some("NOAUTH") => Error::broken(
             NAME,
             doing,
-            "the server wants a password, and was given none; it may be in the URL, or be named there with password_file=PATH or password_env=NAME",
+            "the server wants a password, and was given none; name it in the URL with password_file=PATH or password_env=NAME, or for the command with --password-file or LOCKKEEPER_PASSWORD",
         ),
-        false => Error::broken(NAME, doing, error),
+        false => Error::broken(NAME, doing, Told(error)),
+    }
+}
+
+/// What a server or a connection said, without the hash of the script that ran into it.
+#[derive(Debug)]
+pub(super) struct Told(pub(super) RedisError);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string();
+        let script = text.rsplit_once(" script: ");
+        match script.filter(|(_, rest)| rest.contains(", on @user_script")) {
+            Some((said, _)) => f.write_str(said.trim_end_matches([',', '.'])),
+            None => f.write_str(&text),
+        }
+    }
+}
+
+impl std::error::Error for Told {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
     }
 }
 
@@ -99,5 +122,19 @@ mod tests {
             assert!(is_fatal(&said(text)), "{text}");
         }
         assert_eq!(code(&said("ERR unknown command 'X'")), Some("ERR"));
+    }
+
+    #[test]
+    fn no_message_names_a_script() {
+        for text in [
+            "NOPERM ACL failure in script: No permissions to access a key script: 1f, on @user_script:1.",
+            "NOPERM ACL failure in script: No permissions to access a key, script: 1f, on @user_script:1.",
+        ] {
+            let told = Told(said(text)).to_string();
+            assert!(
+                told.ends_with("ACL failure in script: No permissions to access a key"),
+                "{told}"
+            );
+        }
     }
 }

@@ -35,7 +35,7 @@ pub(in crate::engines) async fn request_yield(store: &Store, key: &Key) -> Resul
         (true, false) => {
             return Err(Error::Unsupported {
                 engine: NAME,
-                what: "ask a client of another library to give way (it does not listen); break the lock instead"
+                what: "the holder is a client of another library, which does not listen to requests to give way; break the lock instead"
                     .to_owned(),
             });
         }

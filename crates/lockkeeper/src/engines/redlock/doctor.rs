@@ -77,7 +77,7 @@ async fn examine(
         Ok(more) => findings.extend(more),
         Err(error) => {
             let what = format!("{}: {error}", node.name());
-            findings.push(Finding::problem(what, "see docs/engines/redlock.md"));
+            findings.push(Finding::problem(what, ""));
         }
     }
     (Some(run), findings)

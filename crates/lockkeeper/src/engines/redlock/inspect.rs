@@ -121,7 +121,7 @@ async fn first<T: Send + 'static>(
 fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
     let mut waiters: Option<Vec<Entry>> = None;
     let mut holders: Vec<Vec<Entry>> = Vec::new();
-    let fence = seen.iter().filter_map(|snapshot| snapshot.fence).max();
+    let highest = seen.iter().filter_map(|snapshot| snapshot.fence).max();
     for snapshot in seen {
         for entry in snapshot.holders {
             match holders.iter_mut().find(|views| is_same(&views[0], &entry)) {
@@ -148,10 +148,13 @@ fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
         views.sort_by_key(|entry| entry.fence);
         Entry { left, ..views.swap_remove(middle) }
     });
+    let holders: Vec<_> = holders.collect();
+    // The counter of one server may be ahead of what a majority granted.
+    let fence = holders.iter().filter_map(|holder| holder.fence).max().or(highest);
     // Waiters for a quorum are in no queue; an existing queue is that of others.
     let waiters = waiters.filter(|line| !line.is_empty());
     let unknown = waiters.is_none().then_some("waiters for a quorum leave no trace on its servers");
-    Snapshot { holders: holders.collect(), waiters, unknown, fence, ..Snapshot::new(key) }
+    Snapshot { holders, waiters, unknown, fence, ..Snapshot::new(key) }
 }
 
 /// Leaves out holders that conflict with the one that most servers reported, or of equals the later
@@ -202,5 +205,15 @@ mod tests {
             let found: Vec<_> = merged.holders.iter().map(|entry| &entry.identity).collect();
             assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn the_fence_of_a_lock_is_that_of_its_grant() {
+        let counts = |number, snapshot| Snapshot { fence: Some(Fence::new(number)), ..snapshot };
+        let held = || seen(&[(5, Mode::Mutex)]);
+        let views = vec![counts(5, held()), counts(9, held()), counts(5, held())];
+        assert_eq!(merge(Key::new("key").unwrap(), views, 2).fence, Some(Fence::new(5)));
+        let free = vec![counts(5, seen(&[])), counts(9, seen(&[]))];
+        assert_eq!(merge(Key::new("key").unwrap(), free, 2).fence, Some(Fence::new(9)));
     }
 }

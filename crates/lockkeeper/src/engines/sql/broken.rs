@@ -1,7 +1,7 @@
 //! The list of the last locks that were broken, in a table beside the locks.
 
-use super::STATEMENT;
 use super::sessions::{Dialect, Sessions, within};
+use super::{STATEMENT, schema};
 use crate::engine::broken::listed;
 use crate::engine::{Break, Breaker, Entry};
 use crate::error::Result;
@@ -36,6 +36,9 @@ pub(super) async fn recorded<C: Dialect>(
 
 /// The last breaks.
 pub(super) async fn breaks<C: Dialect>(sessions: &Sessions<C>) -> Result<Vec<Break>> {
+    if !schema::exist(sessions).await? {
+        return Ok(Vec::new());
+    }
     let mut session = sessions.any().await?;
     let answer = within(STATEMENT, session.wire().breaks()).await;
     let lines = session.settle(answer, "list broken locks")?;

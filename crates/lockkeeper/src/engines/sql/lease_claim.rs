@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::lease_engine::{Answer, Busy, LeaseAsk, LeaseHeld, LeaseTable, Shared};
 use super::sessions::within;
 use super::yielding::Asked;
-use super::{LOOK_AGAIN, STATEMENT, fence};
+use super::{LOOK_AGAIN, STATEMENT, fence, schema};
 use crate::core::clock::Moment;
 use crate::engine::{Claim, Grant, Held, Mode, Released, Request};
 use crate::error::Result;
@@ -52,6 +52,7 @@ impl<T: LeaseTable> LeaseClaim<T> {
 impl<T: LeaseTable> Claim for LeaseClaim<T> {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         let shared = self.shared.clone();
+        schema::ensure(&shared.sessions).await?;
         let mut unanswered = None;
         if shared.table.starts(&self.ask, &mut self.memory) {
             let asking = shared.together(&shared.takes, &self.ask, ACQUIRE);
@@ -95,6 +96,9 @@ impl<T: LeaseTable> Claim for LeaseClaim<T> {
 
     async fn release(&mut self) -> Result<Released> {
         let (shared, key) = (&*self.shared, &self.ask.request.key);
+        if !schema::exist(&shared.sessions).await? {
+            return Ok(Released::AlreadyGone);
+        }
         let mut unanswered = None;
         let mut freed = None;
         if shared.table.is_alone(&self.memory) {

@@ -19,7 +19,7 @@ use super::lease_claim::LeaseClaim;
 use super::rows::{Row, snapshots};
 use super::sessions::{Borrowed, Dialect, Sessions, within};
 use super::yielding::{self, Asked};
-use super::{ASKED, ASKED_ANYWAY, STATEMENT, broken};
+use super::{ASKED, ASKED_ANYWAY, STATEMENT, broken, schema};
 use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease,
@@ -253,6 +253,9 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<Snapshot>> {
+        if !schema::exist(&self.shared.sessions).await? {
+            return Ok(Vec::new());
+        }
         let mut session = self.shared.sessions.any().await?;
         let answer = within(STATEMENT, self.shared.table.rows(session.wire(), query)).await;
         session.settle(answer, "look at locks").map(snapshots)
@@ -262,6 +265,9 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
         let seen = self.inspect(&Query::Key(key.clone())).await?;
         let holders: Vec<_> = seen.into_iter().flat_map(|seen| seen.holders).collect();
         let breaking = async {
+            if !schema::exist(&self.shared.sessions).await? {
+                return Ok(Vec::new());
+            }
             let mut session = self.shared.sessions.of(key).await?;
             let breaking = self.shared.table.break_lock(session.wire(), key);
             let answer = within(STATEMENT, breaking).await;
@@ -283,6 +289,9 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
+        if !schema::exist(&self.shared.sessions).await? {
+            return Ok(vec![schema::missing_finding::<T::Wire>()]);
+        }
         T::Wire::doctor(&self.shared.sessions).await
     }
 

@@ -1,22 +1,59 @@
 //! Whether the tables of a database exist, and have the version that this code needs.
 
 use std::cmp::Ordering;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::STATEMENT;
 use super::sessions::{Dialect, Sessions, within};
+use super::settings::Create;
 use crate::engine::Finding;
 use crate::error::{Error, Result};
 
-/// Checks that the database has our tables, and creates them if it has none and `create` is set.
-pub(crate) async fn prepare<C: Dialect>(sessions: &Sessions<C>, create: bool) -> Result<()> {
+/// Checks the version of our tables, and creates them if there are none, now or later.
+pub(crate) async fn prepare<C: Dialect>(sessions: &Sessions<C>, create: Create) -> Result<()> {
     let mut found = version(sessions).await?;
-    if found.is_none() && create {
+    if found.is_none() && create == Create::Yes {
         make(sessions).await?;
         found = version(sessions).await?;
     }
-    let missing =
-        || missing::<C>("they are not there; the option create is no, or somebody removed them");
-    match mismatch::<C>(found.ok_or_else(missing)?) {
+    match found {
+        Some(found) => check::<C>(found),
+        None if create == Create::Later => {
+            sessions.lacks_tables.store(true, Relaxed);
+            Ok(())
+        }
+        None => {
+            let why = "they are not there; the option create is no, or somebody removed them";
+            Err(missing::<C>(why))
+        }
+    }
+}
+
+/// Whether there are tables to look at. Others may have created them meanwhile.
+pub(super) async fn exist<C: Dialect>(sessions: &Sessions<C>) -> Result<bool> {
+    if !sessions.lacks_tables.load(Relaxed) {
+        return Ok(true);
+    }
+    let Some(found) = version(sessions).await? else { return Ok(false) };
+    check::<C>(found)?;
+    sessions.lacks_tables.store(false, Relaxed);
+    Ok(true)
+}
+
+/// Creates the tables if there are none.
+pub(super) async fn ensure<C: Dialect>(sessions: &Sessions<C>) -> Result<()> {
+    if exist(sessions).await? {
+        return Ok(());
+    }
+    make(sessions).await?;
+    match exist(sessions).await? {
+        true => Ok(()),
+        false => Err(missing::<C>("they were made, and are not there")),
+    }
+}
+
+fn check<C: Dialect>(found: i32) -> Result<()> {
+    match mismatch::<C>(found) {
         None => Ok(()),
         Some((what, advice)) => {
             Err(Error::broken(C::ENGINE, "keep locks here", format!("{what}; {advice}")))
@@ -61,6 +98,18 @@ fn mismatch<C: Dialect>(found: i32) -> Option<(String, String)> {
         Ordering::Greater => "use a newer lockkeeper, as the one that made them".to_owned(),
     };
     Some((what, advice))
+}
+
+/// The finding of `doctor` about a database without our tables.
+pub(super) fn missing_finding<C: Dialect>() -> Finding {
+    Finding::warning(
+        "this database has no tables of lockkeeper: nothing else was checked",
+        format!(
+            "the first lock creates them, if the user of the URL may; or an administrator runs what \
+             `lockkeeper explain --schema {}:` prints",
+            C::ENGINE
+        ),
+    )
 }
 
 /// The finding of `doctor` about the version of the tables.

@@ -19,7 +19,7 @@ use super::session_claim::SessionClaim;
 use super::session_lock::{Ask, Looked, SessionLock, Taken};
 use super::sessions::{Dialect, Session, Sessions, within};
 use super::yielding::{self, Asked};
-use super::{ASKED, STATEMENT, broken, fence};
+use super::{ASKED, STATEMENT, broken, fence, schema};
 use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal,
@@ -186,7 +186,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
         if ours.is_empty() && !others.is_empty() {
             return Err(Error::unsupported(
                 H::GUARANTEES.engine,
-                "ask a connection of another program to give way (it does not listen); break the lock instead",
+                "the holder is another program, which does not listen to requests to give way; break the lock instead",
             ));
         }
         yielding::ask(&self.shared.sessions, key, &ours).await?;
@@ -194,6 +194,9 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
+        if !schema::exist(&self.shared.sessions).await? {
+            return Ok(vec![schema::missing_finding::<H::Wire>()]);
+        }
         H::Wire::doctor(&self.shared.sessions).await
     }
 
@@ -205,6 +208,9 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
 
 impl<H: SessionLock> Shared<H> {
     async fn look(&self, query: &Query) -> Result<Looked> {
+        if !schema::exist(&self.sessions).await? {
+            return Ok(Looked { seen: Vec::new(), unknown: None });
+        }
         let mut session = self.sessions.any().await?;
         let answer = within(STATEMENT, H::look(session.wire(), query)).await;
         session.settle(answer, "look at locks")
@@ -218,6 +224,7 @@ impl<H: SessionLock> Shared<H> {
 
     /// Asks on a connection that may have been idle for long; if it is dead, on a new one.
     pub(super) async fn take(&self, ask: &Ask) -> Result<Answered<H>> {
+        schema::ensure(&self.sessions).await?;
         let spare = lock(&self.spare).pop();
         let was_idle = spare.is_some();
         let mut connection = match spare {

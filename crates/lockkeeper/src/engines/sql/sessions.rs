@@ -6,6 +6,7 @@
 //! unpredictable.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -87,6 +88,8 @@ pub(crate) struct Sessions<C: Dialect> {
     /// Whether a transaction-mode pooler provides these connections. Session settings are then
     /// lost, or affect other clients.
     is_lent: bool,
+    /// Whether the database had none of our tables when we last looked.
+    pub(super) lacks_tables: AtomicBool,
     requests: Vec<Home<C>>,
     renewals: Home<C>,
 }
@@ -104,7 +107,13 @@ pub(crate) struct Borrowed<'a, C: Dialect> {
 impl<C: Dialect> Sessions<C> {
     pub(crate) fn new(options: C::Options, connections: usize) -> Self {
         let requests = (0..connections.max(1)).map(|_| Mutex::default()).collect();
-        Self { options, is_lent: false, requests, renewals: Mutex::default() }
+        Self {
+            options,
+            is_lent: false,
+            lacks_tables: AtomicBool::new(false),
+            requests,
+            renewals: Mutex::default(),
+        }
     }
 
     /// Connections without session settings.

@@ -13,9 +13,19 @@ pub(crate) struct Settings<S, O> {
     pub(crate) strategy: S,
     pub(crate) options: O,
     pub(crate) connections: usize,
-    /// Whether to create the tables if they do not exist.
-    pub(crate) create: bool,
+    pub(crate) create: Create,
     password_file: Option<String>,
+}
+
+/// Who creates the tables if they do not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Create {
+    /// A client that connects.
+    Yes,
+    /// A client's first claim: one that only looks changes nothing.
+    Later,
+    /// An administrator.
+    No,
 }
 
 impl<S: Copy, O: ConnectOptions> Settings<S, O> {
@@ -28,7 +38,8 @@ impl<S: Copy, O: ConnectOptions> Settings<S, O> {
         native: &[&'static str],
     ) -> Result<Self> {
         let strategy = options.choice("strategy", strategies)?.unwrap_or(strategies[0].1);
-        let create = options.choice("create", &[("yes", true), ("no", false)])?.unwrap_or(true);
+        let create = [("yes", Create::Yes), ("later", Create::Later), ("no", Create::No)];
+        let create = options.choice("create", &create)?.unwrap_or(Create::Yes);
         let connections = connections(options.take("connections")?)?;
         let password_file = options.take("password_file")?;
         let mut url = endpoint.expose().clone();

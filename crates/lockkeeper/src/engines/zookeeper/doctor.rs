@@ -58,7 +58,9 @@ async fn servers(shared: &Shared) -> Vec<Finding> {
             Ok(Ok(answer)) => match mode(&answer) {
                 Some(mode) => {
                     voters += usize::from(matches!(&*mode, "leader" | "follower"));
-                    Finding::fine(format!("{place} answers; it is a {mode}"))
+                    let article = if mode == "observer" { "an" } else { "a" };
+                    let server = if mode == "standalone" { " server" } else { "" };
+                    Finding::fine(format!("{place} answers; it is {article} {mode}{server}"))
                 }
                 None => Finding::fine(format!(
                     "{place} answers, but does not say what it is; allow the command srvr \
@@ -71,7 +73,10 @@ async fn servers(shared: &Shared) -> Vec<Finding> {
     }
     if voters < 3 {
         findings.push(Finding::warning(
-            format!("{voters} servers of an ensemble were seen: not one of them can fail"),
+            match voters {
+                0 => "no ensemble was seen: locks are gone while this server is".to_owned(),
+                _ => format!("{voters} of an ensemble were seen: none of them may fail"),
+            },
             "name all servers in the URL, and run three or five of them",
         ));
     }

@@ -1,0 +1,72 @@
+"""The figures that lockkeeper is meant to reach, as ratios within one run, and whether it does."""
+
+
+class Results:
+    """What was measured, by engine, scenario and client. A figure that is missing is None."""
+
+    def __init__(self, files):
+        self.files = files
+
+    def get(self, engine, scenario, client, *path):
+        found = self.files.get((engine, scenario), {}).get("clients", {}).get(client, {})
+        for step in path:
+            found = (found or {}).get(step)
+        return found
+
+    def rate(self, engine, scenario, client="lockkeeper"):
+        return self.get(engine, scenario, client, "rate")
+
+    def cycle(self, engine, scenario, client="lockkeeper"):
+        return self.get(engine, scenario, client, "cycle", "p50")
+
+
+def ratio(one, other):
+    return one / other if one is not None and other else None
+
+
+def rows(results):
+    """(what, target, measured, met) for each; met is None if it was not measured."""
+    r = results
+    out = []
+
+    def at_least(what, value, target, unit=" ×"):
+        out.append((what, f"≥ {target:g}{unit}", shown(value, unit), None if value is None else value >= target))
+
+    def at_most(what, value, target, unit=" ×"):
+        out.append((what, f"≤ {target:g}{unit}", shown(value, unit), None if value is None else value <= target))
+
+    at_most("Redis, one task: the cycle against two round trips of a bare socket",
+            ratio(r.cycle("redis", "one"), r.cycle("redis", "one", "socket")), 1.1)
+    handoffs = r.get("redis", "hot8", "lockkeeper", "handoffs")
+    at_least("Redis, 8 processes, one key: hand-offs against the baseline",
+             ratio(handoffs, r.get("redis", "hot8", "baseline", "handoffs")), 3)
+    at_least("the same: Jain's index over 100 ms", r.get("redis", "hot8", "lockkeeper", "jain"), 0.99, "")
+    alone = r.rate("redis", "alone")
+    at_least("Redis, 8 processes, a section of 1 ms: against one client alone",
+             ratio(r.rate("redis", "section"), alone), 0.85)
+    p99 = r.get("redis", "section", "lockkeeper", "wait", "p99")
+    at_most("the same: p99 of the wait against the ideal first-come wait",
+            ratio(p99, 7e6 / alone if alone else None), 1.5)
+    at_least("the same: Jain's index over 100 ms", r.get("redis", "section", "lockkeeper", "jain"), 0.99, "")
+    crowds = [f"waiters{n}" for n in (4, 64, 256, 512)]
+    rates = [r.rate("redis", crowd) for crowd in crowds]
+    known = None not in rates
+    at_most("Redis, 4 to 512 clients, one key: the fastest against the slowest",
+            max(rates) / min(rates) if known else None, 1.25)
+    commands = [r.get("redis", crowd, "lockkeeper", "commands_per_handoff") for crowd in crowds]
+    at_most("the same: commands at the server per hand-off", None if None in commands else max(commands), 20, "")
+    at_least("Redis, 16 tasks of one process, one key: hand-offs against those between 8 processes",
+             ratio(r.get("redis", "tasks16", "lockkeeper", "handoffs"), handoffs), 20)
+    at_most("Redlock, five servers, one task: the cycle against node-redlock",
+            ratio(r.cycle("redlock", "one"), r.cycle("redlock", "one", "node-redlock")), 1)
+    pings = r.rate("redis", "one", "socket")
+    pings = 2 * pings if pings else None
+    at_least("Redis, two rivals, guards dropped: hand-offs against `PING`s",
+             ratio(r.get("redis", "rivals", "lockkeeper-dropped", "handoffs"), pings), 0.1)
+    longest = r.get("redis", "rivals", "lockkeeper-dropped", "wait", "max")
+    at_most("the same: the longest wait, in `PING`s", longest * pings / 1e6 if longest and pings else None, 100, "")
+    return out
+
+
+def shown(value, unit):
+    return "–" if value is None else f"{value:.3g}{unit}"
