@@ -52,6 +52,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         scope,
         survives,
         reentrance,
+        hand_over,
         ..
     } = *g;
     let scope = match scope {
@@ -142,6 +143,14 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         }
         _ => NEWER,
     };
+    let hand_over = match hand_over {
+        Support::Yes => "Tasks of one process hand a lock over among themselves for up to 10 ms, \
+                         then the store decides again."
+            .to_owned(),
+        Support::No(reason) => {
+            format!("Tasks of one process do not hand a lock over among themselves: {reason}.")
+        }
+    };
     vec![
         scope.to_owned(),
         death.to_owned(),
@@ -160,6 +169,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
             refused => supported("Semaphores (--limit N)", refused),
         },
         reentrance.to_owned(),
+        hand_over,
     ]
 }
 
@@ -206,7 +216,7 @@ mod tests {
         for (url, guarantees) in engines::ways() {
             let text = sentences(&guarantees).join("\n");
             assert!(text.contains("does not"), "{url}: {text}");
-            assert_eq!(sentences(&guarantees).len(), 10);
+            assert_eq!(sentences(&guarantees).len(), 11);
         }
     }
 

@@ -80,6 +80,11 @@ bugs! {
     PermitLeaked = "permit-leaked",
     /// The fence counter is lost after every eight grants, and starts again.
     FenceFromLostCounter = "fence-from-lost-counter",
+    /// The fences that a grant reserves, for the tasks of a client to hand the lock over with, are
+    /// granted to others as well.
+    ReservedFencesNotKept = "reserved-fences-not-kept",
+    /// The first of the reserved fences is that of the grant: it is passed on with the lock.
+    FencePassedOn = "fence-passed-on",
 }
 
 /// An engine with a bug.
@@ -146,7 +151,11 @@ impl Engine for Buggy {
         if self.bug == Bug::WriterAsReader && request.mode == Mode::Write {
             request.mode = Mode::Read;
         }
-        let claim = self.engine.claim(request.clone());
+        let mut really = request.clone();
+        if self.bug == Bug::ReservedFencesNotKept {
+            really.reserve = 0;
+        }
+        let claim = self.engine.claim(really);
         let [failed, waiting, woken, unconfirmed] = [false; 4];
         let engine = self.clone();
         Box::new(BuggyClaim { claim, request, engine, failed, waiting, woken, unconfirmed })
@@ -262,6 +271,11 @@ impl Claim for BuggyClaim {
                 grant.fence = Fence::new(engine.fences.fetch_add(1, Ordering::Relaxed) + 1);
             }
             Bug::FenceFromLostCounter => grant.fence = Fence::new(1 + grant.fence.get() % 8),
+            Bug::ReservedFencesNotKept => grant.reserved = self.request.reserve,
+            // Stands for a hand-over in the core that does not count on.
+            Bug::FencePassedOn if grant.reserved > 0 => {
+                grant.fence = Fence::new(grant.fence.get() - 1);
+            }
             Bug::OneSlotForAll => grant.slots.fill(0),
             _ => {}
         }

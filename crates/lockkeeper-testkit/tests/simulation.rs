@@ -119,4 +119,6 @@ found! {
     a_dropped_wake_up_is_found: WakeUpDropped,
     a_leaked_permit_is_found: PermitLeaked,
     fences_from_a_lost_counter_are_found: FenceFromLostCounter,
+    reserved_fences_that_are_granted_twice_are_found: ReservedFencesNotKept,
+    a_fence_that_is_passed_on_is_found: FencePassedOn,
 }

@@ -24,7 +24,8 @@ pub struct Election {
 
 impl Election {
     pub(crate) fn new(client: Client, name: &str) -> Self {
-        let lock = client.mutex(name).note(format!("candidate {}", whoami()));
+        // Observers see a new term by the fence in the store.
+        let lock = client.mutex(name).note(format!("candidate {}", whoami())).hand_over(false);
         Self { client, name: name.to_owned(), lock }
     }
 

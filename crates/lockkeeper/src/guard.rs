@@ -224,6 +224,9 @@ impl Guard {
     pub async fn release(mut self) -> Result<Release> {
         let hold = self.hold.take().expect("only release takes the hold");
         hold.inner.check_process()?;
+        if hold.inner.local.hand_over(&hold) {
+            return Ok(Release::Released);
+        }
         let lost = hold.loss().is_some();
         let _pending = hold.inner.pending();
         let Some(claim) = hold.inner.local.take_last_guard(&hold) else {
@@ -254,7 +257,7 @@ impl Guard {
         Self { hold: Some(hold.clone()), _mark: mark, _client: Client::of(&hold.inner) }
     }
 
-    fn hold(&self) -> &Arc<Hold> {
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
         self.hold.as_ref().expect("only release takes the hold, and it takes the guard too")
     }
 }
@@ -264,6 +267,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take()
             && !hold.inner.is_inherited()
+            && !hold.inner.local.hand_over(&hold)
             && hold.inner.local.drop_guard(&hold)
         {
             hold.end(Loss::Released);

@@ -39,6 +39,7 @@ pub struct Lock {
     kept_when_lost: bool,
     owner: Option<Owner>,
     note: Option<Arc<str>>,
+    hand_over: bool,
     /// A number of permits that was set on a lock that is no semaphore.
     misplaced_permits: Option<u32>,
 }
@@ -57,6 +58,7 @@ impl Lock {
             kept_when_lost: false,
             owner: None,
             note: None,
+            hand_over: true,
             misplaced_permits: None,
         }
     }
@@ -121,6 +123,20 @@ impl Lock {
     /// reader. Permits of a semaphore are always counted.
     pub fn owner(mut self, owner: &Owner) -> Self {
         self.owner = Some(owner.clone());
+        self
+    }
+
+    /// Sets whether the lock may be handed over between tasks of this client without the store.
+    /// Default: yes.
+    ///
+    /// When tasks of one client queue for an exclusive lock, it passes from one to the next without
+    /// a request, each time with a fence of its own, for up to 10 ms; then the store decides, so
+    /// that other clients get in. Only tasks that ask for it on the same terms take part. A
+    /// [fair](Lock::fair) lock, a [fixed lease](Lock::lease) and a lock with an
+    /// [owner](Lock::owner) are never handed over, nor is any lock on an engine
+    /// [whose grants reserve no fences](crate::Guarantees::hand_over).
+    pub fn hand_over(mut self, on: bool) -> Self {
+        self.hand_over = on;
         self
     }
 
@@ -362,6 +378,14 @@ impl Lock {
             kept_when_lost: self.kept_when_lost,
             owner: self.owner.clone(),
             note: self.note.clone(),
+            // A fair lock goes to whoever came first, and the length of a fixed lease counts from
+            // its grant. The store knows the owner, and would let it enter again from elsewhere.
+            hand_over: self.hand_over
+                && self.mode.is_exclusive()
+                && !self.fair
+                && !self.fixed
+                && self.owner.is_none()
+                && guarantees.hand_over == Support::Yes,
         })
     }
 }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lockkeeper::Client;
-use lockkeeper::engine::Scope;
+use lockkeeper::engine::{Scope, Support};
 use serde::Serialize;
 use tokio::sync::Mutex;
 
@@ -44,6 +44,10 @@ struct Figures {
     contenders: u32,
     /// What contended: processes, or tasks if the engine is limited to one process.
     between: &'static str,
+    /// The same between tasks of one process that hand the lock over among themselves, if the
+    /// engine supports that, and through the store.
+    handed_over: Option<Spread>,
+    through_the_store: Spread,
     /// Figures for Redis only.
     #[serde(skip_serializing_if = "Option::is_none")]
     redis: Option<redis::Figures>,
@@ -78,7 +82,7 @@ async fn measure(args: &Bench) -> Result<Figures, Failure> {
     let url = endpoint.spell_out();
     let client = Client::connect(&url).await?;
     let key = format!("lockkeeper-bench-{}", std::process::id());
-    let slice = args.seconds / 5;
+    let slice = args.seconds / 6;
     let lock = || client.mutex(&key);
 
     let cycle = cycle(slice, async || {
@@ -108,13 +112,14 @@ async fn measure(args: &Bench) -> Result<Figures, Failure> {
 
     let crew = Crew { contenders: args.processes, time: slice };
     let holds = match client.guarantees().scope {
-        Scope::Process => worker::tasks(&crew, &client, &key).await?,
+        Scope::Process => worker::tasks(&crew, &lock().hand_over(false)).await?,
         _ => crew.run(&Work::Lock { url, key: key.clone() }).await?,
     };
     let floor = match &scratch {
         Some(scratch) => Some(crew.run(&Work::Flock { path: scratch.path.clone() }).await?),
         None => None,
     };
+    let (handed_over, through_the_store) = between_tasks(&client, &key, slice).await?;
     let redis = redis::measure(&endpoint, &client, args.seconds).await?;
     let between = if client.guarantees().scope == Scope::Process { "tasks" } else { "processes" };
     let figures = Figures {
@@ -128,6 +133,8 @@ async fn measure(args: &Bench) -> Result<Figures, Failure> {
         fairness_floor: floor.as_ref().map(|floor| fairness(floor)),
         contenders: args.processes,
         between,
+        handed_over,
+        through_the_store,
         redis,
     };
     client.close().await;
@@ -172,6 +179,32 @@ impl Meter {
         let per_second = self.took.len() as f64 / self.spent.as_secs_f64();
         Spread::of(self.took, per_second)
     }
+}
+
+/// How many tasks of one process contend.
+const TASKS: u32 = 16;
+
+/// The hand-off between tasks of one process, handed over and through the store, in turns: what
+/// else the machine does hits both alike.
+async fn between_tasks(
+    client: &Client,
+    key: &str,
+    time: Duration,
+) -> Result<(Option<Spread>, Spread), Failure> {
+    let crew = Crew { contenders: TASKS, time: time / 8 };
+    let is_supported = client.guarantees().hand_over == Support::Yes;
+    let mut holds = [vec![Vec::new(); TASKS as usize], vec![Vec::new(); TASKS as usize]];
+    for round in 0..8 {
+        let hand_over = round % 2 == 0 && is_supported;
+        let some = worker::tasks(&crew, &client.mutex(key).hand_over(hand_over)).await?;
+        for (all, some) in holds[usize::from(hand_over)].iter_mut().zip(some) {
+            all.extend(some);
+        }
+    }
+    let [through_the_store, handed_over] = holds;
+    let time = if is_supported { time / 2 } else { time };
+    let handed_over = is_supported.then(|| hand_off(&handed_over, time));
+    Ok((handed_over, hand_off(&through_the_store, time)))
 }
 
 /// From each release to the next grant, if that went to another contender.
@@ -235,6 +268,10 @@ impl Figures {
         row("hand-off", &self.hand_off, self.hand_off_floor.as_ref());
         if let Some(floor) = &self.hand_off_floor {
             row("floor: flock on one file", floor, None);
+        }
+        row(&format!("{TASKS} tasks, through the store"), &self.through_the_store, None);
+        if let Some(handed_over) = &self.handed_over {
+            row(&format!("{TASKS} tasks, handed over"), handed_over, None);
         }
         let fairness = match self.fairness_floor {
             Some(floor) => format!("{:.3} (flock: {floor:.3})", self.fairness),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use lockkeeper::Client;
+use lockkeeper::{Client, Lock};
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -59,15 +59,11 @@ impl Crew {
 }
 
 /// Runs contending tasks of this process.
-pub(crate) async fn tasks(
-    crew: &Crew,
-    client: &Client,
-    key: &str,
-) -> Result<Vec<Vec<Hold>>, Failure> {
+pub(crate) async fn tasks(crew: &Crew, lock: &Lock) -> Result<Vec<Vec<Hold>>, Failure> {
     let until = now() + nanos(crew.time);
     let tasks: Vec<_> = (0..crew.contenders)
         .map(|_| {
-            let lock = client.mutex(key);
+            let lock = lock.clone();
             tokio::spawn(async move {
                 let mut holds = Vec::new();
                 while now() < until {

@@ -171,7 +171,14 @@ fn bench_measures_against_the_floor() {
         let told =
             place.run(&format!("bench {url} --seconds 0.5 --processes 3 --json")).exits(0).stdout;
         let told: Value = serde_json::from_str(&told).unwrap();
-        for figure in ["cycle", "cycle_dropped", "cycle_floor", "hand_off"] {
+        for figure in [
+            "cycle",
+            "cycle_dropped",
+            "cycle_floor",
+            "hand_off",
+            "handed_over",
+            "through_the_store",
+        ] {
             assert!(told[figure]["p50"].as_f64().unwrap() > 0.0, "{url} {figure}: {told}");
         }
         let fairness = told["fairness"].as_f64().unwrap();

@@ -20,6 +20,7 @@ mod election;
 mod exclusion;
 mod faults;
 mod fences;
+mod hand_over;
 mod inspect;
 mod leases;
 mod multi;
@@ -116,6 +117,11 @@ macro_rules! __cases {
             fences::fences_rise_over_clients
             fences::fences_rise_after_the_store_was_opened_again
             fences::readers_carry_the_last_writers_fence
+
+            hand_over::fences_rise_over_tasks_that_hand_a_lock_over
+            hand_over::a_lock_is_not_handed_over_against_the_wish_of_its_holder
+            hand_over::tasks_that_hand_a_lock_over_let_other_clients_in
+            hand_over::a_loss_reaches_the_task_that_a_lock_was_handed_over_to
 
             leases::a_fixed_lease_ends_by_itself
             leases::a_fixed_lease_lasts_as_long_as_asked_whatever_was_before

@@ -69,13 +69,16 @@ fn check_resource(accesses: &[Access], found: &mut Vec<Violation>) {
 /// Ends the holds of evicted holders, which could not be signalled at once. But they must have
 /// stopped when the lease they had at that moment was over.
 fn cut_at_evictions(history: &History, found: &mut Vec<Violation>) -> Vec<Acquisition> {
-    let mut evictions: HashMap<(&str, u64), &Eviction> = HashMap::new();
+    let mut evictions: BTreeMap<(&str, u64), &Eviction> = BTreeMap::new();
     for eviction in &history.evictions {
         evictions.entry((&eviction.key, eviction.fence)).or_insert(eviction);
     }
     let mut held = history.acquisitions.clone();
     for acquisition in &mut held {
-        let Some(eviction) = evictions.get(&(acquisition.key.as_str(), acquisition.fence)) else {
+        let (key, fence) = (acquisition.key.as_str(), acquisition.fence);
+        let before = evictions.range((key, 0)..=(key, fence)).next_back();
+        // The evicted holder may have got the lock from another task of its client.
+        let Some((_, eviction)) = before.filter(|(_, eviction)| fence <= eviction.last) else {
             continue;
         };
         let claimed = acquisition.claimed();

@@ -87,8 +87,10 @@ impl Acquisition {
 pub struct Eviction {
     /// The lock.
     pub key: String,
-    /// The fence under which it was held.
+    /// The fence under which it was granted.
     pub fence: u64,
+    /// The last fence that its grant reserved.
+    pub last: u64,
     /// When.
     pub at: Duration,
 }

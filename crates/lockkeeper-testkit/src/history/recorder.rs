@@ -58,9 +58,9 @@ impl Recorder {
         Mark { recorder: self.clone(), at }
     }
 
-    /// A lock was broken.
-    pub fn evicted(&self, key: &str, fence: u64) {
-        let eviction = Eviction { key: key.to_owned(), fence, at: self.now() };
+    /// A lock was broken that was granted with these fences, the first and the last.
+    pub fn evicted(&self, key: &str, fence: u64, last: u64) {
+        let eviction = Eviction { key: key.to_owned(), fence, last, at: self.now() };
         self.lock().evictions.push(eviction);
     }
 

@@ -11,7 +11,7 @@ use lockkeeper::engine::{
     Request, Snapshot,
 };
 use lockkeeper::engines::memory::Memory;
-use lockkeeper::{Guard, Key, Result};
+use lockkeeper::{Fence, Guard, Key, Result};
 
 use crate::history::Recorder;
 
@@ -22,7 +22,15 @@ pub(super) struct Store {
     /// In thousandths.
     fast: u32,
     recorder: Arc<Recorder>,
-    admitted: Arc<Mutex<HashMap<(String, u64), Duration>>>,
+    /// By key and fence.
+    admitted: Arc<Mutex<HashMap<(String, u64), Admission>>>,
+}
+
+/// When a lock was granted, and how many fences the grant reserved.
+#[derive(Debug, Clone, Copy)]
+struct Admission {
+    at: Duration,
+    reserved: u32,
 }
 
 impl Store {
@@ -30,12 +38,17 @@ impl Store {
         Self { memory: Memory::new(), fast, recorder, admitted: Arc::default() }
     }
 
-    /// When the store granted this lock. Unknown for readers, which share a fence.
+    /// When the store granted this lock. Unknown for readers, which share a fence, and for a task
+    /// that another task handed the lock over to.
     pub(super) fn admitted(&self, guard: &Guard) -> Option<Duration> {
         if guard.mode() == Mode::Read {
             return None;
         }
-        let grant = (guard.key().to_string(), guard.fence().get());
+        self.admission(guard.key(), guard.fence()).map(|admission| admission.at)
+    }
+
+    fn admission(&self, key: &Key, fence: Fence) -> Option<Admission> {
+        let grant = (key.to_string(), fence.get());
         self.admitted.lock().expect("nothing panics under this lock").get(&grant).copied()
     }
 
@@ -45,7 +58,9 @@ impl Store {
         let by = Breaker::new(lockkeeper::whoami().into(), None);
         let evicted = self.memory.break_lock(&key, &by).await.expect("memory does not fail");
         for fence in evicted.iter().filter_map(|entry| entry.fence) {
-            self.recorder.evicted(key.as_str(), fence.get());
+            let reserved = self.admission(&key, fence).map_or(0, |admission| admission.reserved);
+            let last = fence.get() + u64::from(reserved);
+            self.recorder.evicted(key.as_str(), fence.get(), last);
         }
     }
 
@@ -118,7 +133,8 @@ impl Claim for Watched {
                 let this = (self.asked.key.to_string(), grant.fence.get());
                 let now = self.store.recorder.now();
                 let mut admitted = self.store.admitted.lock().expect("nothing panics here");
-                admitted.entry(this).or_insert(now);
+                let admission = Admission { at: now, reserved: grant.reserved };
+                admitted.entry(this).or_insert(admission);
             }
         }
         Ok(grant)

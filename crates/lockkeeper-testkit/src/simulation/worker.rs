@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lockkeeper::engine::Mode;
 use lockkeeper::{Backoff, Client, Error, Guard, Lock, Loss, Multi, Owner, Result};
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::store::Store;
@@ -40,9 +41,10 @@ impl Worker {
         let mut surprises = Vec::new();
         for n in 0..self.random.usize(2..8) {
             sleep(self.some(400)).await;
-            let outcome = match self.chance(10) {
-                true => self.take_two(n).await,
-                false => self.take_one(n).await,
+            let outcome = match self.random.u32(0..100) {
+                0..10 => self.take_two(n).await,
+                10..25 => self.take_in_a_crowd(n).await,
+                _ => self.take_one(n).await,
             };
             match outcome {
                 Ok(()) | Err(Error::Timeout { .. } | Error::Engine { .. }) => {}
@@ -79,10 +81,54 @@ impl Worker {
             })
             .collect();
         for guard in guards.guards() {
-            self.access(guard, &marks[0], &owner, true).await;
+            self.access(guard, &marks[0], &owner, true, 150).await;
         }
         marks.iter().for_each(Mark::releasing);
         guards.release().await?;
+        Ok(())
+    }
+
+    /// Several tasks of one client hold the same lock, each for a short time: they hand it over.
+    async fn take_in_a_crowd(&mut self, n: usize) -> Result<()> {
+        let ttl = Duration::from_millis(if self.chance(20) { 30 } else { 2_000 });
+        let (mut crowd, size) = (JoinSet::new(), self.random.usize(3..8));
+        for member in 0..size {
+            let mut member = Worker {
+                name: format!("{}.{n}.{member}", self.name),
+                owner: self.owner.clone(),
+                clients: self.clients.clone(),
+                home: self.home,
+                permits: self.permits,
+                store: self.store.clone(),
+                recorder: self.recorder.clone(),
+                resource: self.resource.clone(),
+                random: self.random.fork(),
+            };
+            crowd.spawn(async move { member.take_briefly(ttl).await });
+        }
+        let mut outcome = Ok(());
+        while let Some(member) = crowd.join_next().await {
+            outcome = outcome.and(member.expect("a member of a crowd does not panic"));
+        }
+        outcome
+    }
+
+    async fn take_briefly(&mut self, ttl: Duration) -> Result<()> {
+        let lock = self.clients[self.home].mutex("m0").ttl(ttl);
+        let wish = Wish { lock, ttl, owner: self.name.clone(), reentrant: false };
+        for _ in 0..2 {
+            let called = self.recorder.now();
+            let Some(guard) = self.acquire(wish.lock.clone()).await? else { continue };
+            let mark = self.mark(&guard, &wish, called);
+            listen(&guard, &mark);
+            self.access(&guard, &mark, &wish.owner, true, 3).await;
+            mark.releasing();
+            match self.random.bool() {
+                true => drop(guard),
+                false => _ = guard.release().await,
+            }
+            mark.released();
+        }
         Ok(())
     }
 
@@ -166,7 +212,7 @@ impl Worker {
 
     async fn use_it(&mut self, guard: &Guard, mark: &Mark, wish: &Wish, careful: bool) {
         for _ in 0..self.random.usize(1..4) {
-            if !self.access(guard, mark, &wish.owner, careful).await {
+            if !self.access(guard, mark, &wish.owner, careful, 150).await {
                 return;
             }
             if wish.reentrant && self.chance(30) {
@@ -176,7 +222,14 @@ impl Worker {
     }
 
     /// Reads, pauses, and writes. False if the lock or the resource refused.
-    async fn access(&mut self, guard: &Guard, mark: &Mark, owner: &str, careful: bool) -> bool {
+    async fn access(
+        &mut self,
+        guard: &Guard,
+        mark: &Mark,
+        owner: &str,
+        careful: bool,
+        pause: u64,
+    ) -> bool {
         let fence = guard.fence().get();
         let shared = guard.mode() == Mode::Read;
         let object = (guard.key().to_string(), guard.slots().first().copied().unwrap_or(0));
@@ -186,7 +239,7 @@ impl Worker {
         let Some(saw) = self.resource.read(&object, fence, owner, shared) else { return false };
         mark.used();
         // Sometimes far longer than any lease: as if the process had been stopped meanwhile.
-        let longest = if self.chance(20) { 6_000 } else { 150 };
+        let longest = if self.chance(20) { 40 * pause } else { pause };
         sleep(self.some(longest)).await;
         if shared || (careful && guard.check().is_err()) {
             return shared;

@@ -70,6 +70,12 @@ impl Lock {
         self
     }
 
+    /// See [`crate::Lock::hand_over`].
+    pub fn hand_over(mut self, on: bool) -> Self {
+        self.lock = self.lock.hand_over(on);
+        self
+    }
+
     /// See [`crate::Lock::note`].
     pub fn note(mut self, note: impl AsRef<str>) -> Self {
         self.lock = self.lock.note(note);

@@ -21,7 +21,7 @@ use super::local_queue::{Enter, Ticket, Wake};
 use super::release::{BackgroundWork, Releasing, begin_release};
 use super::telemetry::Outcome;
 use super::terms::Terms;
-use crate::engine::{Claim, Grant, Mode};
+use crate::engine::{Claim, Grant, Mode, Request};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::key::Key;
@@ -76,12 +76,15 @@ pub(crate) async fn acquire(
 
 /// Waits for its turn in the queue of this process, then asks the engine.
 async fn acquire_in_turn(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Result<Option<Guard>> {
-    let ticket = loop {
-        match inner.local.enter(inner, &terms.key, terms.mode, terms.owner.as_ref(), once) {
-            Enter::Gate(ticket) => break ticket,
+    let (ticket, contended) = loop {
+        match inner.local.enter(inner, terms, once) {
+            Enter::Gate(ticket) => break (ticket, false),
             Enter::Wait(ticket, woken) => match woken.await {
-                Ok(Wake::Gate) => break ticket,
-                Ok(Wake::Again(guard)) => return Ok(Some(guard)),
+                Ok(Wake::Gate) => break (ticket, true),
+                Ok(Wake::Granted(guard)) => {
+                    ticket.served();
+                    return Ok(Some(guard));
+                }
                 Err(_) => unreachable!("a ticket is kept as long as its owner waits"),
             },
             Enter::Again(guard) => return Ok(Some(guard)),
@@ -99,20 +102,23 @@ async fn acquire_in_turn(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Resul
             }
         }
     };
-    ask(inner, terms, ticket, once).await
+    ask(inner, terms, ticket, contended, once).await
 }
 
-/// Asks the engine until the lock is granted, or once.
+/// Asks the engine until the lock is granted, or once. `contended` means that tasks of this client
+/// queue for the lock.
 async fn ask(
     inner: &Arc<Inner>,
     terms: &Terms,
     ticket: Ticket,
+    contended: bool,
     once: bool,
 ) -> Result<Option<Guard>> {
     if !once && let Some(pause) = ticket.gives_way() {
         sleep(pause).await;
     }
-    let mut acquisition = Acquisition::new(inner, terms, ticket, once);
+    let request = terms.request(inner.tokens.next(), !once, contended, inner.who());
+    let mut acquisition = Acquisition::new(inner, request, ticket);
     let mut trouble: Option<Instant> = None;
     let mut tries = 0;
     loop {
@@ -181,10 +187,9 @@ enum Step {
 type Asking = Pin<Box<dyn Future<Output = (Box<dyn Claim>, Result<Option<Grant>>)> + Send>>;
 
 impl Acquisition {
-    fn new(inner: &Arc<Inner>, terms: &Terms, ticket: Ticket, once: bool) -> Self {
-        let token = inner.tokens.next();
-        let step = Step::Idle(inner.engine.claim(terms.request(token, !once, inner.who())));
-        let (key, ttl) = (terms.key.clone(), terms.ttl);
+    fn new(inner: &Arc<Inner>, request: Request, ticket: Ticket) -> Self {
+        let (key, token, ttl) = (request.key.clone(), request.token, request.ttl);
+        let step = Step::Idle(inner.engine.claim(request));
         Self { inner: inner.clone(), step, ticket: Some(ticket), key, token, ttl }
     }
 

@@ -39,6 +39,16 @@ impl Answers {
         self.trouble.as_ref()
     }
 
+    /// Whether a renewal is in progress.
+    pub(super) fn are_missing(&self) -> bool {
+        self.under_way > 0
+    }
+
+    /// The answers so far, for the next hold of the same grant. No renewal is in progress.
+    pub(super) fn hand_over(&self) -> Self {
+        Self { trouble: self.trouble.clone(), ..Self::default() }
+    }
+
     /// A renewal is sent. True if the previous one is still in progress; that one is late, and
     /// counts as failed if `counts` is set.
     pub(super) fn asking(&mut self, place: &str, counts: bool) -> bool {

@@ -46,7 +46,8 @@ impl Hold {
         let breaks = answer.ok().and_then(Result::ok).unwrap_or_default();
         let since = SystemTime::now().checked_sub(self.since.elapsed()).unwrap_or(UNIX_EPOCH);
         let who = whoami();
-        let it = breaks.into_iter().find(|one| one.ended(&self.key, self.fence, &who, since));
+        let it =
+            breaks.into_iter().find(|one| one.ended(&self.key, self.granted_fence(), &who, since));
         let mut state = self.state();
         state.asking_why = false;
         if let Some(Break { by, why, .. }) = it {

@@ -98,6 +98,11 @@ impl Validity {
         self.signal.saturating_sub(now.since(&self.from))
     }
 
+    /// Whether at least half of the time before the signal is left.
+    pub(crate) fn is_half_left(&self, now: &Moment) -> bool {
+        self.until_signal(now) * 2 >= self.signal
+    }
+
     pub(crate) fn until_end(&self, now: &Moment) -> Duration {
         self.end.saturating_sub(now.since(&self.from))
     }

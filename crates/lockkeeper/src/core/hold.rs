@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use super::answers::Answers;
 use super::clock::{Moment, Validity};
+use super::hand_over::HandOver;
 use super::inner::Inner;
 use super::release::BackgroundWork;
 use super::terms::Terms;
@@ -30,28 +31,30 @@ const WATCHED_AFTER: Duration = Duration::from_millis(50);
 /// What all guards of one grant share with the renewals and the local queue.
 pub(crate) struct Hold {
     /// Later holds have higher ids.
-    id: u64,
+    pub(super) id: u64,
     pub(crate) inner: Arc<Inner>,
     pub(crate) key: Key,
     pub(crate) mode: Mode,
-    owner: Option<Owner>,
+    pub(super) owner: Option<Owner>,
     pub(crate) fence: Fence,
     pub(crate) slots: Vec<u32>,
-    lease: Lease,
+    pub(super) lease: Lease,
     /// Whether it is never renewed, because the store granted the whole of a fixed lease.
-    fixed: bool,
+    pub(super) fixed: bool,
     /// The end of a fixed lease, whatever keeps the lock alive until then.
-    limit: Option<Validity>,
-    margin: Duration,
+    pub(super) limit: Option<Validity>,
+    pub(super) margin: Duration,
     /// Whether only its guards release it.
-    kept_when_lost: bool,
+    pub(super) kept_when_lost: bool,
     pub(super) since: Instant,
     /// The number of guards. Changed only with `local` locked.
     pub(crate) guards: AtomicUsize,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     pub(super) changed: Notify,
     /// Taken by the code that releases it.
-    claim: Mutex<Option<Box<dyn Claim>>>,
+    pub(super) claim: Mutex<Option<Box<dyn Claim>>>,
+    /// Set if it can be handed over, or was.
+    pub(super) hand_over: Option<Arc<HandOver>>,
     /// From the grant until all guards are gone.
     pub(super) span: tracing::Span,
 }
@@ -59,16 +62,16 @@ pub(crate) struct Hold {
 #[derive(Debug)]
 pub(crate) struct State {
     /// The length of the lease: what it was granted for at first, then its `ttl`.
-    length: Duration,
+    pub(super) length: Duration,
     /// `None` while the engine holds it without a time limit.
     pub(crate) validity: Option<Validity>,
     pub(crate) over: Option<Loss>,
     /// Whether the engine is being asked if somebody broke it.
     pub(super) asking_why: bool,
     /// When the renewals check it next.
-    due: Option<Instant>,
+    pub(super) due: Option<Instant>,
     /// The task that waits for the engine to report the lock gone.
-    listener: Option<AbortHandle>,
+    pub(super) listener: Option<AbortHandle>,
     pub(crate) answers: Answers,
 }
 
@@ -82,8 +85,8 @@ impl Hold {
         grant: Grant,
         asked: Moment,
     ) -> (Arc<Self>, Guard) {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let Grant { fence, slots, ttl, since, held } = grant;
+        let hand_over = HandOver::of(terms, &grant);
+        let Grant { fence, slots, ttl, since, held, .. } = grant;
         let limited = terms.fixed || held.expires();
         // A session or a connection grants less than a long fixed lease at a time, and is renewed
         // meanwhile.
@@ -91,15 +94,8 @@ impl Hold {
         let margin = terms.margin(ttl);
         let length = held.probation().unwrap_or(ttl);
         let limit = terms.fixed.then(|| Validity::new(asked, terms.ttl, terms.margin(terms.ttl)));
-        let span = tracing::debug_span!(
-            "hold",
-            key = %terms.key,
-            mode = %terms.mode,
-            fence = fence.get(),
-            engine = inner.engine_name()
-        );
         let hold = Arc::new(Self {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            id: next_id(),
             inner: inner.clone(),
             key: terms.key.clone(),
             mode: terms.mode,
@@ -131,15 +127,23 @@ impl Hold {
             }),
             changed: Notify::new(),
             claim: Mutex::new(Some(claim)),
-            span,
+            hand_over,
+            span: span(inner, &terms.key, terms.mode, fence),
         });
         inner.meters.held(hold.mode);
+        if let Some(hand_over) = &hold.hand_over {
+            hand_over.set_current(&hold);
+        }
         if let Some(gone) = held.gone() {
-            let listener = Arc::downgrade(&hold);
+            let (listener, hand_over) = (Arc::downgrade(&hold), hold.hand_over.clone());
             let task = inner.runtime.spawn(async move {
                 sleep(WATCHED_AFTER).await;
                 let loss = gone.await;
-                if let Some(hold) = listener.upgrade() {
+                let holder = match hand_over {
+                    Some(hand_over) => hand_over.holder(),
+                    None => listener.upgrade(),
+                };
+                if let Some(hold) = holder {
                     hold.end(loss);
                 }
             });
@@ -310,7 +314,8 @@ impl Hold {
         {
             let mut state = self.state();
             if state.over.is_some() {
-                return;
+                drop(state);
+                return self.ended_later(loss);
             }
             if loss == Loss::Expired {
                 state.answers.never_came(&self.inner.place);
@@ -404,6 +409,16 @@ impl Hold {
     pub(crate) fn claim(&self) -> MutexGuard<'_, Option<Box<dyn Claim>>> {
         self.claim.lock().expect("nothing panics under this lock")
     }
+}
+
+pub(super) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+pub(super) fn span(inner: &Inner, key: &Key, mode: Mode, fence: Fence) -> tracing::Span {
+    let (fence, engine) = (fence.get(), inner.engine_name());
+    tracing::debug_span!("hold", %key, %mode, fence, engine)
 }
 
 impl fmt::Debug for Hold {

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::hold::Hold;
 use super::inner::Inner;
+use super::terms::Terms;
 use crate::core::admission;
 use crate::engine::{Claim, Mode};
 use crate::guard::Guard;
@@ -62,8 +63,8 @@ pub(crate) enum Enter {
 pub(crate) enum Wake {
     /// It is at the gate.
     Gate,
-    /// Its owner acquired the lock meanwhile.
-    Again(Guard),
+    /// It has the lock: its owner acquired it meanwhile, or another task handed it over.
+    Granted(Guard),
 }
 
 /// A place in the queue or at the gate; dropping it leaves the queue.
@@ -109,21 +110,15 @@ struct Gate {
 #[derive(Debug)]
 struct Waiter {
     id: usize,
-    mode: Mode,
-    owner: Option<Owner>,
+    terms: Terms,
     wake: oneshot::Sender<Wake>,
 }
 
 impl LocalQueues {
     /// Enters the queue of a key. `once` means that the caller does not want to wait.
-    pub(crate) fn enter(
-        &self,
-        inner: &Arc<Inner>,
-        key: &Key,
-        mode: Mode,
-        owner: Option<&Owner>,
-        once: bool,
-    ) -> Enter {
+    pub(crate) fn enter(&self, inner: &Arc<Inner>, terms: &Terms, once: bool) -> Enter {
+        let Terms { key, mode, owner, .. } = terms;
+        let (mode, owner) = (*mode, owner.as_ref());
         let mut queues = self.lock();
         let queue = queues.entry(key.clone()).or_default();
         if let Some(hold) = queue.held_by(owner, mode) {
@@ -152,8 +147,27 @@ impl LocalQueues {
             return Enter::Gate(ticket(Some(id)));
         }
         let (wake, woken) = oneshot::channel();
-        queue.waiters.push_back(Waiter { id, mode, owner: owner.cloned(), wake });
+        queue.waiters.push_back(Waiter { id, terms: terms.clone(), wake });
         Enter::Wait(ticket(Some(id)), woken)
+    }
+
+    /// Hands a lock that is no longer needed over to the first task in the queue. False if the store
+    /// has to decide: nobody waits, the first task wants it on other terms, or the grant has been
+    /// [handed over](super::hand_over) often enough.
+    pub(crate) fn hand_over(&self, hold: &Arc<Hold>) -> bool {
+        if hold.hand_over.is_none() {
+            return false;
+        }
+        let mut queues = self.lock();
+        let Some(queue) = queues.get_mut(hold.key()) else { return false };
+        let Some((next, wake)) = queue.hand_over(hold) else { return false };
+        let holder = next.hold().clone();
+        // Nothing is lost if that task stops waiting: its guard is dropped, and hands it over again.
+        let unwanted = wake.send(Wake::Granted(next));
+        drop(queues);
+        hold.passed_on_to(&holder);
+        drop(unwanted);
+        true
     }
 
     /// Drops one guard of a hold. True if it was the last, and the hold must be released.
@@ -254,6 +268,11 @@ impl Ticket {
         }
     }
 
+    /// The task was taken out of the queue with a guard.
+    pub(crate) fn served(mut self) {
+        self.id = None;
+    }
+
     /// The engine granted the lock: leave the gate and be listed as a holder.
     pub(crate) fn admit(mut self, hold: &Arc<Hold>) {
         let id = self.id.take();
@@ -334,6 +353,22 @@ impl KeyQueue {
         }
     }
 
+    /// Takes the first task out of the queue, with a guard for it, if it can take over this hold.
+    fn hand_over(&mut self, hold: &Arc<Hold>) -> Option<(Guard, oneshot::Sender<Wake>)> {
+        while self.waiters.front().is_some_and(|first| first.wake.is_closed()) {
+            self.waiters.pop_front();
+        }
+        let first = self.waiters.front()?;
+        if self.gate.is_some() || !hold.suits(&first.terms) {
+            return None;
+        }
+        let listed = self.holders.iter_mut().find(|other| Arc::ptr_eq(other, hold))?;
+        let guard = hold.pass_on()?;
+        *listed = guard.hold().clone();
+        let first = self.waiters.pop_front().expect("there is a first");
+        Some((guard, first.wake))
+    }
+
     fn step_away(&mut self, id: Option<usize>) {
         let Some(id) = id else { return };
         self.gate.take_if(|gate| gate.id == id);
@@ -347,12 +382,13 @@ impl KeyQueue {
         let mut n = 0;
         while n < self.waiters.len() {
             let waiter = &self.waiters[n];
-            let hold = self.held_by(waiter.owner.as_ref(), waiter.mode);
-            match hold.filter(|hold| hold.mode() != Mode::Read || !waiter.mode.is_exclusive()) {
+            let mode = waiter.terms.mode;
+            let hold = self.held_by(waiter.terms.owner.as_ref(), mode);
+            match hold.filter(|hold| hold.mode() != Mode::Read || !mode.is_exclusive()) {
                 Some(hold) => {
                     let guard = Guard::another(hold);
                     let waiter = self.waiters.remove(n).expect("n is inside the queue");
-                    if let Err(Wake::Again(guard)) = waiter.wake.send(Wake::Again(guard)) {
+                    if let Err(Wake::Granted(guard)) = waiter.wake.send(Wake::Granted(guard)) {
                         unwanted.push(guard);
                     }
                 }
@@ -360,7 +396,7 @@ impl KeyQueue {
             }
         }
         while self.gate.is_none()
-            && self.waiters.front().is_some_and(|first| self.admits(first.mode, |_| true))
+            && self.waiters.front().is_some_and(|first| self.admits(first.terms.mode, |_| true))
         {
             let first = self.waiters.pop_front().expect("there is a first");
             if first.wake.send(Wake::Gate).is_ok() {

@@ -7,6 +7,7 @@ pub(crate) mod backoff;
 mod broken;
 pub mod clock;
 pub(crate) mod count;
+mod hand_over;
 pub(crate) mod hold;
 pub(crate) mod inner;
 pub(crate) mod local_queue;

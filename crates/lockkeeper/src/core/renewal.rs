@@ -66,6 +66,16 @@ impl Renewals {
         }
     }
 
+    /// Puts the hold that a grant was handed over to in the place of the one before.
+    pub(crate) fn replace(&self, hold: &Hold, next: &Arc<Hold>) {
+        let mut schedule = self.lock();
+        let Some(due) = hold.set_due(None) else { return };
+        schedule.due.remove(&(due, hold.id()));
+        if !next.is_over() {
+            schedule.schedule(next, due);
+        }
+    }
+
     /// Removes a hold.
     pub(crate) fn forget(&self, hold: &Arc<Hold>) {
         let mut schedule = self.lock();

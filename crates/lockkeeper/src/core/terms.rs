@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use super::backoff::Backoff;
 use super::clock::usable;
+use super::hand_over;
 use crate::engine::{Mode, Request};
 use crate::key::Key;
 use crate::owner::{Owner, Token};
 
 /// The settings of a lock after validation.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Terms {
     pub(crate) key: Key,
     pub(crate) mode: Mode,
@@ -22,6 +23,8 @@ pub(crate) struct Terms {
     pub(crate) fair: bool,
     pub(crate) margin: Option<Duration>,
     pub(crate) note: Option<Arc<str>>,
+    /// Whether it may be handed over between tasks of this client without the store.
+    pub(crate) hand_over: bool,
 }
 
 impl Terms {
@@ -42,7 +45,27 @@ impl Terms {
         }
     }
 
-    pub(crate) fn request(&self, token: Token, queue: bool, who: Arc<str>) -> Request {
+    /// Whether a lock that is held on these terms can be handed over to a task that wants it on
+    /// those.
+    pub(super) fn suit(&self, other: &Terms) -> bool {
+        // Everything that the store or the holder relies on.
+        self.hand_over
+            && other.hand_over
+            && self.mode == other.mode
+            && self.ttl == other.ttl
+            && self.margin == other.margin
+            && self.kept_when_lost == other.kept_when_lost
+            && self.note == other.note
+    }
+
+    /// The request of a claim. `contended` means that tasks of this client queue for the lock.
+    pub(crate) fn request(
+        &self,
+        token: Token,
+        queue: bool,
+        contended: bool,
+        who: Arc<str>,
+    ) -> Request {
         Request {
             key: self.key.clone(),
             token,
@@ -54,6 +77,7 @@ impl Terms {
             queue: queue && self.spin.is_none(),
             who,
             note: self.note.clone(),
+            reserve: if contended && self.hand_over { hand_over::PASSES } else { 0 },
         }
     }
 }

@@ -203,11 +203,18 @@ pub struct Grant {
     pub since: Moment,
     /// What the engine needs to know about the grant later.
     pub held: Arc<dyn Held>,
+    /// How many fences after `fence` belong to this grant as well, at most
+    /// [`Request::reserve`]: the next grant of anybody has a higher fence than all of them.
+    ///
+    /// With each of them, the core may hand the lock over once to another task of this client,
+    /// under the same token, without asking the engine. Zero is always right, and the only answer
+    /// for a fence that the store itself assigns to every grant.
+    pub reserved: u32,
 }
 
 impl Grant {
-    /// A grant with no slots and nothing to know about it later; set the fields that differ.
+    /// A grant with no slots, nothing to know about it later and no reserved fences; set the fields that differ.
     pub fn new(fence: Fence, ttl: Duration, since: Moment) -> Self {
-        Self { fence, slots: Vec::new(), ttl, since, held: Arc::new(()) }
+        Self { fence, slots: Vec::new(), ttl, since, held: Arc::new(()), reserved: 0 }
     }
 }

@@ -30,6 +30,9 @@ pub struct Guarantees {
     pub survives: Survives,
     /// Where the holds of an owner are counted.
     pub reentrance: Reentrance,
+    /// Whether a grant can reserve fences, so that tasks of one client hand the lock over among
+    /// themselves without the store.
+    pub hand_over: Support,
 }
 
 impl Guarantees {
@@ -47,6 +50,7 @@ impl Guarantees {
             scope: Scope::Process,
             survives: Survives::None,
             reentrance: Reentrance::Client,
+            hand_over: Support::No("its grants reserve no fences"),
         }
     }
 }

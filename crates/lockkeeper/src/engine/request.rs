@@ -39,6 +39,10 @@ pub struct Request {
     pub who: Arc<str>,
     /// Why the lock is held, for people who inspect it.
     pub note: Option<Arc<str>>,
+    /// How many further fences the grant should reserve, so that the core can hand the lock over to
+    /// other tasks of this client. An engine may reserve fewer, or none; see
+    /// [`Grant::reserved`](super::Grant::reserved).
+    pub reserve: u32,
 }
 
 impl Request {
@@ -55,6 +59,7 @@ impl Request {
             queue: true,
             who: whoami().into(),
             note: None,
+            reserve: 0,
         }
     }
 
@@ -166,6 +171,25 @@ impl Fence {
     pub fn after(self, now: SystemTime) -> Self {
         let micros = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
         Self(self.0.saturating_add(1).max(u64::try_from(micros).unwrap_or(u64::MAX)))
+    }
+
+    /// Like [`after`](Fence::after), for a grant that reserves fences: the fence of the grant, and
+    /// how many after it are reserved, at most `reserve`.
+    ///
+    /// The counter is where `after` would be. The reserved fences are numbers that the clock has
+    /// skipped since `self`, so reserving never makes the counter run ahead of the clock. `self`
+    /// must be a counter that nothing was lost of: after a loss, the skipped numbers may have been
+    /// granted.
+    pub fn after_with(self, now: SystemTime, reserve: u32) -> (Self, u32) {
+        let counter = self.after(now).0;
+        let first = counter.saturating_sub(reserve.into()).max(self.0.saturating_add(1));
+        // At most `reserve`, which fits.
+        (Self(first), (counter - first) as u32)
+    }
+
+    /// The next number.
+    pub(crate) fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
     }
 }
 
@@ -285,6 +309,22 @@ mod tests {
         assert!(i64::try_from(fence).is_err() && Fence::try_from(-1_i64).is_err());
         assert_eq!(i64::try_from(Fence::new(7)), Ok(7));
         assert!("".parse::<Fence>().is_err() && "-1".parse::<Fence>().is_err());
+    }
+
+    #[test]
+    fn reserved_fences_are_those_that_the_clock_skipped() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_micros(1_000);
+        let first = |last, reserve| {
+            let (fence, reserved) = Fence::new(last).after_with(now, reserve);
+            // Whatever is reserved, the counter is where it would be without.
+            assert_eq!(fence.get() + u64::from(reserved), Fence::new(last).after(now).get());
+            (fence.get(), reserved)
+        };
+        assert_eq!(first(500, 0), (1_000, 0));
+        assert_eq!(first(500, 100), (900, 100));
+        assert_eq!(first(500, 10_000), (501, 499));
+        assert_eq!(first(999, 100), (1_000, 0));
+        assert_eq!(first(2_000, 100), (2_001, 0));
     }
 
     #[cfg(feature = "serde")]

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod faults;
+mod hand_over;
 mod readme;
 #[rustfmt::skip]
 mod samples;

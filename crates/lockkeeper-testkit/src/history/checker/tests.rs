@@ -175,7 +175,7 @@ fn a_reader_may_repeat_a_writers_fence_and_a_writer_may_not_repeat_a_readers() {
 
 #[test]
 fn an_evicted_holder_has_until_the_end_of_its_lease() {
-    let evictions = vec![Eviction { key: "key".to_owned(), fence: 1, at: ms(50) }];
+    let evictions = vec![Eviction { key: "key".to_owned(), fence: 1, last: 1, at: ms(50) }];
     let judge = |end| {
         let acquisitions =
             vec![held("a", Mode::Mutex, 1, 10, end), held("b", Mode::Mutex, 2, 60, 500)];

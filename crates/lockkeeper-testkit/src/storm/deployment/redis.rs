@@ -1,6 +1,7 @@
 //! Redis: one server, with sentinels, a Cluster, and a majority.
 
 use std::net::SocketAddr;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
@@ -218,6 +219,8 @@ impl Deployment for Redlock {
 struct Clocked {
     servers: Vec<Server>,
     clocks: Vec<WallClock>,
+    /// Until when fences may be ahead of the clocks, because a clock was.
+    ahead: Mutex<Option<Instant>>,
 }
 
 impl Clocked {
@@ -227,7 +230,7 @@ impl Clocked {
             Some(clock) => Server::with_clock(clock, &DURABLE),
             None => Server::with(&DURABLE),
         };
-        Self { servers: (0..count).map(server).collect(), clocks }
+        Self { servers: (0..count).map(server).collect(), clocks, ahead: Mutex::default() }
     }
 
     fn faults(&self, ttl: Duration) -> Vec<Fault<'_>> {
@@ -236,7 +239,8 @@ impl Clocked {
             connections_killed(&self.servers),
             stopped(&self.servers, ttl),
             killed(&self.servers),
-            emptied(&self.servers),
+            // Locks are forgotten; fences have to rise all the same.
+            Fault::forgetful("server-emptied", move || self.empty()),
         ];
         if !self.clocks.is_empty() {
             // Leases end by the wall clock: when it jumps, they end too early or too late.
@@ -246,16 +250,30 @@ impl Clocked {
         faults
     }
 
-    /// The clock of one server is wrong by 0.1 to 10 leases, for up to a lease.
+    /// Restarts a server without its data. It goes on counting fences from its clock, so not before
+    /// that has caught up with them: what forgets and is set back as well cannot be fenced.
+    async fn empty(&self) {
+        let ahead = self.ahead.lock().expect("nothing panics under this lock").take();
+        sleep(ahead.unwrap_or_else(Instant::now).saturating_duration_since(Instant::now())).await;
+        let server = some(&self.servers);
+        server.kill();
+        // Fails if it has written nothing yet.
+        let _ = std::fs::remove_dir_all(server.directory().join("appendonlydir"));
+        server.restart();
+    }
+
+    /// The clock of one server is wrong by 0.1 to 3 leases, for up to a lease.
     async fn jump(&self, ttl: Duration) {
         let clock = &self.clocks[fastrand::usize(..self.clocks.len())];
-        let by = ttl.mul_f64(0.1 + 9.9 * fastrand::f64());
+        let by = ttl.mul_f64(0.1 + 2.9 * fastrand::f64());
         match fastrand::bool() {
             true => clock.ahead(by),
             false => clock.behind(by),
         }
         sleep(ttl.mul_f64(fastrand::f64())).await;
         clock.set(0);
+        let mut ahead = self.ahead.lock().expect("nothing panics under this lock");
+        *ahead = (*ahead).max(Some(Instant::now() + by));
     }
 
     /// The clock of one server is 2 % too fast or too slow, for up to three seconds, and then finds
@@ -293,17 +311,6 @@ fn killed(servers: &[Server]) -> Fault<'_> {
     Fault::new("server-killed", move || async move {
         let server = some(servers);
         server.kill();
-        server.restart();
-    })
-}
-
-/// Restarts a server without its data. Locks are forgotten; fences have to rise all the same.
-fn emptied(servers: &[Server]) -> Fault<'_> {
-    Fault::forgetful("server-emptied", move || async move {
-        let server = some(servers);
-        server.kill();
-        // Fails if it has written nothing yet.
-        let _ = std::fs::remove_dir_all(server.directory().join("appendonlydir"));
         server.restart();
     })
 }

@@ -335,6 +335,7 @@ impl EtcdQueue {
             ttl: lease.ttl.expect("a lease with an entry was granted"),
             since: lease.alive.expect("a lease that was looked at is alive"),
             held: Arc::new(held),
+            reserved: 0,
         }
     }
 }

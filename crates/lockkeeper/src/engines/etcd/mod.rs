@@ -64,6 +64,7 @@ const GUARANTEES: Guarantees = Guarantees {
     scope: Scope::Network,
     survives: Survives::Minority,
     reentrance: Reentrance::Client,
+    hand_over: Support::No("its fence is the store's revision"),
 };
 
 /// How many operations go into one transaction; servers refuse more than 128.

@@ -40,12 +40,20 @@ pub(super) struct FileClaim {
     opened: Option<Opened>,
     /// Our number and the position of our record, once we are in the queue.
     place: Option<Place>,
-    granted: Option<(Fence, Vec<u32>)>,
+    granted: Option<Granted>,
     /// What the last attempt found blocking us.
     obstacle: Obstacle,
     /// The thread that sleeps on a byte, for us and perhaps for other claims.
     watcher: Option<(Bytes, Freed)>,
     sleepers: Stalled,
+}
+
+/// What was granted: its fence, how many fences after it are reserved, and its permits.
+#[derive(Debug, Clone)]
+struct Granted {
+    fence: Fence,
+    reserved: u32,
+    slots: Vec<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +122,11 @@ impl FileClaim {
                 // We were granted, but could not be sure of it: another process had started a new
                 // epoch.
                 Some((at, State::Granted)) => {
-                    self.granted = ours.map(|(_, record)| (record.fence, record.slots.clone()));
+                    self.granted = ours.map(|(_, record)| Granted {
+                        fence: record.fence,
+                        reserved: 0,
+                        slots: record.slots.clone(),
+                    });
                     self.place = Some(Place { number, epoch, at });
                     self.unlock(waiting(number))?;
                     return self.grant(asked);
@@ -154,6 +166,7 @@ impl FileClaim {
         }
 
         let mut record = Record::new(&self.request, own.unwrap_or(file.next));
+        let mut reserved = 0;
         if turn == Turn::In {
             record.state = State::Granted;
             if let Mode::Permits { take, .. } = self.request.mode {
@@ -169,11 +182,14 @@ impl FileClaim {
                         && other.identity() == record.identity()
                 });
             if self.request.mode != Mode::Read && !again {
-                file.fence = file.fence.after(SystemTime::now());
+                let now = SystemTime::now();
+                (record.fence, reserved) = file.fence.after_with(now, self.request.reserve);
+                file.fence = file.fence.after(now);
+            } else {
+                record.fence = file.fence;
             }
-            record.fence = file.fence;
         }
-        let granted = (record.fence, record.slots.clone());
+        let granted = Granted { fence: record.fence, reserved, slots: record.slots.clone() };
         let number = record.number;
         let at = match self.place {
             Some(place) => place.at,
@@ -219,9 +235,10 @@ impl FileClaim {
     }
 
     fn grant(&self, asked: Moment) -> Result<Option<Grant>> {
-        let (Some((fence, slots)), Some(opened)) = (self.granted.clone(), &self.opened) else {
+        let (Some(granted), Some(opened)) = (self.granted.clone(), &self.opened) else {
             return Ok(None);
         };
+        let Granted { fence, reserved, slots } = granted;
         let held = FileHeld {
             file: Arc::downgrade(&opened.file),
             shared: self.shared.clone(),
@@ -229,7 +246,7 @@ impl FileClaim {
             token: self.request.token,
         };
         let (ttl, since) = (self.request.ttl, asked);
-        Ok(Some(Grant { fence, slots, ttl, since, held: Arc::new(held) }))
+        Ok(Some(Grant { fence, slots, ttl, since, held: Arc::new(held), reserved }))
     }
 
     /// Makes sure that a thread sleeps until the byte is free.

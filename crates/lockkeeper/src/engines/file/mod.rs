@@ -70,6 +70,7 @@ const GUARANTEES: Guarantees = Guarantees {
     scope: Scope::Machine,
     survives: Survives::NothingApart,
     reentrance: Reentrance::Store,
+    hand_over: Support::Yes,
 };
 
 /// Locks in a directory of this machine.

@@ -44,6 +44,7 @@ const GUARANTEES: Guarantees = Guarantees {
     scope: Scope::Process,
     survives: Survives::NothingApart,
     reentrance: Reentrance::Store,
+    hand_over: Support::Yes,
 };
 
 /// A store inside this process. Clones share it, and so do connections to the same `memory:NAME`.

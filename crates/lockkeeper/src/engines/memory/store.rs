@@ -44,7 +44,7 @@ pub(super) struct Store {
 #[derive(Debug)]
 struct Queue {
     members: Vec<Member>,
-    /// The last writer's fence, which readers carry.
+    /// The last fence that belongs to a writer, which readers carry.
     fence: Fence,
 }
 
@@ -56,6 +56,8 @@ struct Member {
     /// When it expires unless it is renewed or polls again.
     until: Instant,
     granted: Option<Fence>,
+    /// How many fences after that one belong to its grant.
+    reserved: u32,
     slots: Vec<u32>,
     signals: Signals,
 }
@@ -90,6 +92,7 @@ impl Store {
                     since: SystemTime::now(),
                     until: now,
                     granted: None,
+                    reserved: 0,
                     slots: Vec::new(),
                     signals: signals.clone(),
                 });
@@ -108,15 +111,18 @@ impl Store {
             // An owner that re-enters keeps its fence, or the resource would reject its first
             // guard.
             let again = !matches!(request.mode, Mode::Permits { .. }) && queue.holds(at);
+            let mut granted = queue.fence;
             if request.mode != Mode::Read && !again {
-                *fence += 1;
+                granted = Fence::new(*fence + 1);
+                queue.members[at].reserved = request.reserve;
+                *fence = granted.get() + u64::from(request.reserve);
                 queue.fence = Fence::new(*fence);
             }
             if let Mode::Permits { take, .. } = request.mode {
                 let taken = queue.members.iter().flat_map(|other| other.slots.iter().copied());
                 queue.members[at].slots = admission::free_slots(taken, take);
             }
-            queue.members[at].granted = Some(queue.fence);
+            queue.members[at].granted = Some(granted);
         }
         let member = &mut queue.members[at];
         member.until = now + request.ttl;
@@ -126,6 +132,7 @@ impl Store {
             ttl: request.ttl,
             since: asked,
             held: Arc::new(signals.yield_requested.clone()),
+            reserved: member.reserved,
         }))
     }
 

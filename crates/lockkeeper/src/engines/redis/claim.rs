@@ -342,8 +342,7 @@ impl RedisClaim {
         (self.own, self.base) = (None, None);
         let lease = Lease::of(&self.request);
         let held = RedisHeld { store: self.store.clone(), lease, replicas, probation };
-        let (fence, slots, ttl) = (Fence::new(fence), Vec::new(), self.request.ttl);
-        Grant { fence, slots, ttl, since, held: Arc::new(held) }
+        Grant { held: Arc::new(held), ..Grant::new(Fence::new(fence), self.request.ttl, since) }
     }
 }
 

@@ -79,6 +79,7 @@ const fn promises(layout: Layout) -> Guarantees {
         scope: Scope::Network,
         survives: Survives::None,
         reentrance: Reentrance::Store,
+        hand_over: Support::No("its grants reserve no fences"),
     };
     match layout {
         Layout::Hash => hash,

@@ -166,6 +166,7 @@ impl Claim for RedlockClaim {
                         quorum: self.quorum.clone(),
                         lease: Lease::of(&self.request),
                     }),
+                    reserved: 0,
                 }));
             }
             self.undo(&votes).await;

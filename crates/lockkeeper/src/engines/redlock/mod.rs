@@ -74,6 +74,7 @@ const fn promises(settings: Settings) -> Guarantees {
         // A server that is gone for good does no harm, but one that comes back empty votes again.
         survives: if settings.strict.is_some() { Survives::Minority } else { Survives::None },
         reentrance: Reentrance::Client,
+        hand_over: Support::No("its fence is a number that a majority agrees on"),
     }
 }
 

@@ -39,6 +39,10 @@ pub(super) struct State {
 
 /// How a claim is made at a server: mutexes are those of the Redis engine.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a mutex is the common kind: a box would be an allocation per server and claim"
+)]
 pub(super) enum Part {
     Mutex(RedisClaim),
     ReadWrite(RwClaim),

@@ -44,7 +44,7 @@ impl<T: LeaseTable> LeaseClaim<T> {
                 reads_since: (*mode == Mode::Read).then(|| asked.runtime()),
             },
         });
-        Grant { fence: fence(number), slots, ttl: *ttl, since: asked, held }
+        Grant { slots, held, ..Grant::new(fence(number), *ttl, asked) }
     }
 }
 

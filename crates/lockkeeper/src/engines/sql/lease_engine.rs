@@ -367,5 +367,6 @@ pub(crate) const fn leases(engine: &'static str, wakeup: Wakeup) -> Guarantees {
         scope: Scope::Network,
         survives: Survives::Restart,
         reentrance: Reentrance::Store,
+        hand_over: Support::No("its grants reserve no fences"),
     }
 }

@@ -114,6 +114,7 @@ impl<H: SessionLock> SessionClaim<H> {
                     reads_since: (self.request.mode == Mode::Read).then(|| asked.runtime()),
                 },
             }),
+            reserved: 0,
         }
     }
 }

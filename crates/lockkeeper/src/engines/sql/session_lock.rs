@@ -72,6 +72,7 @@ pub(crate) const fn promises(
         scope: Scope::Network,
         survives: Survives::None,
         reentrance: Reentrance::Client,
+        hand_over: Support::No("its grants reserve no fences"),
     }
 }
 

@@ -33,7 +33,7 @@ impl ZooKeeperHeld {
         asked: Moment,
     ) -> Result<Grant> {
         let ttl = request.ttl.min(self.node.session.vouched(&asked)?);
-        Ok(Grant { fence, slots, ttl, since: asked, held: Arc::new(self) })
+        Ok(Grant { slots, held: Arc::new(self), ..Grant::new(fence, ttl, asked) })
     }
 
     /// Resolves when the node is gone, and signals when the holder is asked to release it.

@@ -73,6 +73,7 @@ const GUARANTEES: Guarantees = Guarantees {
     scope: Scope::Network,
     survives: Survives::Minority,
     reentrance: Reentrance::Client,
+    hand_over: Support::No("its fence is the store's revision"),
 };
 
 /// Locks in a ZooKeeper ensemble.
