@@ -142,7 +142,7 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("torture memory:", "--simulate"),
         ("torture --local gopher", "redis-sentinel"),
         ("torture --kinds gopher", "read-write"),
-        ("torture --faults gopher", "swallow-reply"),
+        ("torture --faults gopher", "stop, kill"),
         ("torture --mutant gopher", "release-without-owner-check"),
         ("torture --ttl 1ms", "at least 500ms"),
         ("torture --simulate --local file", "cannot be used with"),
