@@ -142,7 +142,7 @@ async fn the_doctor_reports_what_is_right_and_what_is_missing() {
     for expected in [
         "it is a standalone",
         "cannot be reached",
-        "not one of them can fail",
+        "no ensemble was seen",
         "the session lasts 1m, though 10h was asked for",
         "nodes can be made and deleted",
         "directories of locks that nobody uses are removed",
