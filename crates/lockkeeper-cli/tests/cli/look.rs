@@ -326,9 +326,9 @@ fn a_long_key_leaves_room_for_the_others_on_a_terminal() {
         holder
     });
     let mut session = Session::at(&place);
-    session.keys("stty rows 24 cols 80; export TERM=xterm; lk ls; echo $((40 + 2))\n");
+    session.keys("stty rows 24 cols 80; export TERM=xterm; lk ls; echo listed $((40 + 2))\n");
     session.shows("KEY  ");
-    let listed = session.shows("42");
+    let listed = session.shows("listed 42");
     assert!(listed.contains("…kkkkkkkkkend  held"), "{listed}");
     // Two columns for each of these characters: the next cell starts below the others.
     let place_of_held = |line: &str| line.find("held").map(|at| line[..at].width());

@@ -117,7 +117,6 @@ impl Hold {
     pub(super) fn passed_on_to(&self, next: &Arc<Hold>) {
         self.inner.meters.ended(self.mode, &Loss::Released, self.since.elapsed());
         self.inner.meters.held(next.mode);
-        self.inner.renewals.replace(self, next);
         self.changed.notify_waiters();
     }
 

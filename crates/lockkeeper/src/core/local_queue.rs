@@ -162,6 +162,8 @@ impl LocalQueues {
         let Some(queue) = queues.get_mut(hold.key()) else { return false };
         let Some((next, wake)) = queue.hand_over(hold) else { return false };
         let holder = next.hold().clone();
+        // Before that task can hand it over again, or the schedule would miss a hold in between.
+        hold.inner().renewals.replace(hold, &holder);
         // Nothing is lost if that task stops waiting: its guard is dropped, and hands it over again.
         let unwanted = wake.send(Wake::Granted(next));
         drop(queues);

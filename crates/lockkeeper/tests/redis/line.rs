@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use lockkeeper::Client;
 use lockkeeper_testkit::server::eventually;
-use lockkeeper_testkit::server::redis::Server;
+use lockkeeper_testkit::server::redis::{Cluster, Server};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -109,4 +110,38 @@ async fn those_who_wait_outside_the_line_are_let_in() {
         guard.expect("it does not starve").unwrap().release().await.unwrap();
     }
     busy.shutdown().await;
+}
+
+/// A server whose slot migrates refuses to write a key that a script has deleted. If a release got
+/// that far, the waiter would have been told that it holds a lock that nobody has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_in_a_slot_that_migrates_makes_no_two_holders() {
+    let cluster = Cluster::start();
+    let from = cluster.master_of("key");
+    let to = ["a", "b", "c", "d"].map(|key| cluster.master_of(key));
+    let to = to.into_iter().find(|server| server.port() != from.port()).unwrap();
+    let slot = from.ask(&["CLUSTER", "KEYSLOT", "key"]);
+    let ids = [from, to].map(|server| server.ask(&["CLUSTER", "MYID"]));
+    let holder = connect(&cluster.url()).await;
+    let guard = holder.mutex("key").acquire().await.unwrap();
+    let mut line = JoinSet::new();
+    for _ in 0..2 {
+        let lock = connect(&cluster.url()).await.mutex("key").ttl(Duration::from_secs(6));
+        line.spawn(async move { lock.acquire().await.unwrap() });
+    }
+    eventually("both are in line", || {
+        let waiting = from.ask(&["LLEN", "lockkeeper_line:{key}"]);
+        (waiting == "2").then_some(()).ok_or(waiting)
+    });
+    to.ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
+    from.ask(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
+    guard.release().await.unwrap();
+    let first = timeout(SOON, line.join_next()).await.unwrap().unwrap().unwrap();
+    // Longer than a heartbeat, with which the second would take a lock that is free.
+    assert!(timeout(Duration::from_secs(5), line.join_next()).await.is_err(), "two holders");
+    first.check().unwrap();
+    let fence = first.fence();
+    first.release().await.unwrap();
+    let second = timeout(SOON, line.join_next()).await.unwrap().unwrap().unwrap();
+    assert!(second.fence() > fence);
 }

@@ -100,6 +100,12 @@ impl Queue for EtcdQueue {
 
     /// Keeps the lease alive at the same time.
     async fn enter(&mut self, asked: Moment) -> Result<Entered<View>> {
+        if self.leaving {
+            // A deletion or a revocation without an answer names this lease, and would hit the next
+            // entry with it: that one gets another lease.
+            self.leave().await?;
+            (self.leaving, self.in_doubt, self.entry) = (false, false, None);
+        }
         let (lease, ttl) = self.lease(asked).await?;
         let is_fresh = self.is_fresh(ttl, asked);
         let shared = self.shared.clone();
@@ -424,5 +430,13 @@ mod tests {
             assert_eq!(claim.release().await.unwrap(), Released::Yes);
             assert_eq!(servers.leases(), spare);
         }
+        // Nor the next entry of the same claim.
+        let mut claim = EtcdClaim::new(shared.clone(), request);
+        claim.attempt(Clock::System.now()).await.unwrap().expect("it is free");
+        let named = claim.queue.lease.as_ref().map(|lease| lease.id);
+        claim.queue.leaving = true;
+        claim.attempt(Clock::System.now()).await.unwrap().expect("it is free");
+        assert_ne!(claim.queue.lease.as_ref().map(|lease| lease.id), named);
+        assert_eq!(servers.leases(), 1);
     }
 }

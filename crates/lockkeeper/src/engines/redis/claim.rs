@@ -326,7 +326,11 @@ impl RedisClaim {
     fn handed_over(&mut self, asked: Moment) -> Option<Grant> {
         let own = self.own.as_ref()?;
         self.place.told(own.take_message());
-        let counts = own.is_live() && self.store.settings.replicas == 0;
+        // In a Cluster, only sharded channels tell the server whether anybody receives a message. A
+        // grant that has to reach replicas is confirmed by asking, and so is one that a message of an
+        // earlier place may be about.
+        let is_counted = !self.store.servers.is_cluster() || self.store.sharded;
+        let counts = own.is_live() && is_counted && self.store.settings.replicas == 0;
         let (fence, since) = self.place.take_handed(&self.request, asked).filter(|_| counts)?;
         Some(self.grant(fence, since, None, Some(probation(&self.request))))
     }

@@ -59,6 +59,13 @@ impl KeyNames {
         self.own("lockkeeper_waiters")
     }
 
+    /// A key that never exists. A server whose slot migrates runs a script if it has all its keys,
+    /// and then refuses to write to those that the script has deleted; it does not begin a script
+    /// with a key that it does not have.
+    pub(super) fn absent(&self) -> String {
+        self.own("lockkeeper_absent")
+    }
+
     /// Both queues: of fair mutexes, and of everything else.
     pub(in crate::engines) fn queues(&self) -> [String; 2] {
         [Mode::Mutex, Mode::Read].map(|mode| self.queue_keys(mode).swap_remove(2))

@@ -161,14 +161,16 @@ impl RedisClaim {
             }
             None => &script::MUTEX_RELEASE,
         };
-        let keys = self.line_keys();
+        let mut keys = self.line_keys();
+        // What is told to a waiter must have been written: half a script would make two holders.
+        keys.insert(4 + usize::from(request.owner.is_some()), names.absent());
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas: 0 };
         self.store.servers.call(names.slot(), &call).await
     }
 
     fn line_keys(&self) -> Vec<String> {
         let names = &self.names;
-        let mut keys = Vec::with_capacity(6);
+        let mut keys = Vec::with_capacity(7);
         keys.extend([names.lock().to_owned(), names.state(), names.line(), names.waiters()]);
         keys.extend(self.request.owner.as_ref().map(|_| names.claims()));
         keys.extend(self.store.settings.redisson_fence.then(|| names.token()));

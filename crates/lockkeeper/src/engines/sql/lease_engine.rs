@@ -14,7 +14,7 @@ use tokio::sync::{broadcast, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::batch::Batch;
-use super::error::ServerErrors;
+use super::error::{ServerErrors, is_refusal};
 use super::lease_claim::LeaseClaim;
 use super::rows::{Row, snapshots};
 use super::sessions::{Borrowed, Dialect, Sessions, within};
@@ -213,11 +213,13 @@ impl<T: LeaseTable> Shared<T> {
         let takes = self.takes[at].leave();
         let frees = self.frees[at].leave();
         if !frees.asks.is_empty() {
-            let freed = within(STATEMENT, self.table.free_all(wire, &frees.asks)).await?;
+            let freed = within(STATEMENT, self.table.free_all(wire, &frees.asks)).await;
+            let freed = each_alone::<T::Wire, _>(freed, frees.asks.len())?;
             frees.answer(freed);
         }
         if !takes.asks.is_empty() {
-            let taken = within(STATEMENT, self.table.take_all(wire, &takes.asks)).await?;
+            let taken = within(STATEMENT, self.table.take_all(wire, &takes.asks)).await;
+            let taken = each_alone::<T::Wire, _>(taken, takes.asks.len())?;
             takes.answer(taken);
         }
         Ok(())
@@ -368,5 +370,17 @@ pub(crate) const fn leases(engine: &'static str, wakeup: Wakeup) -> Guarantees {
         survives: Survives::Restart,
         reentrance: Reentrance::Store,
         hand_over: Support::No("its grants reserve no fences"),
+    }
+}
+
+/// If the server refuses what several requests sent together, one of them is to blame: no answer to
+/// any of them, so that each asks alone and gets its own.
+fn each_alone<C: ServerErrors, A>(
+    answers: sqlx::Result<HashMap<String, A>>,
+    asks: usize,
+) -> sqlx::Result<HashMap<String, A>> {
+    match is_refusal::<C>(&answers) && asks > 1 {
+        true => Ok(HashMap::new()),
+        false => answers,
     }
 }

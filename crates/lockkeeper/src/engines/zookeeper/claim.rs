@@ -162,21 +162,22 @@ impl Queue for LockQueue {
 }
 
 impl LockQueue {
-    /// The queue, if nobody can be ahead of us any more: then a read that finds our node is enough,
-    /// and nothing waits for the servers' disks. The grant counts from the write that last confirmed
-    /// it, so that must not be long ago.
+    /// The queue, if a read shows that we are first: then nothing waits for the servers' disks. The
+    /// grant counts from the write that last confirmed our node, so that must not be long ago.
     ///
-    /// A node of another kind is younger than ours and leaves, because there was no older one when
-    /// we entered.
+    /// Only after the node ahead has ended, because a reader that was that writer has a node with
+    /// the same sequence, which was created before: a server that shows the end shows that node too.
     async fn look_again(&mut self, session: &Arc<Session>, asked: Moment) -> Option<View> {
         let is_next = std::mem::take(&mut self.is_next) && !self.request.fixed;
         let age = asked.since(&self.node.confirmed().filter(|_| is_next)?);
         if age > self.request.ttl.min(session.length() / 2) / RECENT {
             return None;
         }
-        let (own, confirmed) = self.node.look_again(session).await?;
-        let queue = queue(std::slice::from_ref(&own.name));
-        Some(View { own, queue, beside_semaphore: false, confirmed })
+        let (own, children, confirmed) = self.node.look_again(session).await?;
+        let queue = queue(&children);
+        let is_in = matches!(turn(&queue, &own), admission::Turn::In);
+        let is_other = has_semaphore(&children) || kazoo_permit(&children).is_some();
+        (is_in && !is_other).then_some(View { own, queue, beside_semaphore: false, confirmed })
     }
 
     /// For a single attempt: whether it would have to wait.
@@ -392,6 +393,28 @@ mod tests {
         holder.release().await.unwrap();
         next.wait().await.unwrap();
         assert!(!next.queue.is_next);
+        next.attempt(Clock::System.now()).await.unwrap().expect("it is its turn");
+    }
+
+    /// A thread of Curator's may take the read lock while it has the write lock, and then release
+    /// that: its second node has the sequence of the first.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_writer_waits_for_a_reader_that_was_the_writer_ahead() {
+        let servers = spawn_blocking(Ensemble::single).await.expect("a server can be started");
+        let url = servers.url("downgraded", Duration::from_secs(20));
+        let shared = open(url.parse().unwrap()).await.unwrap().shared;
+        let session = shared.sessions.get().await.unwrap();
+        let [mut holder, mut next] = two(&shared, Mode::Write, Clock::System.now()).await;
+        let name = &holder.queue.node.own().unwrap().name;
+        let sequence = &name[name.len() - 10..];
+        let reader = next.queue.node.path_of(&format!("{}__READ__{sequence}", layout::new_id()));
+        let options = zk::CreateMode::Ephemeral.with_acls(shared.settings.acls());
+        session.zk.create(&reader, b"", &options).await.unwrap();
+        holder.release().await.unwrap();
+        next.wait().await.unwrap();
+        assert!(next.attempt(Clock::System.now()).await.unwrap().is_none(), "a reader is inside");
+        session.zk.delete(&reader, None).await.unwrap();
+        next.wait().await.unwrap();
         next.attempt(Clock::System.now()).await.unwrap().expect("it is its turn");
     }
 

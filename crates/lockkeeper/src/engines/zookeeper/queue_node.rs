@@ -116,17 +116,21 @@ impl QueueNode {
         Err(Error::unreachable(NAME, self.doing(), reason))
     }
 
-    /// The node and the moment from before it was last confirmed, if a read finds it.
+    /// The node, everything in the directory, and the moment from before the node was last
+    /// confirmed, if a read finds it.
     ///
     /// That an outdated follower shows it proves nothing about the session: the grant counts from
     /// that moment.
-    pub(super) async fn look_again(&self, session: &Arc<Session>) -> Option<(OwnNode, Moment)> {
+    pub(super) async fn look_again(
+        &self,
+        session: &Arc<Session>,
+    ) -> Option<(OwnNode, Vec<String>, Moment)> {
         let (own, confirmed) = (self.own()?, self.confirmed?);
         if !Arc::ptr_eq(&own.session, session) {
             return None;
         }
-        let stat = session.zk.check_stat(&own.path).await.ok()??;
-        (stat.czxid == own.created).then(|| (own.clone(), confirmed))
+        let children = session.list(&self.dir).await.ok()?;
+        children.contains(&own.name).then(|| (own.clone(), children, confirmed))
     }
 
     /// The moment from before the node was last confirmed by a write.

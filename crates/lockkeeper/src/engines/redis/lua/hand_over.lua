@@ -40,10 +40,7 @@ local function hand_over(lock, state, line, waiters, token, hint, life, publish,
     passes = 0
     local outside = redis.call(publish, base, '0')
     if outside > 0 then
-      local head = redis.call('lindex', line, 0)
-      if head then
-        tell(publish, wake, head, 'later')
-      end
+      wake_first(line, waiters, publish, wake, milliseconds(redis.call('time')), 'later')
       return 1 + outside
     end
   end

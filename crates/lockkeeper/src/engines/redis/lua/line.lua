@@ -30,11 +30,11 @@ local function first_waiter(line, waiters, now)
   end
 end
 
--- Tells the first waiter that is there to ask. Returns it.
-local function wake_first(line, waiters, publish, wake, now)
+-- Tells the first waiter that is there to ask, or something else. Returns it.
+local function wake_first(line, waiters, publish, wake, now, what)
   while true do
     local head = first_waiter(line, waiters, now)
-    if not head or tell(publish, wake, head, 'ask') then
+    if not head or tell(publish, wake, head, what or 'ask') then
       return head
     end
     redis.call('lpop', line)

@@ -1,6 +1,6 @@
 -- The rest of the release of the common mutex: others wait in its line, or it was not held.
 
-local lock, state, line, waiters, token = unpack(KEYS)
+local lock, state, line, waiters, _, token = unpack(KEYS)
 local hint, life, field, publish, base, wake, passes, in_line = unpack(ARGV)
 if gone == 1 then
   passes = tonumber(passes)

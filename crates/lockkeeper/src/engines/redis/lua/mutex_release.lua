@@ -1,6 +1,6 @@
 -- Releases the common mutex. If nobody waits in its line, that is three server calls; whatever is rarer follows
 -- in the texts that are appended to this one.
--- KEYS: lock, state, line, waiters [, Redisson's token]
+-- KEYS: lock, state, line, waiters, a key that never exists [, Redisson's token]
 -- ARGV: hint, life, field, publish, the channel of all releases, what the channels of waiters start with,
 -- how many times in a row the lock was handed over, 1 if it may be in the line
 -- Returns 0 if it was not there, otherwise 1 plus the number of clients outside the line that were told.

@@ -27,9 +27,7 @@ if holder == owner then
   end
   extend(claims, ttl)
   call('hset', state, 'held', record)
-  if join ~= '0' then
-    leave(line, waiters, claim, publish, wake)
-  end
+  leave(line, waiters, claim, publish, wake)
   local fence = token and call('get', token) or call('hget', state, 'fence')
   return {1, tonumber(fence) or mint(state, token, hint, life, call('time'))}
 end

@@ -1,9 +1,9 @@
 -- Releases one hold of an owner's mutex, or leaves its line.
--- KEYS: lock, state, line, waiters, claims [, Redisson's token]
+-- KEYS: lock, state, line, waiters, claims, a key that never exists [, Redisson's token]
 -- ARGV: hint, life, claim, publish, the channel of all releases, what the channels of waiters start with,
 -- how many times in a row the lock was handed over, 1 if it may be in the line, the owner
 
-local lock, state, line, waiters, claims, token = unpack(KEYS)
+local lock, state, line, waiters, claims, _, token = unpack(KEYS)
 local hint, life, claim, publish, base, wake, passes, in_line, owner = unpack(ARGV)
 if in_line == '1' then
   leave(line, waiters, claim, publish, wake)
