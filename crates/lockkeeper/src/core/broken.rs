@@ -11,8 +11,11 @@ use crate::engine::Break;
 use crate::error::Loss;
 use crate::who::whoami;
 
-/// How long a holder that lost its lock waits to be told who broke it.
-const TOLD_WITHIN: Duration = Duration::from_millis(500);
+/// How long a holder that lost its lock waits to be told who broke it: it should stop.
+pub(super) const TOLD_WITHIN: Duration = Duration::from_millis(500);
+
+/// How long one that has stopped waits: nothing depends on it any more.
+const TOLD_LATER: Duration = Duration::from_secs(3);
 
 impl Hold {
     /// Its release found the lock gone: it was lost before, and nobody noticed.
@@ -26,16 +29,16 @@ impl Hold {
             state.asking_why = true;
         }
         tracing::warn!(parent: &self.span, key = %self.key, "lock was gone when it was released");
-        self.inner.runtime.spawn(self.clone().ask_why());
+        self.inner.runtime.spawn(self.clone().ask_why(TOLD_LATER));
     }
 
     /// Asks the engine whether somebody broke the lock, and if so, makes that the reason of the loss.
     ///
     /// The hold is over already: [`loss`](Hold::loss) does not wait for this, and
     /// [`lost`](Hold::lost) does so only briefly. An answer that comes later is still shown.
-    pub(super) async fn ask_why(self: Arc<Self>) {
+    pub(super) async fn ask_why(self: Arc<Self>, within: Duration) {
         let mut asking = std::pin::pin!(timeout(CALL_LIMIT, self.inner.engine.broken()));
-        let answer = match timeout(TOLD_WITHIN, &mut asking).await {
+        let answer = match timeout(within, &mut asking).await {
             Ok(answer) => answer,
             Err(_) => {
                 self.state().asking_why = false;

@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::answers::Answers;
+use super::broken::TOLD_WITHIN;
 use super::clock::{Moment, Validity};
 use super::hand_over::HandOver;
 use super::inner::Inner;
@@ -343,7 +344,7 @@ impl Hold {
         }
         self.changed.notify_waiters();
         if loss == Loss::Gone {
-            self.inner.runtime.spawn(self.clone().ask_why());
+            self.inner.runtime.spawn(self.clone().ask_why(TOLD_WITHIN));
         }
     }
 
