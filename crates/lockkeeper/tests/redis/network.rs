@@ -413,8 +413,7 @@ async fn locks_of_every_kind_survive_a_slot_that_moves() {
     }
 }
 
-/// A plain mutex goes to the first client that asks, which is always the next task of the same
-/// client, unless that client pauses for more distant ones.
+/// Tasks of one client that want a mutex again and again queue behind a client that is far away.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_never_idle_does_not_starve_a_distant_one() {
     let server = Server::start();
