@@ -59,10 +59,20 @@ def baseline(revision):
     return name, [program]
 
 
+def peers(profile):
+    """The peers written in Rust. They share the target directory, and so the crates that both use."""
+    release = ["--release"] if profile == "release" else []
+    run("cargo", "build", "--quiet", "--locked", *release, where=ROOT / "benchmarks" / "peers",
+        env={**os.environ, "CARGO_TARGET_DIR": str(TARGET)})
+    return [TARGET / profile / "lockkeeper-benchmark-peers"]
+
+
 def foreign(language):
     """A worker beside the drivers of interop/, which has the same libraries."""
     run(ROOT / "interop" / "build", language)
     return {
+        "go": [FOREIGN / "go" / "benchmark"],
+        "java": ["java", "-Xmx256m", "-cp", f"{FOREIGN}/java/classes:{FOREIGN}/java/lib/*", "benchmark.Worker"],
         "node": ["node", FOREIGN / "node" / "benchmark.mjs"],
         "python": [FOREIGN / "python" / "bin" / "python", FOREIGN / "python" / "benchmark.py"],
     }[language]
@@ -70,18 +80,30 @@ def foreign(language):
 
 def program(name, profile="release"):
     """The command that starts a worker; the client's name and the order follow."""
-    return ours(profile) if name == "ours" else foreign(name)
+    return ours(profile) if name == "ours" else peers(profile) if name == "peers" else foreign(name)
 
 
 def versions():
     """The version of every library and server that takes part."""
     interop = ROOT / "interop"
     found = {}
+    lock = (ROOT / "benchmarks" / "peers" / "Cargo.lock").read_text()
+    for crate, client in {"rslock": "rslock", "redis": "redis (crate)", "zookeeper-client": "zookeeper-client",
+                          "sqlx": "sqlx", "fd-lock": "fd-lock"}.items():
+        found[client] = re.search(rf'name = "{crate}"\nversion = "(.*?)"', lock)[1]
+    modules = (interop / "go" / "go.mod").read_text()
+    for module, client in {"go-redsync/redsync/v4": "redsync", "bsm/redislock": "redislock",
+                           "etcd/client/v3": "etcd concurrency"}.items():
+        found[client] = re.search(rf"{module} v(\S+)", modules)[1]
+    pom = (interop / "java" / "pom.xml").read_text()
+    for artifact, client in {"redisson": "Redisson", "curator-recipes": "Curator"}.items():
+        found[client] = re.search(rf"<artifactId>{artifact}</artifactId>\s*<version>(.*?)<", pom)[1]
     found["node-redlock"] = json.loads((interop / "node" / "package.json").read_text())["dependencies"]["redlock"]
     for package, version in re.findall(r"(\S+)==(\S+)", (interop / "python" / "requirements.txt").read_text()):
         found["redis-py" if package == "redis" else package] = version
     for name, command in {
-        "Redis": "redis-server --version", "ZooKeeper": "ls -d /usr/share/java/zookeeper-3*.jar",
+        "Redis": "redis-server --version", "etcd": "etcd --version", "PostgreSQL": "ls /usr/lib/postgresql",
+        "ZooKeeper": "ls -d /usr/share/java/zookeeper-3*.jar", "Java": "java --version", "Go": "go version",
         "Node": "node --version", "Python": "python3 --version", "Rust": "rustc --version", "Linux": "uname -r",
     }.items():
         text = subprocess.run(command, shell=True, text=True, capture_output=True).stdout

@@ -102,7 +102,7 @@ def figures(cycles, start, until, crew, before, after, errors, why):
     hot = crew.scenario.keys == "hot"
     within = [cycle for cycle in cycles if start <= cycle[0] < until]
     count, seconds = len(within), (until - start) / 1e9
-    passes = sum(one[1] != other[1] for one, other in zip(within, within[1:])) if hot else 0
+    passes = handoffs(within) if hot else 0
     waits = [granted - asked for granted, _, asked, _ in cycles]
     # Work that goes on after the end is divided by all cycles that caused it.
     share = 1e6 / len(cycles) if cycles else 0.0
@@ -128,8 +128,13 @@ def figures(cycles, start, until, crew, before, after, errors, why):
         commands = after[2] - before[2]
         result["commands"] = commands / len(cycles)
         if passes:
-            result["commands_per_handoff"] = commands / passes
+            result["commands_per_handoff"] = commands / handoffs(cycles)
     return result
+
+
+def handoffs(cycles):
+    """How often the lock went to another contender than before."""
+    return sum(one[1] != other[1] for one, other in zip(cycles, cycles[1:]))
 
 
 def others(before, after, seconds):

@@ -7,28 +7,29 @@ from . import build, plot, scenarios, targets
 
 PAGE = build.ROOT / "docs" / "performance.md"
 PLOTS = build.ROOT / "docs" / "performance"
-TITLES = {"redis": "Redis", "redlock": "Redlock on five Redis servers", "zookeeper": "ZooKeeper", "file": "Files"}
+TITLES = {"redis": "Redis", "redlock": "Redlock on five Redis servers", "zookeeper": "ZooKeeper", "etcd": "etcd",
+          "postgres": "PostgreSQL", "file": "Files"}
 CROWDS = {"waiters4": 4, "waiters64": 64, "waiters256": 256, "waiters512": 512}
 
 INTRO = """\
 # Performance
 
-lockkeeper beside other lock libraries, measured by one command that you can repeat:
+lockkeeper beside other lock libraries, measured by one command:
 
 ```sh
 {command}
 ```
 
-It starts the servers, builds a small worker for every library, and runs them in turn, round by round, so that a busy machine affects all alike.
+It starts the servers, builds a small worker for every library, and runs them in turn, round by round, so that a busy machine affects all of them alike.
 Compare the figures of a table with each other, not with those of another machine.
-Where a peer is faster, the table shows it.
+Where another library is faster, the table shows it.
 
-- Every library is used as its documentation says, with its defaults; [the workers](../benchmarks/run) are a page of code each. How each is used stands [below](#how-each-library-is-used).
-- Figures are medians of {rounds} of {seconds} s; the longest wait is the longest of all rounds.
-- A *cycle* is an acquire and a release, both awaited. A *hand-off* is a grant to another contender than the one before. *Jain* is Jain's index of fairness over windows of 100 ms: 1 if all contenders got in equally often, 1/8 if one of eight got everything.
-- CPU is user and system time of all client or server processes, in microseconds per cycle. Commands are those that the Redis server counted (`INFO commandstats`), those inside scripts included.
-- A worker notes when it was granted the lock and when it left, by the machine's monotonic clock. No two holders of any library overlapped{overlaps}.
-- *floor* marks what is no lock: the least that the store itself needs.{baseline}
+- Every library is used as its documentation recommends, with its defaults; see [how each library is used](#how-each-library-is-used). The workers are in [benchmarks](../benchmarks) and [interop](../interop).
+- Figures are medians of {rounds} of {seconds} s; the longest wait is the longest of all rounds. The JVM warms up for {warm_up:g} s, several of them for twice as long.
+- A *cycle* is an acquire and a release. A *hand-off* is a grant to another contender than the one before; its time is from the end of one critical section to the start of the next. *Jain* is Jain's index of fairness over windows of 100 ms: 1 if all contenders got in equally often, 1/8 if one of eight got in every time.
+- CPU is user and system time of all client or server processes, in microseconds per cycle. Commands are those that the Redis server counted (`INFO commandstats`), including those inside scripts.
+- A worker records when it was granted the lock and when it left the critical section, by the machine's monotonic clock. No two holders of any library overlapped{overlaps}.
+- A *floor* is not a lock: it is the least that the store itself needs.{baseline}
 
 {when}
 Client and server share {cores} cores of one machine ({processor}).
@@ -73,7 +74,8 @@ def intro(files):
         command="benchmarks/run" + (f" --baseline {baselines[-1]}" if baselines else ""),
         rounds="one round" if newest["rounds"] == 1 else f"{newest['rounds']} rounds",
         seconds=" or ".join(f"{one:g}" for one in seconds),
-        overlaps=" but those of " + ", ".join(overlapping) if overlapping else "",
+        warm_up=scenarios.JVM,
+        overlaps=", except those of " + ", ".join(overlapping) if overlapping else "",
         baseline=f" *baseline* is lockkeeper at `{baselines[-1]}`, in the same run." if baselines else "",
         when=f"Measured from {dates[0]} to {dates[-1]} at `{'`, `'.join(revisions)}`; the harness and all other programs "
              f"together used {100 * statistics.median(others):.0f} % of the processors (median; at most "
@@ -85,7 +87,7 @@ def intro(files):
 
 
 def target_table(files):
-    lines = ["## Targets\n\n", "What lockkeeper is meant to reach, and what this run says.\n\n",
+    lines = ["## Targets\n\n", "What lockkeeper aims at, and what this run measured. Ratios are of throughput unless a row says otherwise.\n\n",
              "| | target | measured | |\n|---|---|---|---|\n"]
     for what, target, measured, met in targets.rows(targets.Results(files)):
         if met is not None:
@@ -97,7 +99,7 @@ def section(engine, scenario, content):
     contended = scenario.keys == "hot" and scenario.processes * scenario.clients * scenario.tasks > 1
     counted = engine in ("redis", "redlock")
     head = ["", "cycles/s"]
-    head += ["hand-offs/s", "Jain", "wait p50", "p99", "longest"] if contended else ["cycle p50", "p99"]
+    head += ["hand-offs/s", "hand-off p50", "Jain", "wait p50", "p99", "longest"] if contended else ["cycle p50", "p99"]
     head += ["client CPU", "server CPU"] + (["commands per " + ("hand-off" if contended else "cycle")] if counted else [])
     rows = []
     floors = {client.name for client in scenarios.CLIENTS[engine] if client.floor}
@@ -112,7 +114,9 @@ def section(engine, scenario, content):
         row = [label, number(result["rate"])]
         if contended:
             wait = result["wait"]
-            row += [number(result["handoffs"]), f"{result['jain']:.2f}", *(time(wait[p]) for p in ("p50", "p99", "max"))]
+            gap = time(result["gap"]["p50"]) if result.get("gap") else "–"
+            row += [number(result["handoffs"]), gap, f"{result['jain']:.2f}",
+                    *(time(wait[p]) for p in ("p50", "p99", "max"))]
         else:
             cycle = result["cycle"] or result["wait"]
             row += [time(cycle["p50"]), time(cycle["p99"])]
@@ -135,17 +139,18 @@ def table(head, rows):
 def plots(engine, files):
     text = ""
     crowds = {scenario: count for scenario, count in CROWDS.items() if scenario in files}
-    if len(crowds) > 1:
-        names = list(dict.fromkeys(name for scenario in crowds for name in files[scenario]["clients"]))
-        series = {}
-        for name in names:
-            points = [(count, rate) for scenario, count in crowds.items()
-                      if (rate := files[scenario]["clients"].get(name, {}).get("rate"))]
-            if len(points) > 1:
-                series[name] = points
-        title = f"{TITLES[engine]}: throughput against waiting clients"
-        text += picture(f"{engine}-waiters", title, plot.lines(
-            title, "clients that want the same key", "cycles per second", series,
+    figures = [("waiters", "rate", "throughput", "cycles per second")]
+    if engine == "redis":
+        # Clients that poll have a high throughput because the lock stays with one of them.
+        figures.append(("handoffs", "handoffs", "hand-offs", "hand-offs per second"))
+    for name, figure, title, unit in figures if len(crowds) > 1 else []:
+        clients = dict.fromkeys(client for scenario in crowds for client in files[scenario]["clients"])
+        points = {client: [(count, value) for scenario, count in crowds.items()
+                           if (value := files[scenario]["clients"].get(client, {}).get(figure))] for client in clients}
+        series = {client: known for client, known in points.items() if len(known) > 1}
+        title = f"{TITLES[engine]}: {title} against waiting clients"
+        text += picture(f"{engine}-{name}", title, plot.lines(
+            title, "clients that want the same key", unit, series,
             [(count, str(count)) for count in crowds.values()], number))
     shown = [("one", "cycle", "the cycle of one task"), ("section", "wait", "the wait, 8 processes, a section of 1 ms"),
              ("hot8", "wait", "the wait, 8 processes, empty section")]

@@ -4,7 +4,7 @@ import html
 import math
 
 WIDTH, HEIGHT = 720, 380
-LEFT, RIGHT, TOP, BOTTOM = 64, 150, 40, 48
+LEFT, RIGHT, TOP, BOTTOM = 64, 150, 54, 48
 # Colours for a light and a dark ground. Lines also differ in their marks, and are named at their ends.
 SERIES = [("#0969da", "#58a6ff"), ("#8250df", "#bc8cff"), ("#1a7f37", "#3fb950"), ("#bc4c00", "#f0883e"),
           ("#bf3989", "#f778ba"), ("#9a6700", "#d29922"), ("#0e7490", "#39c5cf"), ("#cf222e", "#ff7b72"),
@@ -38,7 +38,7 @@ def lines(title, x_title, y_title, series, x_ticks, y_unit=str):
                    f'text-anchor="middle">{html.escape(label)}</text>')
     out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" class="soft" font-size="12" '
                f'text-anchor="middle">{html.escape(x_title)}</text>')
-    out.append(f'<text x="{LEFT}" y="{TOP - 4}" class="soft" font-size="12">{html.escape(y_title)}</text>')
+    out.append(f'<text x="{LEFT}" y="{TOP - 12}" class="soft" font-size="12">{html.escape(y_title)}</text>')
     ends = labels({name: y_at(points[-1][1]) for name, points in series.items()})
     for number, (name, points) in enumerate(series.items()):
         spots = [(x_at(x), y_at(y)) for x, y in points]
@@ -73,7 +73,8 @@ def mark(shape, x, y, number):
 
 def document(title, parts, count):
     def rules(theme, ground, ink, soft, grid):
-        colours = "".join(f".s{n}{{stroke:{SERIES[n][theme]}}}.f{n}{{fill:{SERIES[n][theme]}}}" for n in range(count))
+        hues = [SERIES[n % len(SERIES)][theme] for n in range(count)]
+        colours = "".join(f".s{n}{{stroke:{hue}}}.f{n}{{fill:{hue}}}" for n, hue in enumerate(hues))
         return (f".ground{{fill:{ground}}}.ink{{fill:{ink}}}.soft{{fill:{soft}}}.grid,.frame{{stroke:{grid}}}"
                 f".lead{{stroke:{grid}}}{colours}")
 

@@ -13,15 +13,19 @@ import tempfile
 import time
 
 ZOOKEEPER = "/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar"
+# PostgreSQL refuses to run as root.
+AS_USER = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
 
 
 def start(engine):
     """The servers of an engine; use it as a context."""
-    return {"redis": redis, "redlock": redlock, "zookeeper": zookeeper, "file": Files}[engine]()
+    return {"redis": redis, "redlock": redlock, "zookeeper": zookeeper, "etcd": etcd, "postgres": postgres,
+            "file": Files}[engine]()
 
 
 class Servers:
-    """Server processes. `address` is for foreign clients, `url` for ours."""
+    """Server processes. `address` is for foreign clients, `url` for ours, and `other_url` for another version of ours,
+    whose tables or files may have another layout."""
 
     def __init__(self, scheme, commands, suffix="", count=1, ready=None):
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="benchmark-"))
@@ -29,13 +33,13 @@ class Servers:
         self.processes = []
         self.ports = free_ports(count)
         self.address = ",".join(f"127.0.0.1:{port}" for port in self.ports)
-        self.url = f"{scheme}://{self.address}{suffix}"
+        self.url = self.other_url = f"{scheme}://{self.address}{suffix}"
         with (self.home / "log").open("w") as log:
             for port in self.ports:
                 place = self.home / str(port)
                 place.mkdir()
                 place.chmod(0o777)
-                self.processes.append(subprocess.Popen(["sh", "-c", commands(port)], cwd=place, stdout=log,
+                self.processes.append(subprocess.Popen([*AS_USER, "sh", "-c", commands(port)], cwd=place, stdout=log,
                                                        stderr=log, start_new_session=True))
         until = time.monotonic() + 60
         for process, port in zip(self.processes, self.ports):
@@ -79,7 +83,7 @@ class Files:
 
     def __enter__(self):
         self.home = tempfile.mkdtemp(prefix="benchmark-")
-        self.address, self.url = self.home, f"file:{self.home}"
+        self.address, self.url, self.other_url = self.home, f"file:{self.home}/new", f"file:{self.home}/other"
         return self
 
     def __exit__(self, *_):
@@ -119,6 +123,39 @@ def zookeeper():
             return False
 
     return Servers("zookeeper", command, suffix="/locks", ready=ready)
+
+
+def etcd():
+    def command(port):
+        peer, = free_ports(1)
+        url = f"http://127.0.0.1:{port}"
+        return (f"exec etcd --data-dir data --listen-client-urls {url} --advertise-client-urls {url} "
+                f"--listen-peer-urls http://127.0.0.1:{peer} --log-level error")
+
+    def ready(port):
+        health = ["etcdctl", f"--endpoints=http://127.0.0.1:{port}", "endpoint", "health"]
+        return subprocess.run(health, env={**os.environ, "ETCDCTL_API": "3"}, capture_output=True).returncode == 0
+
+    return Servers("etcd", command, ready=ready)
+
+
+def postgres():
+    installed = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"))
+    binaries = f"{installed[-1]}/" if installed else ""
+
+    def command(port):
+        return (f"{binaries}initdb -A trust -U postgres -D data >/dev/null && "
+                f"echo 'CREATE DATABASE other' | {binaries}postgres --single -D data postgres >/dev/null && "
+                f"exec {binaries}postgres -D data -p {port} -k '' -c max_connections=1000")
+
+    def ready(port):
+        probe = [f"{binaries}pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
+        return subprocess.run(probe).returncode == 0
+
+    servers = Servers("postgres", command, suffix="/postgres", ready=ready)
+    servers.url = servers.address = servers.url.replace("://", "://postgres@")
+    servers.other_url = servers.url.removesuffix("postgres") + "other"
+    return servers
 
 
 def free_ports(count):

@@ -1,4 +1,4 @@
-"""The figures that lockkeeper is meant to reach, as ratios within one run, and whether it does."""
+"""The figures that lockkeeper aims at, as ratios within one run, and whether it reaches them."""
 
 
 class Results:
@@ -37,6 +37,8 @@ def rows(results):
 
     at_most("Redis, one task: the cycle against two round trips of a bare socket",
             ratio(r.cycle("redis", "one"), r.cycle("redis", "one", "socket")), 1.1)
+    at_least("Redis, 64 tasks, own keys: against rslock",
+             ratio(r.rate("redis", "own64"), r.rate("redis", "own64", "rslock")), 1.1)
     handoffs = r.get("redis", "hot8", "lockkeeper", "handoffs")
     at_least("Redis, 8 processes, one key: hand-offs against the baseline",
              ratio(handoffs, r.get("redis", "hot8", "baseline", "handoffs")), 3)
@@ -44,6 +46,8 @@ def rows(results):
     alone = r.rate("redis", "alone")
     at_least("Redis, 8 processes, a section of 1 ms: against one client alone",
              ratio(r.rate("redis", "section"), alone), 0.85)
+    at_least("the same: against Redisson",
+             ratio(r.rate("redis", "section"), r.rate("redis", "section", "redisson")), 1)
     p99 = r.get("redis", "section", "lockkeeper", "wait", "p99")
     at_most("the same: p99 of the wait against the ideal first-come wait",
             ratio(p99, 7e6 / alone if alone else None), 1.5)
@@ -57,8 +61,30 @@ def rows(results):
     at_most("the same: commands at the server per hand-off", None if None in commands else max(commands), 20, "")
     at_least("Redis, 16 tasks of one process, one key: hand-offs against those between 8 processes",
              ratio(r.get("redis", "tasks16", "lockkeeper", "handoffs"), handoffs), 20)
+    for peer in ("curator", "zookeeper-client"):
+        at_least(f"ZooKeeper, 8 processes, one key: against {peer}",
+                 ratio(r.rate("zookeeper", "hot8"), r.rate("zookeeper", "hot8", peer)), 1)
+    put = r.cycle("etcd", "one", "put")
+    at_most("etcd, 8 processes, one key: a hand-off against one put with a lease",
+            ratio(r.get("etcd", "hot8", "lockkeeper", "gap", "p50"), put / 2 if put else None), 5)
+    at_least("the same: against Go's concurrency",
+             ratio(r.rate("etcd", "hot8"), r.rate("etcd", "hot8", "concurrency")), 5)
+    at_least("etcd, 256 clients, one key: against 4", ratio(r.rate("etcd", "waiters256"), r.rate("etcd", "waiters4")), 0.8)
+    at_least("etcd, 64 tasks, own keys: against the lock service",
+             ratio(r.rate("etcd", "own64"), r.rate("etcd", "own64", "lock-service")), 1)
     at_most("Redlock, five servers, one task: the cycle against node-redlock",
             ratio(r.cycle("redlock", "one"), r.cycle("redlock", "one", "node-redlock")), 1)
+    at_least("Redlock, 64 tasks, own keys: against rslock",
+             ratio(r.rate("redlock", "own64"), r.rate("redlock", "own64", "rslock")), 1.1)
+    for mine, peer, name in (("lockkeeper-advisory", "sqlx-advisory", "sqlx"),
+                             ("lockkeeper-lease", "naive-table", "a naive table")):
+        for scenario, title in (("one", "one task"), ("own64", "64 tasks, own keys"), ("hot8", "8 processes, one key")):
+            at_least(f"PostgreSQL {mine.partition('-')[2]}, {title}: against {name}",
+                     ratio(r.rate("postgres", scenario, mine), r.rate("postgres", scenario, peer)), 0.9)
+    at_most("`file:`, one task: the cycle against open, `flock`, close",
+            ratio(r.cycle("file", "one"), r.cycle("file", "one", "flock")), 2)
+    at_most("`file:`, 8 processes, one key: a hand-off against `flock`'s",
+            ratio(r.get("file", "hot8", "lockkeeper", "gap", "p50"), r.get("file", "hot8", "flock", "gap", "p50")), 4)
     pings = r.rate("redis", "one", "socket")
     pings = 2 * pings if pings else None
     at_least("Redis, two rivals, guards dropped: hand-offs against `PING`s",

@@ -1,11 +1,9 @@
-// The driver for etcd's own package concurrency: `driver ADDRESS LEASE_MS`.
+// The driver for lock libraries written in Go: `driver concurrency|redsync ADDRESS LEASE_MS`.
 // It takes orders from its input, one per line, and answers each with one line.
 package main
 
 import (
 	"bufio"
-	"context"
-	"errors"
 	"fmt"
 	"math/rand"
 	"net"
@@ -13,46 +11,73 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
+// A library takes locks.
+type library interface {
+	// take gives a lock, or nothing if it is busy and must not be waited for.
+	take(name string, wait bool) (held, error)
+}
+
+// A lock that was taken.
+type held interface {
+	// fence is 0 if the library has none.
+	fence() int64
+	release() error
+}
+
+var libraries = map[string]func(address string, lease time.Duration) (library, error){
+	"concurrency": newConcurrency,
+	"redsync":     newRedsync,
+}
+
 type driver struct {
-	session *concurrency.Session
-	held    map[string]*concurrency.Mutex
+	library library
+	held    map[string]held
+	// released has what was released last, to be released again.
+	released map[string]held
+	// beside has the locks of other tasks of this process.
+	beside []held
 }
 
-// take gives the fence, and whether it has the lock at all.
-func (d *driver) take(name string, wait bool) (int64, bool, error) {
-	mutex := concurrency.NewMutex(d.session, name)
-	var err error
-	if wait {
-		err = mutex.Lock(context.Background())
-	} else {
-		err = mutex.TryLock(context.Background())
+func (d *driver) obey(order []string) (string, error) {
+	switch order[0] {
+	case "acquire", "try":
+		lock, err := d.library.take(order[2], order[0] == "acquire")
+		if lock == nil {
+			return "busy", err
+		}
+		d.held[order[2]] = lock
+		return fmt.Sprintf("held %d", lock.fence()), err
+	case "beside":
+		lock, err := d.library.take(order[2], true)
+		if err != nil {
+			return "", err
+		}
+		d.beside = append(d.beside, lock)
+		return fmt.Sprintf("held %d", lock.fence()), nil
+	case "release":
+		d.released[order[2]] = d.held[order[2]]
+		delete(d.held, order[2])
+		return "released", d.released[order[2]].release()
+	case "again":
+		return "released", d.released[order[2]].release()
+	case "hammer", "endure":
+		count, err := strconv.Atoi(order[3])
+		if err != nil {
+			return "", err
+		}
+		pause, err := strconv.Atoi(order[5])
+		if err != nil {
+			return "", err
+		}
+		return "done", d.hammer(order[2], count, order[4], pause, order[0] == "endure")
 	}
-	if errors.Is(err, concurrency.ErrLocked) {
-		return 0, false, nil
-	}
-	if err != nil {
-		return 0, false, err
-	}
-	answer, err := d.session.Client().Get(context.Background(), mutex.Key())
-	if err != nil || len(answer.Kvs) != 1 {
-		return 0, false, fmt.Errorf("where is %s: %v", mutex.Key(), err)
-	}
-	d.held[name] = mutex
-	return answer.Kvs[0].CreateRevision, true, nil
+	return "", fmt.Errorf("what is %s?", order[0])
 }
 
-func (d *driver) release(name string) error {
-	mutex := d.held[name]
-	delete(d.held, name)
-	return mutex.Unlock(context.Background())
-}
-
-func (d *driver) hammer(name string, count int, port string, pause int) error {
+// hammer enters so many times; if it endures, the arbiter is told of failures, and it goes on.
+func (d *driver) hammer(name string, count int, port string, pause int, endures bool) error {
 	arbiter, err := net.Dial("tcp", "127.0.0.1:"+port)
 	if err != nil {
 		return err
@@ -66,67 +91,48 @@ func (d *driver) hammer(name string, count int, port string, pause int) error {
 		return err
 	}
 	for n := 0; n < count; n++ {
-		fence, _, err := d.take(name, true)
+		lock, err := d.library.take(name, true)
+		if err == nil {
+			if err := ask(fmt.Sprintf("enter theirs exclusive %d %s\n", lock.fence(), name)); err != nil {
+				return err
+			}
+			if err := ask("leave\n"); err != nil {
+				return err
+			}
+			err = lock.release()
+		}
 		if err != nil {
-			return err
-		}
-		if err := ask(fmt.Sprintf("enter theirs exclusive %d %s\n", fence, name)); err != nil {
-			return err
-		}
-		if err := ask("leave\n"); err != nil {
-			return err
-		}
-		if err := d.release(name); err != nil {
-			return err
+			if !endures {
+				return err
+			}
+			if err := ask(fmt.Sprintf("trouble theirs %s failed %s\n", name, oneLine(err))); err != nil {
+				return err
+			}
 		}
 		time.Sleep(time.Duration(rand.Intn(pause*1000)) * time.Microsecond)
 	}
 	return nil
 }
 
-func (d *driver) obey(order []string) (string, error) {
-	switch order[0] {
-	case "acquire", "try":
-		fence, got, err := d.take(order[2], order[0] == "acquire")
-		if !got {
-			return "busy", err
-		}
-		return fmt.Sprintf("held %d", fence), err
-	case "release":
-		return "released", d.release(order[2])
-	case "hammer":
-		count, err := strconv.Atoi(order[3])
-		if err != nil {
-			return "", err
-		}
-		pause, err := strconv.Atoi(order[5])
-		if err != nil {
-			return "", err
-		}
-		return "done", d.hammer(order[2], count, order[4], pause)
-	}
-	return "", fmt.Errorf("what is %s?", order[0])
+func oneLine(err error) string {
+	return strings.ReplaceAll(err.Error(), "\n", " ")
 }
 
 func main() {
-	lease, err := strconv.Atoi(os.Args[2])
+	lease, err := strconv.Atoi(os.Args[3])
 	if err != nil {
 		panic(err)
 	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{os.Args[1]}, DialTimeout: 30 * time.Second})
+	library, err := libraries[os.Args[1]](os.Args[2], time.Duration(lease)*time.Millisecond)
 	if err != nil {
 		panic(err)
 	}
-	session, err := concurrency.NewSession(client, concurrency.WithTTL(lease/1000))
-	if err != nil {
-		panic(err)
-	}
-	d := driver{session: session, held: map[string]*concurrency.Mutex{}}
+	d := driver{library: library, held: map[string]held{}, released: map[string]held{}}
 	fmt.Println("ready")
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		answer, err := d.obey(strings.Fields(lines.Text()))
 		if err != nil {
-			answer = "error " + strings.ReplaceAll(err.Error(), "\n", " ")
+			answer = "error " + oneLine(err)
 		}
 		fmt.Println(answer)
 	}

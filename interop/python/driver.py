@@ -1,6 +1,7 @@
 """Drivers for redis-py, kazoo, and the commands etcdctl and psql: `driver.py CLIENT ADDRESS LEASE_MS`.
 
-Each takes orders from its input, one per line, and answers each with one line.
+Each takes orders from its input, one per line, and answers each with one line. The address of redis-py may be
+`redis+sentinel://ADDRESS[,ADDRESS…]/MASTER`.
 """
 
 import ctypes
@@ -19,10 +20,17 @@ class RedisPy:
     def __init__(self, address, lease):
         import redis
 
-        host, port = address.split(":")
-        self.client = redis.Redis(host=host, port=int(port))
+        sentinels, _, master = address.removeprefix("redis+sentinel://").partition("/")
+        servers = [(host, int(port)) for host, port in (each.split(":") for each in sentinels.split(","))]
+        if master:
+            self.client = redis.Sentinel(servers, socket_timeout=2).master_for(master)
+        else:
+            self.client = redis.Redis(*servers[0])
         self.lease = lease
         self.held = {}
+        # What was released last, and the locks of other tasks of this process.
+        self.released = {}
+        self.others = []
 
     def take(self, kind, name, wait):
         lock = self.client.lock(name, timeout=self.lease, sleep=0.01)
@@ -32,7 +40,16 @@ class RedisPy:
         return 0
 
     def release(self, kind, name):
-        self.held.pop(name).release()
+        self.released[name] = self.held.pop(name)
+        self.released[name].release()
+
+    def again(self, name):
+        self.released[name].release()
+
+    def beside(self, name):
+        lock = self.client.lock(name, timeout=self.lease, sleep=0.01)
+        lock.acquire()
+        self.others.append(lock)
 
 
 class Kazoo:
@@ -45,6 +62,8 @@ class Kazoo:
         self.client = KazooClient(hosts=hosts, timeout=lease)
         self.client.start(timeout=60)
         self.locks = {}
+        # The locks of other tasks of this process.
+        self.others = []
 
     def take(self, kind, name, wait):
         from kazoo.exceptions import NoNodeError
@@ -61,6 +80,15 @@ class Kazoo:
 
     def release(self, kind, name):
         self.locks[name].release()
+
+    def again(self, name):
+        self.locks[name].release()
+
+    def beside(self, name):
+        released = self.locks.pop(name)
+        self.take("mutex", name, True)
+        self.others.append(self.locks.pop(name))
+        self.locks[name] = released
 
 
 class Etcdctl:
@@ -126,7 +154,8 @@ class Psql:
             raise RuntimeError("it was not held")
 
 
-def hammer(client, kind, name, count, port, pause):
+def hammer(client, endures, kind, name, count, port, pause):
+    """Enters so many times; if it endures, the arbiter is told of failures, and it goes on."""
     with socket.create_connection(("127.0.0.1", port)) as arbiter:
         arbiter.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -136,10 +165,15 @@ def hammer(client, kind, name, count, port, pause):
                 raise RuntimeError("the arbiter is gone")
 
         for _ in range(count):
-            fence = client.take(kind, name, True)
-            ask(f"enter theirs exclusive {fence} {name}\n")
-            ask("leave\n")
-            client.release(kind, name)
+            try:
+                fence = client.take(kind, name, True)
+                ask(f"enter theirs exclusive {fence} {name}\n")
+                ask("leave\n")
+                client.release(kind, name)
+            except Exception as problem:
+                if not endures:
+                    raise
+                ask(f"trouble theirs {name} failed {one_line(problem)}\n")
             time.sleep(random.uniform(0, pause / 1000))
 
 
@@ -150,10 +184,20 @@ def obey(client, order):
     if order[0] == "release":
         client.release(order[1], order[2])
         return "released"
-    if order[0] == "hammer":
-        hammer(client, order[1], order[2], *map(int, order[3:]))
+    if order[0] == "beside":
+        client.beside(order[2])
+        return "held 0"
+    if order[0] == "again":
+        client.again(order[2])
+        return "released"
+    if order[0] in ("hammer", "endure"):
+        hammer(client, order[0] == "endure", order[1], order[2], *map(int, order[3:]))
         return "done"
     raise ValueError(f"what is {order[0]}?")
+
+
+def one_line(problem):
+    return f"{type(problem).__name__}: {problem}".replace("\n", " ")
 
 
 def main():
@@ -163,8 +207,8 @@ def main():
     for line in sys.stdin:
         try:
             answer = obey(client, line.split())
-        except Exception as problem:  # Whatever it is, the one who asked has to know.
-            answer = f"error {type(problem).__name__}: {problem}".replace("\n", " ")
+        except Exception as problem:  # Whatever it is, the caller must see it.
+            answer = f"error {one_line(problem)}"
         print(answer, flush=True)
 
 

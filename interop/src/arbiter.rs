@@ -13,6 +13,7 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ pub(crate) struct Arbiter {
 }
 
 /// How long a visit takes. The arbiter decides it, so that all languages behave alike.
-type Stay = fn() -> Duration;
+type Stay = dyn Fn() -> Duration + Send + Sync;
 
 /// The record of one name.
 #[derive(Debug, Default, Clone)]
@@ -52,6 +53,13 @@ pub(crate) struct Tally {
     /// same.
     pub(crate) refused: u64,
     pub(crate) lost_fenced: u64,
+}
+
+impl Tally {
+    /// How often a client was let in beside another one.
+    pub(crate) fn overlaps(&self) -> usize {
+        self.wrongs.iter().filter(|wrong| !wrong.sides.is_empty()).count()
+    }
 }
 
 /// A violation.
@@ -130,15 +138,28 @@ impl Arbiter {
         Self::with(|| Duration::from_millis(fastrand::u64(0..100)))
     }
 
-    fn with(stay: Stay) -> Self {
+    /// An arbiter whose visits are short, except for the next one after the flag was set: that one
+    /// lasts this long, and clears the flag when it has begun.
+    pub(crate) fn arranged(long: Duration) -> (Self, Arc<AtomicBool>) {
+        let next = Arc::new(AtomicBool::new(false));
+        let armed = next.clone();
+        let arbiter = Self::with(move || match armed.swap(false, Ordering::SeqCst) {
+            true => long,
+            false => Duration::from_millis(fastrand::u64(0..20)),
+        });
+        (arbiter, next)
+    }
+
+    fn with(stay: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        let stay: Arc<Stay> = Arc::new(stay);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
         let port = listener.local_addr().expect("it is bound").port();
         let arbiter = Self { port, rooms: Arc::default() };
         let rooms = arbiter.rooms.clone();
         thread::spawn(move || {
             for (guest, stream) in listener.incoming().flatten().enumerate() {
-                let rooms = rooms.clone();
-                thread::spawn(move || attend(guest, stream, &rooms, stay));
+                let (rooms, stay) = (rooms.clone(), stay.clone());
+                thread::spawn(move || attend(guest, stream, &rooms, &*stay));
             }
         });
         arbiter
@@ -157,6 +178,27 @@ impl Arbiter {
         (ours, sides.len() - ours)
     }
 
+    /// A client with this fence reads what the lock protects. For scenes that decide who does what
+    /// and when.
+    pub(crate) fn enter(&self, name: &str, guest: usize, side: Side, fence: u64) {
+        let mut rooms = lock(&self.rooms);
+        let room = rooms.entry(name.to_owned()).or_default();
+        room.enter(guest, side, Mode::Exclusive, fence);
+    }
+
+    /// It writes on top of what it read.
+    pub(crate) fn leave(&self, name: &str, guest: usize) {
+        if let Some(room) = lock(&self.rooms).get_mut(name) {
+            room.write(guest);
+            room.leave(guest);
+        }
+    }
+
+    /// The record of a name so far.
+    pub(crate) fn look(&self, name: &str) -> Tally {
+        lock(&self.rooms).get(name).map(|room| room.tally.clone()).unwrap_or_default()
+    }
+
     /// The record of a name since the last call.
     pub(crate) fn tally(&self, name: &str) -> Tally {
         lock(&self.rooms).remove(name).map(|room| room.tally).unwrap_or_default()
@@ -164,7 +206,7 @@ impl Arbiter {
 }
 
 /// Records for one driver until it disconnects.
-fn attend(guest: usize, stream: TcpStream, rooms: &Mutex<HashMap<String, Room>>, stay: Stay) {
+fn attend(guest: usize, stream: TcpStream, rooms: &Mutex<HashMap<String, Room>>, stay: &Stay) {
     let mut place = None;
     let mut serve = || -> io::Result<()> {
         stream.set_nodelay(true)?;
@@ -366,6 +408,32 @@ mod tests {
             room.leave(guest);
         }
         assert_eq!(room.tally.hand_offs.len(), 2);
+    }
+
+    #[test]
+    fn only_the_next_visit_after_the_flag_was_set_is_long() {
+        const LONG: Duration = Duration::from_millis(100);
+        let (arbiter, next) = Arbiter::arranged(LONG);
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, arbiter.port())).unwrap();
+        next.store(true, Ordering::SeqCst);
+        let started = Instant::now();
+        stream.write_all(b"enter ours exclusive 0 x\n").unwrap();
+        io::Read::read_exact(&mut stream, &mut [0]).unwrap();
+        assert!(started.elapsed() >= LONG, "{:?}", started.elapsed());
+        assert!(!next.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn visits_that_a_scene_orders_are_recorded() {
+        let arbiter = Arbiter::start();
+        arbiter.enter("x", 1, Side::Ours, 5);
+        arbiter.enter("x", 2, Side::Ours, 6);
+        arbiter.leave("x", 2);
+        arbiter.leave("x", 1);
+        let tally = arbiter.look("x");
+        assert_eq!((tally.overlaps(), tally.lost), (1, 1));
+        assert_eq!((tally.refused, tally.lost_fenced), (1, 0));
+        assert_eq!(arbiter.tally("x").written, 2);
     }
 
     #[test]

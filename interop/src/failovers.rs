@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const NAME: &str = "failover";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cause {
+pub(crate) enum Cause {
     /// `SENTINEL FAILOVER`
     Planned,
     /// `SIGKILL` for the master, which comes back without its data.
@@ -89,22 +89,32 @@ pub(crate) fn failovers(
 /// Returns when the sentinels name another master, with the old one.
 fn fail_over(servers: &Sentinels, cause: Cause) -> &Server {
     let old = servers.master();
+    depose(servers, old, cause);
+    until_replaced(servers, old);
+    old
+}
+
+/// Makes a failover begin.
+pub(crate) fn depose(servers: &Sentinels, master: &Server, cause: Cause) {
     match cause {
         Cause::Planned => eventually("the failover begins", || {
             let answer = servers.sentinels[0].ask(&["SENTINEL", "FAILOVER", "main"]);
             (answer == "OK").then_some(()).ok_or(answer)
         }),
-        Cause::Crash => old.kill(),
+        Cause::Crash => master.kill(),
     }
+}
+
+/// Returns when the sentinels name another master.
+pub(crate) fn until_replaced(servers: &Sentinels, old: &Server) {
     eventually("another server is the master", || {
         let now = servers.master().port();
         (now != old.port()).then_some(()).ok_or(format!("still {now}"))
     });
-    old
 }
 
 /// Returns when all others follow the new master; before that, the next failover would lose more.
-fn until_settled(servers: &Sentinels, old: &Server) {
+pub(crate) fn until_settled(servers: &Sentinels, old: &Server) {
     if old.pid().is_none() {
         old.restart();
     }

@@ -2,10 +2,10 @@
 //!
 //! - [`arbiter`] observes every critical section and reports violations.
 //! - [`driver`] is a process that follows orders; [`ours`] is the one that uses this library, the
-//!   others are in `java`, `go`, `node` and `python` next to this directory.
+//!   others are in `java`, `go`, `node`, `python` and `rust` next to this directory.
 //! - [`scenes`] has the tests, [`meeting`] runs them with two clients, [`pairs`] lists the clients.
 //! - [`failovers`] is a separate scene: it observes what happens while Redis servers fail over.
-//! - [`peers`] does to each of them, alone, what `lockkeeper torture` does to ours.
+//! - [`peers`] does to each of them, alone, what `lockkeeper torture` does to ours, and more.
 //! - [`own`] verifies that a careless client is noticed.
 //!
 //! `interop/run` builds the foreign drivers and starts it.

@@ -97,6 +97,12 @@ impl Ours {
                 self.runtime.block_on(held.release()).map_err(said)?;
                 Ok("released".to_owned())
             }
+            ["beside", kind, name] => {
+                // Another task of this process is another owner.
+                let guard = self.runtime.block_on(self.lock(kind, name).acquire()).map_err(said)?;
+                let held = Held::One(guard);
+                Ok(self.keep("beside", name, held))
+            }
             [how @ ("hammer" | "endure"), kind, name, count, port, pause] => {
                 let count = count.parse().map_err(|_| "how often?")?;
                 let port = port.parse().map_err(|_| "which port?")?;

@@ -211,7 +211,7 @@ fn redlock(run: &mut Run) -> Outcome {
 
 fn etcd(run: &mut Run) -> Outcome {
     let store = Store::etcd()?;
-    let theirs = run.go(&store.hosts());
+    let theirs = run.go("concurrency", &store.hosts());
     Meeting::new(run, "etcd", &store, &store.url(), &theirs)?.hold(&Trial {
         with: "Go `concurrency.Mutex`",
         kinds: &[kind("mutex")],
@@ -288,8 +288,12 @@ impl Run {
         Program::new(["node", &format!("{}/driver.mjs", self.built("node")), addresses])
     }
 
-    pub(crate) fn go(&self, address: &str) -> Program {
-        Program::new([&format!("{}/driver", self.built("go")), address])
+    pub(crate) fn go(&self, library: &str, address: &str) -> Program {
+        Program::new([&format!("{}/driver", self.built("go")), library, address])
+    }
+
+    pub(crate) fn rust(&self, addresses: &str) -> Program {
+        Program::new([&format!("{}/debug/driver", self.built("rust")), addresses])
     }
 
     fn built(&self, language: &str) -> String {

@@ -197,17 +197,17 @@ pub(crate) fn order(
     holder.expect(&format!("acquire {} {name}", kind.ours), "held")?;
     let ours = ours.iter_mut().map(|driver| (driver, kind.ours));
     let theirs = theirs.iter_mut().map(|driver| (driver, kind.theirs));
-    let mut line = Vec::new();
+    let mut waiting = Vec::new();
     for ((one, his), (other, hers)) in theirs.zip(ours) {
-        line.extend([(one, his), (other, hers)]);
+        waiting.extend([(one, his), (other, hers)]);
     }
-    for (n, (driver, kind)) in line.iter_mut().enumerate() {
+    for (n, (driver, kind)) in waiting.iter_mut().enumerate() {
         driver.tell(&format!("acquire {kind} {name}"))?;
         store.until_waited_for(name, n + 1)?;
     }
     holder.expect(&format!("release {} {name}", kind.ours), "released")?;
     // Each is granted by the release of the one before, so a driver that answers now had its turn.
-    for (driver, kind) in &mut line {
+    for (driver, kind) in &mut waiting {
         driver.answer(LONG + SLACK)?;
         driver.expect(&format!("release {kind} {name}"), "released")?;
     }

@@ -17,7 +17,7 @@ fn main() -> Result<(), Failure> {
     })
 }
 
-/// How a guard is given back.
+/// How a guard is released.
 #[derive(Clone, Copy)]
 enum End {
     Awaited,

@@ -1,6 +1,7 @@
 //! How every verb acquires and releases a lock: with a limit on the wait, while the engine does not
 //! answer yet, and until a signal arrives.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use lockkeeper::engine::Mode;
@@ -31,14 +32,50 @@ pub(crate) struct Waits<'a> {
     pub(crate) until: Option<Instant>,
     /// Whether there is no end to the wait unless a limit was set.
     patient: bool,
-    told: bool,
+    pub(crate) told: Told,
+}
+
+/// Whether it was reported that an engine does not answer.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Told(bool);
+
+impl Told {
+    /// Reports outages as they begin and end.
+    pub(crate) async fn outages(
+        &mut self,
+        client: &Client,
+        mut tell: impl FnMut(String),
+    ) -> Infallible {
+        let mut outages = client.outages();
+        loop {
+            match outages.changed().await {
+                Some(outage) => {
+                    if let Some(told) = self.fails(client.place(), &outage.cause) {
+                        tell(told);
+                    }
+                }
+                None => self.answers(client.place()).into_iter().for_each(&mut tell),
+            }
+        }
+    }
+
+    /// The engine does not answer. Returns a message, unless that was reported.
+    fn fails(&mut self, place: &str, cause: &str) -> Option<String> {
+        let news = !std::mem::replace(&mut self.0, true);
+        news.then(|| format!("waiting for {place} to answer: {cause}"))
+    }
+
+    /// The engine answers. Returns a message if it was reported that it did not.
+    fn answers(&mut self, place: &str) -> Option<String> {
+        std::mem::take(&mut self.0).then(|| format!("{place} answers again"))
+    }
 }
 
 impl<'a> Waits<'a> {
     /// Starts the clock. Without a limit there is no wait.
     pub(crate) fn new(place: &'a str, limit: Option<Duration>) -> Self {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        Self { place, until, patient: false, told: false }
+        Self { place, until, patient: false, told: Told::default() }
     }
 
     /// The same, but without a limit the wait has no end.
@@ -74,8 +111,10 @@ impl<'a> Waits<'a> {
         }
         let next = Instant::now() + PAUSE;
         if self.until.is_none_or(|until| next < until) {
-            let news = !std::mem::replace(&mut self.told, true);
-            tell(format!("waiting for {} to answer: {}", self.place, failure.message), news);
+            let news = self.told.fails(self.place, &failure.message);
+            let told = || format!("{} does not answer: {}", self.place, failure.message);
+            let is_news = news.is_some();
+            tell(news.unwrap_or_else(told), is_news);
         }
         tokio::time::sleep_until(self.until.map_or(next, |until| next.min(until))).await;
         match self.until.is_none_or(|until| until > Instant::now()) {
@@ -86,7 +125,7 @@ impl<'a> Waits<'a> {
 
     /// The engine answers. Returns a message if it was reported that it did not.
     pub(crate) fn answered(&mut self) -> Option<String> {
-        std::mem::take(&mut self.told).then(|| format!("{} answers again", self.place))
+        self.told.answers(self.place)
     }
 
     /// The last failure, after the wait has ended.

@@ -111,7 +111,7 @@ async fn lead(
         };
         let waits = Waits::patient(&place, args.wait);
         let (connected, timeline, guard) = wanted.acquire(client.take(), waits).await?;
-        *client = Some(connected);
+        let connected = &*client.insert(connected);
         let mut status = Status {
             key: args.name.clone(),
             url: Some(place.clone()),
@@ -130,6 +130,7 @@ async fn lead(
         };
         let supervisor = Supervisor {
             guard: Some(&guard),
+            client: Some(connected),
             timeline,
             ttl,
             fixed: false,
@@ -165,7 +166,7 @@ fn again(args: &Elect, end: &End) -> bool {
     match &end.lost {
         _ if end.asked_to_end => false,
         Some(_) => !args.once,
-        None if end.yielded => !args.once,
+        None if end.yielded.is_some() => !args.once,
         None => args.forever,
     }
 }

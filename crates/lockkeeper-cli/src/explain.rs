@@ -26,6 +26,8 @@ pub(crate) fn explain(args: Explain) -> exit::Outcome {
     let servers = match guarantees.engine {
         "redis" | "redlock" => ", for Redis and Valkey",
         "mysql" => ", for MariaDB and MySQL",
+        // Only behind a pooler do its waiters poll.
+        "postgres" if guarantees.wakeup == Wakeup::BackOff => ", behind a transaction-mode pooler",
         _ => "",
     };
     let mut text = format!("{endpoint} is the engine {}{servers}.\n", guarantees.engine);

@@ -165,17 +165,21 @@ pub(crate) async fn break_lock(args: Break) -> exit::Outcome {
     Ok(0)
 }
 
-/// A reason as it is recorded with a break: one line, with recognisable secrets masked.
+/// A reason as it is recorded with a break or a request: one line, with recognisable secrets masked.
 pub(crate) fn recorded_reason(why: &str) -> String {
     Breaker::new(whoami().into(), Some(why)).why.unwrap_or_default()
 }
 
 pub(crate) async fn ask_to_yield(args: Yield) -> exit::Outcome {
     let client = Config::load()?.connect(&args.place).await?;
-    let asked = client.request_yield(&args.key).await?;
+    let asked = match &args.why {
+        Some(why) => client.request_yield_because(&args.key, why).await?,
+        None => client.request_yield(&args.key).await?,
+    };
     if args.json {
+        let why = args.why.as_deref().map(recorded_reason);
         let asked: Vec<_> = asked.iter().map(entry_to_json).collect();
-        print(&format!("{}\n", json!({"key": args.key, "asked": asked})))?;
+        print(&format!("{}\n", json!({"key": args.key, "why": why, "asked": asked})))?;
     } else if asked.is_empty() {
         tell(format_args!("nobody holds lock {:?}", args.key));
     } else {

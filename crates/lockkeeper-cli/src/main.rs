@@ -27,6 +27,7 @@ mod ui;
 mod waiting;
 
 use std::ffi::OsStr;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -103,9 +104,9 @@ fn dispatch(cli: Cli) -> exit::Outcome {
 fn misread(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // In colour on a terminal only. A failure means that nobody reads it.
-            let _ = error.print();
-            ExitCode::SUCCESS
+            // In colour on a terminal only.
+            let printed = error.print().and_then(|()| io::stdout().flush());
+            exit::report(output::printed(printed).map(|()| 0))
         }
         _ => {
             let text = error.render().to_string();

@@ -45,7 +45,12 @@ pub(crate) fn stderr(text: &str) {
 
 /// Prints a result, and ends quietly if there is no reader any more.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    match stdout(text) {
+    printed(stdout(text))
+}
+
+/// The outcome of writing a result to stdout.
+pub(crate) fn printed(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::silent(0)),
         written => written.map_err(|error| Failure::own("print", error)),
     }

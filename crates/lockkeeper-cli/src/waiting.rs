@@ -65,12 +65,17 @@ impl Waiting<'_> {
     }
 
     /// What is left out first is what `show` tells as well; the holder stays to the end.
-    fn lines(&self, seen: &Seen) -> [String; 4] {
-        let (key, time, Seen { place, holders: [all, age, who] }) = (self.key, self.time(), seen);
+    fn lines(&self, seen: &Seen) -> [String; 8] {
+        let (key, time) = (self.key, self.time());
+        let Seen { place, brief_place, holders: [all, age, command, who] } = seen;
         let name = shortened(&format!("{key:?}"), NAME);
         [
             format!("waiting for lock {key:?} for {time}{place}{all}"),
             format!("waiting for lock {key:?} for {time}{place}{age}"),
+            format!("waiting for {name} {time}{brief_place}{command}"),
+            format!("{name} {time}{brief_place}{command}"),
+            format!("waiting for {name} {time}{brief_place}{who}"),
+            format!("{name} {time}{brief_place}{who}"),
             format!("waiting for {name} {time}{who}"),
             format!("{name}{who}"),
         ]
@@ -106,8 +111,11 @@ impl Waiting<'_> {
 struct Seen {
     /// Our place among the waiters, if there is an order.
     place: String,
-    /// The holders: with all that is known, with their age, and only who they are.
-    holders: [String; 3],
+    /// The same, in fewer words.
+    brief_place: String,
+    /// The holders: with all that is known, with their age, with their command, and only who they
+    /// are.
+    holders: [String; 4],
 }
 
 impl Seen {
@@ -117,13 +125,18 @@ impl Seen {
             (holder.command, holder.note) = (None, None);
             holder
         };
+        let with_command = |holder: &Entry| {
+            let mut holder = holder.clone();
+            (holder.since, holder.note) = (None, None);
+            holder
+        };
         let only_who = |holder: &Entry| {
             let mut holder = briefly(holder);
             holder.since = None;
             holder
         };
-        let holders = [&Entry::clone as &dyn Fn(&Entry) -> Entry, &briefly, &only_who];
-        let holders = holders.map(|part| match snapshot.holders.as_slice() {
+        let parts = [&Entry::clone as &dyn Fn(&Entry) -> Entry, &briefly, &with_command, &only_who];
+        let holders = parts.map(|part| match snapshot.holders.as_slice() {
             [] => String::new(),
             [one] => format!("; held by {}", describe(&part(one))),
             [first, others @ ..] => {
@@ -133,17 +146,18 @@ impl Seen {
         let us = whoami();
         let waiters = snapshot.waiters.as_deref().unwrap_or_default();
         let ours = |waiter: &Entry| waiter.who.as_ref() == Some(&us);
-        let place = match (waiters.len(), waiters.iter().position(ours)) {
-            (0, _) => String::new(),
-            (all, Some(at)) if ordered => format!(", {} of {all} in the queue", at + 1),
-            (all, _) => format!(", {all} waiting"),
+        let (brief_place, rest) = match (waiters.len(), waiters.iter().position(ours)) {
+            (0, _) => (String::new(), ""),
+            (all, Some(at)) if ordered => (format!(", {} of {all}", at + 1), " in the queue"),
+            (all, _) => (format!(", {all} waiting"), ""),
         };
-        Self { place, holders }
+        Self { place: format!("{brief_place}{rest}"), brief_place, holders }
     }
 
     /// Nothing, and the reason.
     fn none(why: String) -> Self {
-        Self { place: String::new(), holders: [why.clone(), why.clone(), why] }
+        let holders = [why.clone(), why.clone(), why.clone(), why];
+        Self { place: String::new(), brief_place: String::new(), holders }
     }
 }
 
@@ -216,17 +230,41 @@ mod tests {
     fn the_holders_and_our_place_are_named() {
         let mut snapshot = Snapshot::new(Key::new("k").unwrap());
         let held_by = |snapshot: &Snapshot, ordered| {
-            let Seen { place, holders: [all, ..] } = Seen::of(snapshot, ordered);
+            let Seen { place, holders: [all, ..], .. } = Seen::of(snapshot, ordered);
             place + &all
         };
         assert_eq!(held_by(&snapshot, true), "");
         snapshot.holders = vec![entry("ann@web1 7 sleep 60")];
         assert_eq!(held_by(&snapshot, true), "; held by ann@web1 7 running \"sleep 60\"");
-        assert_eq!(Seen::of(&snapshot, true).holders[2], "; held by ann@web1 7");
+        assert_eq!(Seen::of(&snapshot, true).holders[3], "; held by ann@web1 7");
         snapshot.holders.push(entry("bob@web2 8"));
         snapshot.waiters = Some(vec![entry("eve@web3 9"), entry(&whoami())]);
         let both = "; held by ann@web1 7 running \"sleep 60\" and 1 more";
         assert_eq!(held_by(&snapshot, true), format!(", 2 of 2 in the queue{both}"));
         assert_eq!(held_by(&snapshot, false), format!(", 2 waiting{both}"));
+    }
+
+    #[test]
+    fn eighty_columns_have_room_for_the_place_and_the_command() {
+        let mut snapshot = Snapshot::new(Key::new("k").unwrap());
+        snapshot.holders = vec![entry("ann@web1 7 sleep 60")];
+        snapshot.waiters = Some(vec![entry(&whoami()), entry("eve@web3 9")]);
+        let until = Some(Instant::now() + Duration::from_secs(60));
+        let waiting = Waiting { key: "k", since: Instant::now(), until, drawn: true };
+        let lines = waiting.lines(&Seen::of(&snapshot, true));
+        let line = lines.iter().find(|line| "lockkeeper: ".len() + line.len() <= 80).unwrap();
+        assert!(line.ends_with(", 1 of 2; held by ann@web1 7 running \"sleep 60\""), "{line}");
+    }
+
+    #[test]
+    fn the_place_is_left_out_after_the_command() {
+        let mut snapshot = Snapshot::new(Key::new("deploy/web").unwrap());
+        snapshot.holders = vec![entry("root@vm 14934 sleep 900")];
+        snapshot.waiters = Some(vec![entry("eve@web3 9"), entry(&whoami())]);
+        let until = Some(Instant::now() + Duration::from_secs(1195));
+        let waiting = Waiting { key: "deploy/web", since: Instant::now(), until, drawn: true };
+        let lines = waiting.lines(&Seen::of(&snapshot, true));
+        let line = lines.iter().find(|line| "lockkeeper: ".len() + line.len() <= 80).unwrap();
+        assert!(line.ends_with(" left), 2 of 2; held by root@vm 14934"), "{line}");
     }
 }

@@ -7,9 +7,12 @@ use tokio::runtime::Handle;
 
 use crate::core::acquire::CALL_LIMIT;
 use crate::core::inner::Inner;
+use crate::core::outage::Outages;
 use crate::core::release::BackgroundWork;
 use crate::election::Election;
-use crate::engine::{Break, Breaker, Engine, Entry, Finding, Guarantees, Mode, Query, Snapshot};
+use crate::engine::{
+    Break, Breaker, Engine, Entry, Finding, Guarantees, Mode, Query, Snapshot, YieldRequest,
+};
 use crate::engines;
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Loss, Result};
@@ -231,7 +234,42 @@ impl Client {
     /// # Cancel safety
     /// If it is dropped, some holders may have been asked.
     pub async fn request_yield(&self, key: impl AsRef<str>) -> Result<Vec<Entry>> {
-        self.inner.engine.request_yield(&Key::new(key)?).await
+        self.ask_for(key.as_ref(), None).await
+    }
+
+    /// Like [`request_yield`](Client::request_yield), with a reason, which the holders receive.
+    ///
+    /// The reason is reduced to one line of at most 200 characters, with passwords and tokens masked
+    /// where they can be recognised.
+    ///
+    /// # Errors
+    /// As for `request_yield`.
+    ///
+    /// # Cancel safety
+    /// If it is dropped, some holders may have been asked.
+    pub async fn request_yield_because(
+        &self,
+        key: impl AsRef<str>,
+        why: impl AsRef<str>,
+    ) -> Result<Vec<Entry>> {
+        self.ask_for(key.as_ref(), Some(why.as_ref())).await
+    }
+
+    async fn ask_for(&self, key: &str, why: Option<&str>) -> Result<Vec<Entry>> {
+        let asked = YieldRequest::new(&self.inner.who(), why);
+        self.inner.engine.request_yield(&Key::new(key)?, &asked).await
+    }
+
+    /// The times during which the engine does not answer, as they begin and end, for logs and for
+    /// people: whether a lock is still held is what [`Guard::check`](crate::Guard::check) says.
+    ///
+    /// An outage begins when two requests about locks of this client fail in a row, and ends with the
+    /// next answer. Most engines notice a broken connection while a lock is waited for, or while
+    /// [`Guard::yield_requested`](crate::Guard::yield_requested) is awaited; then the client asks at
+    /// once. Otherwise it asks when the next renewal is due. Where some servers of several answer,
+    /// outages of the others may be short.
+    pub fn outages(&self) -> Outages {
+        self.inner.reachability.outages()
     }
 
     /// Checks the deployment for problems: permissions, persistence, clocks, settings.

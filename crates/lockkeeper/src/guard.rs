@@ -11,7 +11,7 @@ use crate::core::count::Counted;
 use crate::core::hold::Hold;
 use crate::core::release::{self, BackgroundWork};
 use crate::core::renewal;
-use crate::engine::{Fence, Mode, Renewal};
+use crate::engine::{Fence, Mode, Renewal, YieldRequest};
 use crate::error::{Error, Loss, Result};
 use crate::key::Key;
 
@@ -188,21 +188,21 @@ impl Guard {
     }
 
     /// Resolves when an operator or another client asks the holder to release the lock, by
-    /// [`Client::request_yield`](crate::Client::request_yield).
+    /// [`Client::request_yield`](crate::Client::request_yield), with who asks and why.
     ///
     /// Nothing is taken away: finish what must be finished, then release. It never resolves after a
     /// release, nor on an engine that cannot deliver the request.
     ///
     /// # Cancel safety
     /// May be dropped and called again at any time.
-    pub fn yield_requested(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub fn yield_requested(&self) -> impl Future<Output = YieldRequest> + Send + 'static {
         let asked = self.hold().held().yield_requested();
         let hold = self.hold().clone();
         async move {
             if let Some(asked) = asked {
                 tokio::select! {
                     biased;
-                    () = asked => return,
+                    asked = asked => return asked,
                     // Some engines poll, which has to end with the hold.
                     _ = hold.lost() => {}
                 }
@@ -227,7 +227,7 @@ impl Guard {
         if hold.inner.local.hand_over(&hold) {
             return Ok(Release::Released);
         }
-        let lost = hold.loss().is_some();
+        let lost = hold.loss_here().is_some();
         let _pending = hold.inner.pending();
         let Some(claim) = hold.inner.local.take_last_guard(&hold) else {
             return Ok(if lost { Release::AlreadyLost } else { Release::Released });

@@ -119,10 +119,12 @@ mod owner;
 pub mod testing;
 mod who;
 
-pub use crate::core::{Backoff, admission, clock};
+pub use crate::core::{Backoff, Outage, Outages, admission, clock};
 pub use client::Client;
 pub use election::{Election, Leader, Observer, Term};
-pub use engine::{Break, BrokenHold, Entry, Fence, Finding, Guarantees, Mode, Severity, Snapshot};
+pub use engine::{
+    Break, BrokenHold, Entry, Fence, Finding, Guarantees, Mode, Severity, Snapshot, YieldRequest,
+};
 pub use engines::endpoint;
 pub use error::{Error, Loss, Result};
 pub use fenced::{Fenced, Stale};

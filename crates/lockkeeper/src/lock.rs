@@ -299,7 +299,7 @@ impl Lock {
         self.client.inner()
     }
 
-    async fn acquire_or_busy(self, once: bool, limit: Option<Duration>) -> Result<Option<Guard>> {
+    async fn acquire_or_busy(&self, once: bool, limit: Option<Duration>) -> Result<Option<Guard>> {
         // Counted before the check for a shutdown: a shutdown waits for every acquire that did not
         // see it, and so for its guard.
         let _under_way = self.inner().guard();

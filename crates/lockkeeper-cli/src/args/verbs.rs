@@ -220,6 +220,9 @@ pub(crate) struct Break {
 pub(crate) struct Yield {
     #[command(flatten)]
     pub(crate) place: Where,
+    /// Tell the holder why
+    #[arg(long, value_name = "REASON", value_parser = words)]
+    pub(crate) why: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -77,7 +77,7 @@ pub(super) async fn measure(
     room_for_connections()?;
     for waiters in WAITERS {
         let plain = commands_of_tasks(&url, &floor, waiters).await?;
-        let fair = commands_of_line(&url, &floor, waiters).await?;
+        let fair = commands_of_queue(&url, &floor, waiters).await?;
         figures.commands.push(Commands { waiters, plain, fair });
     }
     Ok(Some(figures))
@@ -179,7 +179,7 @@ async fn throughput(client: &Client, floor: &Floor, time: Duration) -> Result<[f
     Ok([0, 1, 2].map(|n| cycles[n] as f64 / spent[n].as_secs_f64()))
 }
 
-/// Commands per hand-off while tasks of a few clients repeatedly acquire one mutex.
+/// Commands per hand-off through the store while tasks of a few clients repeatedly acquire one mutex.
 async fn commands_of_tasks(url: &str, floor: &Floor, waiters: usize) -> Result<f64, Failure> {
     const GRANTS: usize = 400;
     let key = floor.key(&format!("plain {waiters}"));
@@ -193,7 +193,7 @@ async fn commands_of_tasks(url: &str, floor: &Floor, waiters: usize) -> Result<f
         let (client, key, granted) = (clients[n % CLIENTS].clone(), key.clone(), granted.clone());
         tasks.spawn(async move {
             // No task continues before the last grant was counted.
-            while let Ok(guard) = client.mutex(&key).acquire().await {
+            while let Ok(guard) = client.mutex(&key).hand_over(false).acquire().await {
                 if granted.send(()).await.is_err() {
                     return;
                 }
@@ -218,7 +218,7 @@ async fn commands_of_tasks(url: &str, floor: &Floor, waiters: usize) -> Result<f
 }
 
 /// Commands per hand-off in a queue of this many clients.
-async fn commands_of_line(url: &str, floor: &Floor, waiters: usize) -> Result<f64, Failure> {
+async fn commands_of_queue(url: &str, floor: &Floor, waiters: usize) -> Result<f64, Failure> {
     let key = floor.key(&format!("fair {waiters}"));
     let mut clients = Vec::new();
     for _ in 0..=waiters {
@@ -226,9 +226,9 @@ async fn commands_of_line(url: &str, floor: &Floor, waiters: usize) -> Result<f6
     }
     let scripts = floor.commands(is_script).await.map_err(trouble)?;
     let mut holder: Guard = clients[waiters].mutex(&key).fair().acquire().await?;
-    let mut line = JoinSet::new();
+    let mut waiting = JoinSet::new();
     for client in &clients[..waiters] {
-        line.spawn(client.mutex(&key).fair().acquire());
+        waiting.spawn(client.mutex(&key).fair().acquire());
     }
     // Each client enters the queue, and checks again once it is subscribed to releases.
     while floor.commands(is_script).await.map_err(trouble)? < scripts + 1 + 2 * waiters as u64 {
@@ -237,7 +237,7 @@ async fn commands_of_line(url: &str, floor: &Floor, waiters: usize) -> Result<f6
     let before = floor.commands(counts).await.map_err(trouble)?;
     for _ in 0..waiters {
         holder.release().await?;
-        holder = match line.join_next().await {
+        holder = match waiting.join_next().await {
             Some(Ok(guard)) => guard?,
             _ => return Err(Failure::own("measure", "a waiter went missing")),
         };

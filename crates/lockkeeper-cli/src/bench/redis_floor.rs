@@ -86,9 +86,8 @@ pub(super) fn is_script(command: &str) -> bool {
 pub(super) struct Bare {
     lock: String,
     state: String,
-    line: String,
-    waiters: String,
-    wake: String,
+    mutex_queue: String,
+    absent: String,
     channel: String,
     text: String,
 }
@@ -101,9 +100,8 @@ impl Bare {
         let lock = floor.stored(&floor.key(&format!("bare {name}")));
         Self {
             state: format!("lockkeeper:{{{lock}}}"),
-            line: format!("lockkeeper_line:{{{lock}}}"),
-            waiters: format!("lockkeeper_waiters:{{{lock}}}"),
-            wake: format!("lockkeeper_wake:{{{lock}}}:"),
+            mutex_queue: format!("lockkeeper_mutex_queue:{{{lock}}}"),
+            absent: format!("lockkeeper_absent:{{{lock}}}"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
             text: format!("{lock} text"),
             lock,
@@ -121,15 +119,16 @@ impl Bare {
 
     pub(super) async fn same(&self, floor: &Floor) -> Result<(), Failure> {
         let mut take = redis::cmd("EVALSHA");
-        let keys = [&self.lock, &self.state, &self.line, &self.waiters];
+        let keys = [&self.lock, &self.state, &self.mutex_queue];
         take.arg(&floor.take).arg(keys.len()).arg(&keys);
         // A trusted counter, a lifetime, a lease, a holder and its record, and no wish to wait.
         take.arg(1).arg(3_600_000).arg(30_000).arg(FIELD).arg("mutex\t1\tx\tuser@host 1\t");
-        take.arg(0).arg("publish").arg(&self.wake).arg("").arg(6000);
+        take.arg("0\tpublish\t6000\t");
         floor.ask(&take).await?;
         let mut give = redis::cmd("EVALSHA");
-        give.arg(&floor.give).arg(keys.len()).arg(&keys).arg(1).arg(3_600_000).arg(FIELD);
-        give.arg("publish").arg(&self.channel).arg(&self.wake).arg(0).arg(0);
+        let keys = [&self.lock, &self.mutex_queue, &self.absent];
+        give.arg(&floor.give).arg(keys.len()).arg(&keys).arg(1).arg(FIELD);
+        give.arg("publish").arg(&self.channel).arg(0).arg(0).arg(3_600_000);
         floor.ask(&give).await.map(drop)
     }
 }

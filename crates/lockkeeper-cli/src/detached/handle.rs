@@ -24,6 +24,7 @@ use crate::exit::{self, Failure};
 use crate::output::{Say, stdout, tell};
 use crate::run;
 use crate::run::signals::Signals;
+use crate::table::plain;
 use crate::waiting::Line;
 
 /// How long a handle lasts if no lease is set and it is not bound to a process.
@@ -124,8 +125,10 @@ fn ask(handle: &str, ask: Ask) -> exit::Outcome {
     match talk(stream, ask) {
         Some(Answer::Lost { reason }) => Err(Failure::new(exit::LOST, reason)),
         Some(Answer::Unconfirmed { reason }) => Err(Failure::new(exit::UNAVAILABLE, reason)),
-        Some(Answer::Asked) => {
-            tell("the holder was asked to yield; release the lock when you can");
+        Some(Answer::Asked { by }) => {
+            // It is somebody else's text.
+            let by = plain(&by);
+            tell(format_args!("the holder was asked to yield{by}; release the lock when you can"));
             Ok(0)
         }
         Some(_) => Ok(0),

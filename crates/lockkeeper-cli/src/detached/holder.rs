@@ -4,6 +4,7 @@
 //! listens on its own socket in a directory that only its user can enter. It releases the lock on
 //! request, when its time is up, or when the process it was bound to is gone.
 
+use std::cell::RefCell;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -164,14 +165,26 @@ async fn hold(
             let (until, drawn) = (waits.until, request.shown == Some(true));
             let waiting = Waiting { key, since, until, drawn };
             let acquire = async {
+                let tell = RefCell::new(&mut *tell);
+                let send = |reply| {
+                    (tell.borrow_mut())(&reply);
+                };
+                let outages = waits.told.outages(&client, |told| send(Reply::Waits(told)));
                 tokio::select! {
                     acquired = acquire::acquire_until(&client, lock, key, terms, until) => acquired,
-                    never = waiting.tell(&client, |texts| { tell(&Reply::Line(texts.to_vec())); }),
+                    never = waiting.tell(&client, |texts| send(Reply::Line(texts.to_vec()))),
                         if request.shown.is_some() => match never {},
+                    never = outages => match never {},
                 }
             };
             match unless_over(acquire, signals, &mut starter).await {
-                Ok(guard) => Ok((client, guard)),
+                Ok(guard) => {
+                    // The grant may have been the answer that ended an outage.
+                    if let Some(told) = waits.answered() {
+                        tell(&Reply::Waits(told));
+                    }
+                    Ok((client, guard))
+                }
                 Err(failure) => {
                     // What is pending, such as undoing a claim, ends before we do.
                     acquire::close(client, !failure.retryable).await;
@@ -216,7 +229,7 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
     };
     let mut until = after(request.lease);
     let mut asked = std::pin::pin!(guard.yield_requested());
-    let mut yielding = false;
+    let mut yielding = None;
     let bound_to = request.pid.map(|pid| (pid, started_at(pid)));
     loop {
         let left = Duration::from_nanos(until.saturating_sub(boot_time()));
@@ -227,8 +240,8 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
         tokio::select! {
             () = tokio::time::sleep(left.min(LOOK)) => {}
             _ = signals.next() => break,
-            () = &mut asked, if !yielding => {
-                yielding = true;
+            asker = &mut asked, if yielding.is_none() => {
+                yielding = Some(asker.to_string());
                 let signal = request.on_yield.and_then(|signal| Signal::try_from(signal).ok());
                 if let (Some(pid), Some(signal)) = (request.pid, signal) {
                     // If it is gone, the lock is about to be released.
@@ -242,7 +255,10 @@ async fn keep(guard: Guard, socket: &Socket, request: &Request, signals: &Signal
                     (None, Ask::Renew { lease }) => match renew(&guard).await {
                         Answer::Done => {
                             until = after(lease.or(request.lease));
-                            if yielding { Answer::Asked } else { Answer::Done }
+                            match yielding.clone() {
+                                Some(by) => Answer::Asked { by },
+                                None => Answer::Done,
+                            }
                         }
                         answer => answer,
                     },

@@ -67,8 +67,10 @@ pub(crate) enum Ask {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Done,
-    /// The same, and the holder was asked to yield.
-    Asked,
+    /// The same, and the holder was asked to yield: by whom, and why.
+    Asked {
+        by: String,
+    },
     Lost {
         reason: String,
     },

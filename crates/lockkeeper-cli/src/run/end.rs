@@ -18,8 +18,8 @@ pub(crate) struct End {
     pub(crate) interrupted: bool,
     /// Whether a signal that usually ends a program arrived through us, or by Ctrl-C.
     pub(crate) asked_to_end: bool,
-    /// Whether the command was signalled because of a yield request.
-    pub(crate) yielded: bool,
+    /// The yield request because of which the command was signalled, in words.
+    pub(crate) yielded: Option<String>,
 }
 
 impl End {
@@ -66,7 +66,7 @@ pub(crate) fn verdict(end: &End, say: Say, status: &mut Status) -> u8 {
         exit::MAX_HOLD
     } else {
         status.outcome = "done";
-        status.reason = end.yielded.then(|| "asked to give way".to_owned());
+        status.reason = end.yielded.clone();
         end.how.code()
     }
 }

@@ -113,6 +113,7 @@ async fn hold_and_run(
         let on_yield = args.supervision.on_yield;
         return Supervisor {
             guard: None,
+            client: None,
             timeline,
             ttl,
             fixed: false,
@@ -146,8 +147,17 @@ async fn hold_and_run(
     let granted = Instant::now();
     let (max_hold, on_yield, fixed) =
         (args.max_hold, args.supervision.on_yield, args.lease.is_some());
-    let supervisor =
-        Supervisor { guard: Some(&guard), timeline, ttl, fixed, max_hold, on_yield, signals, say };
+    let supervisor = Supervisor {
+        guard: Some(&guard),
+        client: Some(&client),
+        timeline,
+        ttl,
+        fixed,
+        max_hold,
+        on_yield,
+        signals,
+        say,
+    };
     let environment = environment(&guard, &owner, &endpoint);
     status.fence = Some(guard.fence().get());
     let marked = match args.once_per {
@@ -168,7 +178,7 @@ async fn hold_and_run(
         }
         Err(failure) => Err(failure),
     };
-    if ended.as_ref().is_ok_and(|end| !end.asked_to_end && !end.yielded)
+    if ended.as_ref().is_ok_and(|end| !end.asked_to_end && end.yielded.is_none())
         && let Some(least) = args.min_hold
     {
         wait_out(&guard, granted, least, signals).await;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::pin::pin;
 use std::time::Duration;
 
-use lockkeeper::{Guard, Loss};
+use lockkeeper::{Client, Guard, Loss, Outage, Outages, YieldRequest};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{Signal as Changes, SignalKind, signal};
@@ -27,6 +27,8 @@ use crate::table::plain;
 pub(crate) struct Supervisor<'a> {
     /// `None` if an outer run holds the lock.
     pub(crate) guard: Option<&'a Guard>,
+    /// The client that it was acquired with.
+    pub(crate) client: Option<&'a Client>,
     pub(crate) timeline: Timeline,
     /// The requested lease.
     pub(crate) ttl: Duration,
@@ -58,10 +60,12 @@ impl Supervisor<'_> {
             deadline,
             stage: Stage::Running,
             failures: 0,
+            outage: false,
             lost: None,
             max_hold: false,
             asked_to_end: false,
-            yielded: false,
+            asked: false,
+            yielded: None,
         };
         let ended = watch.until_the_end(&name).await;
         let foreground = watch.take_terminal_back();
@@ -82,14 +86,20 @@ impl Supervisor<'_> {
         self.guard.map_or(Duration::MAX, Guard::remaining)
     }
 
-    /// Resolves with the signal to send when the holder is asked to yield.
-    async fn asked_to_yield(&self) -> Signal {
-        let Some(signal) = self.on_yield.signal() else { return std::future::pending().await };
+    /// Resolves when the holder is asked to yield.
+    async fn asked_to_yield(&self) -> YieldRequest {
         match self.guard {
             Some(guard) => guard.yield_requested().await,
             None => std::future::pending().await,
         }
-        signal
+    }
+
+    /// Resolves when the engine stops answering, or answers again.
+    async fn outage(&self, outages: &mut Option<Outages>) -> Option<Outage> {
+        match outages {
+            Some(outages) => outages.changed().await,
+            None => std::future::pending().await,
+        }
     }
 
     async fn lost(&self) -> Loss {
@@ -119,10 +129,15 @@ struct Watch<'a> {
     stage: Stage,
     /// How many consecutive failed renewals were reported.
     failures: u32,
+    /// Whether an outage was reported that no renewal failed in.
+    outage: bool,
     lost: Option<String>,
     max_hold: bool,
     asked_to_end: bool,
-    yielded: bool,
+    /// Whether there was a request to yield.
+    asked: bool,
+    /// The request that was passed on to the command, in words.
+    yielded: Option<String>,
 }
 
 impl Watch<'_> {
@@ -130,6 +145,7 @@ impl Watch<'_> {
         let supervisor = self.supervisor;
         let mut lost = pin!(supervisor.lost());
         let mut asked = pin!(supervisor.asked_to_yield());
+        let mut outages = supervisor.client.map(Client::outages);
         let started = Instant::now();
         let max_hold = supervisor.max_hold.and_then(|limit| started.checked_add(limit));
         let far = started + Duration::from_secs(365 * 24 * 3600);
@@ -163,7 +179,10 @@ impl Watch<'_> {
                 _ = self.changes.recv() => self.child.backstop().wake_guardian(),
                 signal = supervisor.signals.next() => self.signalled(signal),
                 reason = &mut lost, if self.lost.is_none() => self.lock_lost(&reason),
-                signal = &mut asked, if !self.yielded => self.give_way(signal),
+                outage = supervisor.outage(&mut outages), if self.lost.is_none() => {
+                    self.tell_outage(outage);
+                }
+                request = &mut asked, if !self.asked => self.give_way(&request),
                 () = &mut enough, if max_hold.is_some() && !self.max_hold => {
                     self.max_hold = true;
                     supervisor.say.warn("--max-hold is reached; the command is ended");
@@ -224,13 +243,29 @@ impl Watch<'_> {
         }
     }
 
+    /// Reports that the engine does not answer, or answers again.
+    fn tell_outage(&mut self, outage: Option<Outage>) {
+        self.tell_failed_renewals();
+        let place = self.supervisor.client.map_or("the engine", Client::place);
+        match outage {
+            Some(outage) if self.failures == 0 => {
+                self.outage = true;
+                self.supervisor.say.warn(format_args!("{place} does not answer: {}", outage.cause));
+            }
+            None if std::mem::take(&mut self.outage) => {
+                self.supervisor.say.warn(format_args!("{place} answers again"));
+            }
+            _ => {}
+        }
+    }
+
     /// Reports the first failed renewal; with `-v`, each one.
     fn tell_failed_renewals(&mut self) {
         let say = self.supervisor.say;
         match self.supervisor.guard.and_then(Guard::trouble) {
             Some(trouble) if trouble.failures > self.failures => {
                 let told = format!("cannot renew the lock, trying again: {}", trouble.error);
-                if self.failures == 0 {
+                if self.failures == 0 && !self.outage {
                     say.warn(told)
                 } else {
                     say.note(told)
@@ -238,8 +273,9 @@ impl Watch<'_> {
                 self.failures = trouble.failures;
             }
             None if self.failures > 0 => {
-                say.warn("the lock is renewed again");
                 self.failures = 0;
+                self.outage = false;
+                say.warn("the lock is renewed again");
             }
             _ => {}
         }
@@ -266,10 +302,18 @@ impl Watch<'_> {
     }
 
     /// The holder was asked to yield. Nothing was taken away, so the command decides when to end.
-    fn give_way(&mut self, signal: Signal) {
-        self.yielded = true;
-        self.supervisor.say.warn(format_args!("asked to give way; the command is sent {signal}"));
+    fn give_way(&mut self, request: &YieldRequest) {
+        self.asked = true;
+        let asked = format!("asked to give way{request}");
+        // The reason is somebody else's text.
+        let told = plain(&asked);
+        let say = self.supervisor.say;
+        let Some(signal) = self.supervisor.on_yield.signal() else {
+            return say.warn(format_args!("{told}; the command is not told (--on-yield ignore)"));
+        };
+        say.warn(format_args!("{told}; the command is sent {signal}"));
         self.child.order(Order::Signal(signal as i32));
+        self.yielded = Some(asked);
     }
 
     fn lock_lost(&mut self, reason: &Loss) {

@@ -1,6 +1,7 @@
 //! The lock that a command is run under, from the first connection to the grant, however often an
 //! engine that does not answer has to be tried again.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use lockkeeper::endpoint::Endpoint;
@@ -78,17 +79,27 @@ impl Wanted<'_> {
         let acquire = async {
             let mut line = Line::new(self.say);
             let waiting = Waiting { key, since, until, drawn: line.drawn };
+            let line = RefCell::new(&mut line);
             let tell = async {
                 self.warn_of_ourselves(client.place()).await;
-                waiting.tell(&client, |texts| line.show(texts)).await
+                waiting.tell(&client, |texts| line.borrow_mut().show(texts)).await
             };
+            let outages = waits.told.outages(&client, |told| {
+                line.borrow_mut().clear();
+                self.say.warn(told);
+            });
             tokio::select! {
                 acquired = acquire_until(&client, lock, key, terms, until) => acquired,
                 never = tell => match never {},
+                never = outages => match never {},
             }
         };
         match interruptible(acquire, self.signals).await {
             Ok(guard) => {
+                // The grant may have been the answer that ended an outage.
+                if let Some(told) = waits.answered() {
+                    self.say.warn(told);
+                }
                 let timeline = timeline.held(limit, &guard, self.grace);
                 Ok((client, timeline, guard))
             }

@@ -42,8 +42,12 @@ pub(crate) async fn ask_to_yield(
     app: &Arc<App>,
 ) -> Result<Reply, Problem> {
     let (order, audit) = read(body, app)?;
-    carry_out("yield", order, peer, app, audit, async |client, key| client.request_yield(key).await)
-        .await
+    let why = reason(&order);
+    let work = async |client: &Client, key: &str| match why.trim() {
+        "" => client.request_yield(key).await,
+        why => client.request_yield_because(key, why).await,
+    };
+    carry_out("yield", order, peer, app, audit, work).await
 }
 
 pub(crate) async fn break_lock(
@@ -58,12 +62,17 @@ pub(crate) async fn break_lock(
     if order.why.trim().is_empty() {
         return Err(bad("give a reason, for instance 'host backup-3 is gone'"));
     }
-    let why = match order.who.trim() {
-        "" => order.why.clone(),
-        who => format!("{} ({who})", order.why),
-    };
+    let why = reason(&order);
     let work = async |client: &Client, key: &str| client.break_lock_because(key, why).await;
     carry_out("break", order, peer, app, audit, work).await
+}
+
+/// The reason as the holder is told it: the page acts for somebody, whom the engine does not know.
+fn reason(order: &Order) -> String {
+    match order.who.trim() {
+        "" => order.why.clone(),
+        who => format!("{} ({who})", order.why.trim()).trim().to_owned(),
+    }
 }
 
 fn read<'a>(body: &Bytes, app: &'a Arc<App>) -> Result<(Order, &'a Audit), Problem> {

@@ -1,59 +1,14 @@
 //! Elections as the command holds them.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::process::Child;
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 
 use lockkeeper_testkit::server::etcd;
 use lockkeeper_testkit::server::redis::Server;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::heard::{Heard, lines};
 use crate::place::{Place, eventually};
-
-/// A command whose messages are read while it runs; it is killed if a test fails.
-struct Heard {
-    child: Child,
-    lines: Receiver<String>,
-}
-
-impl Heard {
-    fn start(place: &Place, words: &str) -> Self {
-        let mut child = place.lockkeeper(words).spawn().unwrap();
-        let stderr = child.stderr.take().unwrap();
-        Self { child, lines: lines(stderr) }
-    }
-
-    /// Waits for a line with these words.
-    #[track_caller]
-    fn says(&self, what: &str) -> String {
-        let mut said = Vec::new();
-        loop {
-            match self.lines.recv_timeout(Duration::from_secs(30)) {
-                Ok(line) if line.contains(what) => return line,
-                Ok(line) => said.push(line),
-                Err(error) => panic!("{error}: no {what:?} in {said:#?}"),
-            }
-        }
-    }
-}
-
-impl Drop for Heard {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn lines(output: impl Read + Send + 'static) -> Receiver<String> {
-    let (say, said) = channel();
-    std::thread::spawn(move || {
-        BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| say.send(line))
-    });
-    said
-}
 
 /// The leader loses its lease and stands again, the other candidate goes on waiting, and the
 /// observer sees both ends of the outage.

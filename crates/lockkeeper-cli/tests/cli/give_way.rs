@@ -29,9 +29,10 @@ fn a_handle_passes_the_question_on() {
     let pid = place.content("pid");
     let words = format!("acquire k --pid {} --on-yield usr1", pid.trim());
     let handle = place.run(&words).exits(0).stdout;
-    place.run("yield k").exits(0);
+    place.run("yield k --why migration").exits(0);
     assert_eq!(place.content("said"), "asked\n");
-    place.run(&format!("renew {handle}")).exits(0).says("asked to yield");
+    let renewed = place.run(&format!("renew {handle}")).exits(0).says("asked to yield by ");
+    assert!(renewed.stderr.contains(": migration; release"), "{}", renewed.stderr);
     place.run("run -n k true").exits(75);
     place.run(&format!("release {handle}")).exits(0);
     script.kill().unwrap();
@@ -72,14 +73,17 @@ fn holders_give_way(url: &str) {
     assert_eq!(place.content("said"), "at work\n");
     let next = place.start("run k -- echo next");
     place.until("k", 1, 1);
-    let asked = place.run("yield k").exits(0).stdout;
+    let asked = place.run("yield k --why migration").exits(0).stdout;
     assert!(asked.starts_with("asked for lock \"k\": held by "), "{asked}");
-    polite.end().exits(3).says("asked to give way; the command is sent SIGTERM");
+    let done = polite.end().exits(3).says("asked to give way by ");
+    assert!(done.stderr.contains(": migration; the command is sent SIGTERM"), "{}", done.stderr);
     assert_eq!(place.content("said"), "at work\nbye\n");
     let status = place.status("status");
-    assert_eq!(
-        (&status["outcome"], &status["reason"]),
-        (&"done".into(), &"asked to give way".into())
+    assert_eq!(status["outcome"], "done");
+    let reason = status["reason"].as_str().unwrap();
+    assert!(
+        reason.starts_with("asked to give way by ") && reason.ends_with(": migration"),
+        "{reason}"
     );
     next.end().exits(0).prints("next");
     // Another signal, and a lock that is kept all the same.

@@ -144,6 +144,24 @@ fn explain_prints_what_is_not_promised() {
 }
 
 #[test]
+fn explain_names_the_servers_and_the_pooler() {
+    let place = Place::new();
+    for (url, what) in [
+        ("valkey://h", "is the engine redis, for Redis and Valkey."),
+        ("valkeys://h", "is the engine redis, for Redis and Valkey."),
+        ("mysql://h/db", "is the engine mysql, for MariaDB and MySQL."),
+        ("postgres://h/db", "is the engine postgres.\n"),
+        ("postgres://h/db?pooler=transaction", "postgres, behind a transaction-mode pooler.\n"),
+        ("postgres://h/db?pooler=transaction", "- Waiters poll"),
+    ] {
+        let told = place.run(&format!("explain {url}")).exits(0).stdout;
+        assert!(told.contains(what), "{told}");
+    }
+    let refused = place.run("explain postgres://h/db?pooler=transaction&strategy=row");
+    refused.exits(64).says("needs strategy=lease");
+}
+
+#[test]
 fn explain_prints_what_an_administrator_has_to_run() {
     let place = Place::new();
     let postgres = place.run("explain --schema postgres:").exits(0).stdout;

@@ -210,9 +210,22 @@ fn messages_that_cannot_be_written_do_not_change_the_exit_code() {
         let status = place.lockkeeper(words).stderr(full()).status().unwrap();
         assert_eq!(status.code(), Some(code), "{words}");
     }
-    for words in
-        ["", "explain", "explain --table", "doctor", "ls --json", "completions bash", "man"]
-    {
+    for words in [
+        "",
+        "--help",
+        "--version",
+        "help ls",
+        "top -h",
+        "explain",
+        "explain --table",
+        "doctor",
+        "ls --json",
+        "ls --broken --json",
+        "show k",
+        "elect --observe k",
+        "completions bash",
+        "man",
+    ] {
         // A pipe whose reader has seen enough is no failure, a full disk is.
         let (reader, unread) = std::io::pipe().unwrap();
         drop(reader);

@@ -50,7 +50,7 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
             "stty rows 24 cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"
         ));
         // As much as fits, so that the next one can be drawn over it: the holder, and no command.
-        let seen = session.shows("\rlockkeeper: waiting for \"k\" 1s; held by ");
+        let seen = session.shows("\rlockkeeper: waiting for \"k\" 1s, 1 of 1; held by ");
         assert!(!seen.contains("running"), "{seen:?}");
         end(holder);
         session.shows("\r\x1b[Kin");

@@ -145,7 +145,8 @@ fn check_blocking(url: &str, lease: Duration) {
     let leader = b.election("leader").observe(Duration::from_millis(10)).next().unwrap();
     assert_eq!(leader.and_then(|leader| leader.note).as_deref(), Some("a"));
     assert_eq!(b.request_yield("leader").unwrap().len(), 1);
-    assert!(term.guard().yield_requested_within(SOON));
+    let asked = term.guard().yield_requested_within(SOON).unwrap();
+    assert_eq!(asked.why, None);
     let number = term.number();
     term.step_down().unwrap();
     assert!(election.campaign().unwrap().number() > number);

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use lockkeeper::engine::Support;
 use lockkeeper::{Error, Release};
+use tokio::time::timeout;
 
 use super::Store;
-use super::check::{SOON, busy, nothing_left, take};
+use super::check::{SOON, busy, eventually, nothing_left, take};
 use crate::fault_link::Call;
 use crate::poll::poll_once;
 
@@ -45,13 +46,39 @@ pub(super) async fn a_lost_reply_to_a_try_is_one_grant(store: Store) {
     nothing_left(&other, "key").await;
 }
 
+/// The second failure in a row begins it, and the answer that follows ends it.
+pub(super) async fn an_outage_is_told_from_its_beginning_to_its_end(store: Store) {
+    let (client, link) = store.linked().await;
+    let mut outages = client.outages();
+    link.refuse(Call::Attempt, 1);
+    let guard = client.mutex("key").acquire().await.unwrap();
+    assert!(outages.current().is_none(), "{outages:?}");
+    guard.release().await.unwrap();
+    link.refuse(Call::Attempt, 3);
+    let observing = async {
+        let outage = outages.changed().await.expect("it begins");
+        assert!(!outage.cause.is_empty());
+        let end = outages.changed().await;
+        assert!(end.is_none(), "{end:?}");
+    };
+    let acquiring = client.mutex("key").acquire();
+    let both = async { tokio::join!(acquiring, observing) };
+    let (guard, ()) = timeout(SOON, both).await.expect("both are told");
+    guard.unwrap().release().await.unwrap();
+    assert!(outages.current().is_none(), "{outages:?}");
+}
+
 pub(super) async fn a_lost_reply_to_a_renewal_keeps_the_lock(store: Store) {
     let ((client, link), other) = (store.linked().await, store.client().await);
-    let guard = take(client.mutex("key").ttl(store.lease())).await;
-    for _ in 0..4 {
-        // The first of the two attempts that a lease has time for.
+    // A lease has time for two attempts, and a busy machine needs some of it too.
+    let guard = take(client.mutex("key").ttl(store.lease() * 2)).await;
+    for _ in 0..3 {
+        let before = link.calls(Call::Renew);
         link.swallow(Call::Renew, 1);
-        tokio::time::sleep(store.lease()).await;
+        eventually("the renewal is repeated", async || {
+            link.calls(Call::Renew) >= before + 2 && guard.trouble().is_none()
+        })
+        .await;
         guard.check().unwrap();
     }
     busy(other.mutex("key")).await;

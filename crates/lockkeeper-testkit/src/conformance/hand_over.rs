@@ -9,7 +9,7 @@ use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, timeout};
 
 use super::Store;
-use super::check::{SOON, take, take_soon};
+use super::check::{SOON, eventually, take, take_soon};
 use crate::fault_link::Call;
 use crate::poll::poll_once;
 
@@ -137,6 +137,10 @@ pub(super) async fn a_loss_reaches_the_task_that_a_lock_was_handed_over_to(store
     assert_eq!(broken.len(), 1, "{broken:?}");
     let told = timeout(store.lease(), guard.lost()).await;
     assert!(told.is_ok(), "the task inside was not told within its lease");
+    eventually("who broke it is known", async || {
+        guard.check().is_err_and(|error| error.to_string().contains("broken by"))
+    })
+    .await;
     assert!(guard.check().is_err());
     let next = take_soon(lock(&operator)).await;
     assert!(next.fence() > guard.fence(), "{} after {}", next.fence(), guard.fence());

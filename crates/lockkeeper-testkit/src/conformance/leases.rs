@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::engine::{Death, Support};
-use lockkeeper::{Error, Loss, Owner, Release};
+use lockkeeper::{Error, Loss, Owner, Release, whoami};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Store;
@@ -180,12 +180,15 @@ pub(super) async fn a_holder_is_asked_to_give_way(store: Store) {
     let (client, other) = (store.client().await, store.client().await);
     let guard = take(client.mutex("key").note("asked")).await;
     let beside = take(client.mutex("another")).await;
-    let asked = other.request_yield("key").await.unwrap();
+    let asked = other.request_yield_because("key", "a\nmigration").await.unwrap();
     assert_eq!(asked.len(), 1, "{asked:?}");
     assert!(asked[0].note.as_deref().is_none_or(|note| note == "asked"), "{asked:?}");
-    timeout(SOON, guard.yield_requested()).await.expect("the holder is told");
+    let told = timeout(SOON, guard.yield_requested()).await.expect("the holder is told");
+    assert_eq!(told.by.as_deref(), Some(whoami().as_str()), "{told:?}");
+    assert_eq!(told.why.as_deref(), Some("a migration"), "{told:?}");
     // A later call gets the answer as well, and nothing was taken away.
-    timeout(SOON, guard.yield_requested()).await.expect("and still knows");
+    let again = timeout(SOON, guard.yield_requested()).await.expect("and still knows");
+    assert_eq!(again, told);
     guard.check().unwrap();
     busy(other.mutex("key")).await;
     assert!(poll_once(&mut Box::pin(beside.yield_requested())).await.is_pending());

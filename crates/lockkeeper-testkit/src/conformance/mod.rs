@@ -148,6 +148,7 @@ macro_rules! __cases {
             faults::a_lost_reply_to_an_acquire_is_one_grant
             faults::a_lost_reply_to_a_try_is_one_grant
             faults::a_lost_reply_to_a_renewal_keeps_the_lock
+            faults::an_outage_is_told_from_its_beginning_to_its_end
             faults::a_lost_reply_to_a_release_frees_the_lock
             faults::a_release_that_is_refused_for_a_while_is_repeated
             faults::an_acquire_abandoned_without_a_reply_leaves_nothing

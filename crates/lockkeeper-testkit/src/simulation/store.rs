@@ -90,7 +90,7 @@ impl Engine for Store {
     fn claim(&self, mut request: Request) -> Box<dyn Claim> {
         let asked = request.clone();
         request.ttl = self.really(request.ttl);
-        Box::new(Watched { claim: self.memory.claim(request), asked, store: self.clone() })
+        Box::new(WatchedClaim { claim: self.memory.claim(request), asked, store: self.clone() })
     }
 
     async fn renew(&self, leases: &[Lease], asked: Moment) -> Result<Vec<Renewal>> {
@@ -117,14 +117,14 @@ impl Engine for Store {
 }
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedClaim {
     claim: Box<dyn Claim>,
     asked: Request,
     store: Store,
 }
 
 #[async_trait]
-impl Claim for Watched {
+impl Claim for WatchedClaim {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         let mut grant = self.claim.attempt(asked).await?;
         if let Some(grant) = &mut grant {

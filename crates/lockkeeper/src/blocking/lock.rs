@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Room;
 use crate::core::Backoff;
-use crate::engine::{Fence, Mode};
+use crate::engine::{Fence, Mode, YieldRequest};
 use crate::error::{Error, Loss, Result};
 use crate::guard::{Release, Trouble};
 use crate::key::Key;
@@ -225,11 +225,11 @@ impl Guard {
         self.room.wait(async { tokio::time::timeout(limit, lost).await.ok() })
     }
 
-    /// Blocks until the holder is asked to release the lock, for at most `limit`. Returns whether
-    /// it was asked. See [`crate::Guard::yield_requested`].
-    pub fn yield_requested_within(&self, limit: Duration) -> bool {
+    /// Blocks until the holder is asked to release the lock, for at most `limit`. Returns `None` if
+    /// it was not asked. See [`crate::Guard::yield_requested`].
+    pub fn yield_requested_within(&self, limit: Duration) -> Option<YieldRequest> {
         let asked = self.guard().yield_requested();
-        self.room.wait(async { tokio::time::timeout(limit, asked).await.is_ok() })
+        self.room.wait(async { tokio::time::timeout(limit, asked).await.ok() })
     }
 
     /// See [`crate::Guard::renew`].

@@ -27,6 +27,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::core::inner::LINGER;
+use crate::core::outage::Outage;
 use crate::engine::{Break, Entry, Finding, Guarantees, Snapshot};
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -190,9 +191,26 @@ impl Client {
         self.room.wait(self.room.client.request_yield(key))
     }
 
+    /// See [`crate::Client::request_yield_because`].
+    ///
+    /// # Errors
+    /// Same as there.
+    pub fn request_yield_because(
+        &self,
+        key: impl AsRef<str>,
+        why: impl AsRef<str>,
+    ) -> Result<Vec<Entry>> {
+        self.room.wait(self.room.client.request_yield_because(key, why))
+    }
+
     /// See [`crate::Client::set_command`].
     pub fn set_command(&self, command: Option<&str>) {
         self.room.client.set_command(command);
+    }
+
+    /// See [`crate::Client::outages`].
+    pub fn outages(&self) -> Outages {
+        Outages { outages: self.room.client.outages(), room: self.room.clone() }
     }
 
     /// See [`crate::Client::doctor`].
@@ -230,5 +248,24 @@ impl Client {
 
     fn lock(&self, lock: crate::Lock) -> Lock {
         Lock::new(lock, &self.room)
+    }
+}
+
+/// The outages of a client, as they begin and end; see [`crate::Outages`].
+#[derive(Debug)]
+pub struct Outages {
+    outages: crate::Outages,
+    room: Arc<Room>,
+}
+
+impl Outages {
+    /// The outage at this moment, if there is one.
+    pub fn current(&self) -> Option<Outage> {
+        self.outages.current()
+    }
+
+    /// Blocks until an outage begins, which it returns, or ends (`None`).
+    pub fn changed(&mut self) -> Option<Outage> {
+        self.room.wait(self.outages.changed())
     }
 }

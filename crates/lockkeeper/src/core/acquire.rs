@@ -5,12 +5,12 @@
 //! So dropping never blocks, and nothing is left behind.
 
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::Instrument;
 
 use super::backoff::RETRIES;
@@ -50,20 +50,19 @@ pub(crate) async fn acquire(
     let mut watch = Watch::new(inner, terms.mode);
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     let span = tracing::debug_span!("acquire", key = %terms.key, mode = %terms.mode, engine = inner.engine_name());
-    let acquisition = acquire_in_turn(inner, terms, once).instrument(span);
-    let acquisition = async {
-        tokio::select! {
-            biased;
-            result = acquisition => result,
-            () = inner.stopped() => Err(Error::Shutdown),
+    let limit = async {
+        match deadline {
+            Some(at) => sleep_until(at).await,
+            None => std::future::pending().await,
         }
     };
-    let result = match deadline {
-        None => acquisition.await,
-        Some(at) => match timeout_at(at, acquisition).await {
-            Ok(result) => result,
-            Err(_) => Ok(None),
-        },
+    // Pinned once: a future is copied each time it is moved into another, and this one is large.
+    let acquisition = pin!(acquire_in_turn(inner, terms, once).instrument(span));
+    let result = tokio::select! {
+        biased;
+        result = acquisition => result,
+        () = inner.stopped() => Err(Error::Shutdown),
+        () = limit => Ok(None),
     };
     watch.outcome = match &result {
         Ok(Some(_)) => Outcome::Acquired,
@@ -215,11 +214,14 @@ impl Acquisition {
         };
         let Some((claim, answer)) = answered else {
             let silence = format!("no answer within {}", humantime::format_duration(CALL_LIMIT));
-            return Err(Error::unreachable(engine, "acquire a lock", silence));
+            let error = Error::unreachable(engine, "acquire a lock", silence);
+            self.inner.reachability.failed(&error);
+            return Err(error);
         };
         self.step = Step::Idle(claim);
         let took = self.inner.clock.since(&asked);
         self.inner.meters.called(Call::Attempt, took, answer.is_ok());
+        self.inner.reachability.outcome(&answer);
         answer.map(|grant| grant.map(|grant| (grant, asked)))
     }
 
@@ -236,14 +238,21 @@ impl Acquisition {
             ticket.waiting();
         }
         let Step::Idle(claim) = &mut self.step else { return };
-        match spin {
-            Some(delay) => sleep(delay).await,
-            None => {
-                if let Ok(Err(error)) = timeout(RECHECK, claim.wait()).await {
-                    tracing::debug!(%error, "cannot wait to be woken; asking again instead");
-                    sleep(RETRIES.delay(0)).await;
+        let waited = async {
+            match spin {
+                Some(delay) => sleep(delay).await,
+                None => {
+                    if let Ok(Err(error)) = timeout(RECHECK, claim.wait()).await {
+                        tracing::debug!(%error, "cannot wait to be woken; asking again instead");
+                        sleep(RETRIES.delay(0)).await;
+                    }
                 }
             }
+        };
+        tokio::select! {
+            biased;
+            () = waited => {}
+            () = self.inner.reachability.broken() => {}
         }
     }
 

@@ -49,8 +49,9 @@ impl Hold {
         let breaks = answer.ok().and_then(Result::ok).unwrap_or_default();
         let since = SystemTime::now().checked_sub(self.since.elapsed()).unwrap_or(UNIX_EPOCH);
         let who = whoami();
-        let it =
-            breaks.into_iter().find(|one| one.ended(&self.key, self.granted_fence(), &who, since));
+        let it = breaks.into_iter().find(|one| {
+            self.granted_fences().into_iter().any(|fence| one.ended(&self.key, fence, &who, since))
+        });
         let mut state = self.state();
         state.asking_why = false;
         if let Some(Break { by, why, .. }) = it {

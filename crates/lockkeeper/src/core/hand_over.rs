@@ -79,9 +79,10 @@ impl Hold {
         self.hand_over.as_ref().is_some_and(|hand_over| hand_over.terms.suit(terms))
     }
 
-    /// The fence that the store knows.
-    pub(super) fn granted_fence(&self) -> Fence {
-        self.hand_over.as_ref().map_or(self.fence, |hand_over| hand_over.granted)
+    /// The fences by which the store may know the grant: its own, or the last that it reserved.
+    pub(super) fn granted_fences(&self) -> [Fence; 2] {
+        let hand_over = self.hand_over.as_ref();
+        hand_over.map_or([self.fence; 2], |hand_over| [hand_over.granted, hand_over.last])
     }
 
     /// Ends this hold, whose only guard is being dropped, and passes its grant on. `None` if the

@@ -1,7 +1,5 @@
-//! A lock that is held: shared by its guards, the renewals and the queue of the process.
-//!
-//! Easy to get wrong: whether a lock is still held is computed from the clock at the moment of the
-//! question. A flag set by a task would say "yes" as long as that task does not run.
+//! A lock that is held: shared by its guards, the renewals and the queue of the process. How it ends is
+//! in [`loss`](super::loss).
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,13 +11,11 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::answers::Answers;
-use super::broken::TOLD_WITHIN;
 use super::clock::{Moment, Validity};
 use super::hand_over::HandOver;
 use super::inner::Inner;
-use super::release::BackgroundWork;
 use super::terms::Terms;
-use crate::engine::{Claim, Death, Fence, Grant, Held, Lease, Mode};
+use crate::engine::{Claim, Fence, Grant, Held, Lease, Mode};
 use crate::error::Loss;
 use crate::guard::Guard;
 use crate::key::Key;
@@ -228,26 +224,10 @@ impl Hold {
         self.state().over.is_some()
     }
 
-    /// The time left before the holder is signalled to stop; `None` without a limit.
-    pub(crate) fn until_signal(&self) -> Option<Duration> {
-        let validity = self.state().validity;
-        let now = self.inner.clock.now();
-        validity.iter().chain(&self.limit).map(|validity| validity.until_signal(&now)).min()
-    }
-
     /// The delay until the renewals check again: `usual`, or less if a fixed lease ends earlier.
     pub(crate) fn pace(&self, usual: Duration) -> Duration {
         let Some(limit) = &self.limit else { return usual };
         limit.until_signal(&self.inner.clock.now()).max(Duration::from_millis(1)).min(usual)
-    }
-
-    /// The reason of the loss when the time is up.
-    pub(crate) fn run_out(&self) -> Loss {
-        let now = self.inner.clock.now();
-        match &self.limit {
-            Some(limit) if self.fixed || limit.until_signal(&now).is_zero() => Loss::Ended,
-            _ => Loss::Expired,
-        }
     }
 
     /// Sets when the renewals check it next, and returns the previous time.
@@ -303,104 +283,6 @@ impl Hold {
         drop(state);
         self.look_at_the_clock();
         true
-    }
-
-    /// Makes everything that waits for a loss compute its deadline again.
-    pub(crate) fn look_at_the_clock(&self) {
-        self.changed.notify_waiters();
-    }
-
-    /// Ends the hold for this reason; the first reason counts.
-    pub(crate) fn end(self: &Arc<Self>, loss: Loss) {
-        {
-            let mut state = self.state();
-            if state.over.is_some() {
-                drop(state);
-                return self.ended_later(loss);
-            }
-            if loss == Loss::Expired {
-                state.answers.never_came(&self.inner.place);
-            }
-            state.over = Some(loss.clone());
-            state.asking_why = loss == Loss::Gone;
-            if let Some(listener) = state.listener.take() {
-                listener.abort();
-            }
-        }
-        self.inner.meters.ended(self.mode, &loss, self.since.elapsed());
-        self.inner.renewals.forget(self);
-        if loss != Loss::Released {
-            tracing::warn!(parent: &self.span, key = %self.key, reason = %loss, "lock lost");
-            // Other tasks of this process may ask for it again, like clients elsewhere.
-            self.inner.local.leave(self);
-            if matches!(loss, Loss::Ended | Loss::Expired)
-                && self.inner.guarantees.death != Death::Lease
-                && !self.kept_when_lost
-            {
-                // The store keeps it as long as we live, so we release it, once the lease has
-                // certainly passed.
-                self.inner.in_background(BackgroundWork::ReleaseLater(self.clone()));
-            }
-        }
-        self.changed.notify_waiters();
-        if loss == Loss::Gone {
-            self.inner.runtime.spawn(self.clone().ask_why(TOLD_WITHIN));
-        }
-    }
-
-    /// Why it is no longer held, by the clock at this moment.
-    pub(crate) fn loss(self: &Arc<Self>) -> Option<Loss> {
-        if let Err(error) = self.inner.check_process() {
-            return Some(Loss::Disconnected(error.to_string()));
-        }
-        let state = self.state();
-        if let Some(loss) = &state.over {
-            return Some(loss.clone());
-        }
-        drop(state);
-        if self.until_end()?.is_zero() {
-            self.end(self.run_out());
-            return self.state().over.clone();
-        }
-        None
-    }
-
-    /// How long it is certainly held without further renewals; `None` without a limit.
-    pub(crate) fn until_end(&self) -> Option<Duration> {
-        let validity = self.state().validity;
-        let now = self.inner.clock.now();
-        validity.iter().chain(&self.limit).map(|validity| validity.until_end(&now)).min()
-    }
-
-    pub(crate) async fn lost(self: Arc<Self>) -> Loss {
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            // Register before checking, or a change in between is missed.
-            changed.as_mut().enable();
-            if let Some(loss) = self.loss() {
-                if self.state().asking_why {
-                    changed.await;
-                    continue;
-                }
-                // Who broke it may have been learned since.
-                return self.loss().unwrap_or(loss);
-            }
-            if self.inner.is_stopping() {
-                return Loss::Shutdown;
-            }
-            match self.until_signal() {
-                Some(Duration::ZERO) => {
-                    self.end(self.run_out());
-                }
-                Some(left) => tokio::select! {
-                    biased;
-                    () = tokio::time::sleep(left) => {}
-                    () = changed => {}
-                },
-                None => changed.await,
-            }
-        }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {

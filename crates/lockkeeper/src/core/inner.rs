@@ -2,15 +2,17 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Notify, mpsc};
+use tokio::task::AbortHandle;
 
 use super::clock::Clock;
 use super::count::{Count, Counted};
 use super::local_queue::LocalQueues;
+use super::outage::{self, Reachability};
 use super::release::{self, BackgroundWork};
 use super::renewal::Renewals;
 use super::telemetry::Meters;
@@ -32,6 +34,9 @@ pub(crate) struct Inner {
     pub(crate) local: LocalQueues,
     pub(crate) renewals: Arc<Renewals>,
     pub(crate) meters: Arc<Meters>,
+    pub(crate) reachability: Reachability,
+    /// The task that asks whether the store can be reached.
+    watch: OnceLock<AbortHandle>,
     pub(crate) tokens: TokenSource,
     /// The identity that is recorded with its locks.
     who: RwLock<Arc<str>>,
@@ -59,7 +64,7 @@ impl Inner {
         reseed(process);
         runtime.spawn(renewals.clone().run(engine.clone(), clock, meters.clone()));
         runtime.spawn(release::background(queue));
-        Arc::new(Self {
+        let inner = Arc::new(Self {
             guarantees: engine.guarantees(),
             engine,
             place,
@@ -68,6 +73,8 @@ impl Inner {
             local: LocalQueues::default(),
             renewals,
             meters,
+            reachability: Reachability::default(),
+            watch: OnceLock::new(),
             tokens: TokenSource::new(),
             who: RwLock::new(signature(Some(&command_line()))),
             process,
@@ -77,7 +84,12 @@ impl Inner {
             guards: Arc::default(),
             stopping: AtomicBool::new(false),
             stopped: Notify::new(),
-        })
+        });
+        if let Some(broken) = inner.engine.disconnected() {
+            let watch = outage::watch(Arc::downgrade(&inner), inner.engine.clone(), broken);
+            let _ = inner.watch.set(inner.runtime.spawn(watch).abort_handle());
+        }
+        inner
     }
 
     /// One more client, lock or guard in the user's hands.
@@ -211,6 +223,10 @@ impl fmt::Debug for Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.renewals.close();
+        if let Some(watch) = self.watch.get() {
+            // It waits for the engine, which it would keep alive.
+            watch.abort();
+        }
     }
 }
 

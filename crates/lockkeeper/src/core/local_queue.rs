@@ -18,21 +18,13 @@ use tokio::time::Instant;
 
 use super::hold::Hold;
 use super::inner::Inner;
+use super::tenure::Tenure;
 use super::terms::Terms;
 use crate::core::admission;
 use crate::engine::{Claim, Mode};
 use crate::guard::Guard;
 use crate::key::Key;
 use crate::owner::Owner;
-
-/// How long a client may keep a key without a break while other clients want it.
-const TURN: Duration = Duration::from_millis(100);
-
-/// How long it then pauses for them, at first. Clients with a slow connection need more, so the
-/// pause doubles [a few times](DOUBLINGS); then it starts again, because a client that never comes
-/// must not cost much.
-const PAUSE: Duration = Duration::from_millis(5);
-const DOUBLINGS: u32 = 3;
 
 /// The queues of one client, by key.
 #[derive(Debug, Default)]
@@ -82,20 +74,6 @@ struct KeyQueue {
     gate: Option<Gate>,
     waiters: VecDeque<Waiter>,
     turn: Tenure,
-}
-
-/// How long this client has kept the key from one task to the next.
-///
-/// If the store keeps no order, the next task of the same client asks before any other client
-/// learns of the release, and would always win.
-#[derive(Debug, Default)]
-struct Tenure {
-    /// Since when it has had the key without a pause for others.
-    since: Option<Instant>,
-    /// Whether other clients wait, as the engine reported.
-    wanted: bool,
-    /// How many pauses there have been.
-    chances: u32,
 }
 
 #[derive(Debug)]
@@ -302,20 +280,6 @@ impl Drop for Ticket {
         if self.id.is_some() {
             self.inner.local.change(&self.key, |queue| queue.step_away(self.id));
         }
-    }
-}
-
-impl Tenure {
-    /// Returns how long to pause for other clients, and counts the pause.
-    fn gives_way(&mut self) -> Option<Duration> {
-        if !self.wanted || self.since?.elapsed() < TURN {
-            return None;
-        }
-        let pause = PAUSE * (1 << (self.chances % (DOUBLINGS + 1)));
-        self.chances = self.chances.wrapping_add(1);
-        self.wanted = false;
-        self.since = Some(Instant::now() + pause);
-        Some(pause)
     }
 }
 

@@ -11,10 +11,14 @@ mod hand_over;
 pub(crate) mod hold;
 pub(crate) mod inner;
 pub(crate) mod local_queue;
+mod loss;
+pub(crate) mod outage;
 pub(crate) mod platform;
 pub(crate) mod release;
 pub(crate) mod renewal;
 pub(crate) mod telemetry;
+mod tenure;
 pub(crate) mod terms;
 
 pub use backoff::Backoff;
+pub use outage::{Outage, Outages};

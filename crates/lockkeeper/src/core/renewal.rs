@@ -169,6 +169,20 @@ impl Renewals {
         (batch, next)
     }
 
+    /// Renews everything at once that is not being renewed.
+    pub(crate) fn renew_all_now(&self) {
+        let mut schedule = self.lock();
+        let now = Instant::now();
+        for hold in std::mem::take(&mut schedule.due).into_values() {
+            let due = hold.set_due(None).unwrap_or(now);
+            let waits = hold.is_fixed() || hold.state().answers.are_missing();
+            schedule.schedule(&hold, if waits { due } else { due.min(now) });
+        }
+        schedule.next = schedule.due.first_key_value().map(|((at, _), _)| *at);
+        drop(schedule);
+        self.wake.notify_one();
+    }
+
     fn recheck_all_clocks(&self) {
         let mut schedule = self.lock();
         let now = Instant::now();
@@ -231,6 +245,9 @@ async fn renew(
             holds.iter().for_each(|hold| hold.asked(Some(error.to_string())));
             tracing::warn!(%error, leases = leases.len(), "a renewal got no answer and will be retried");
             meters.renewals_unknown(leases.len());
+            if let Some(hold) = holds.first() {
+                hold.inner().reachability.failed(&error);
+            }
             return Err(error);
         }
     };
@@ -249,6 +266,12 @@ async fn renew(
             }
             Renewal::Unknown => meters.renewals_unknown(1),
         }
+    }
+    // After that: whoever hears of it looks at the holds.
+    if let Some(hold) = holds.first()
+        && answers.iter().any(|answer| *answer != Renewal::Unknown)
+    {
+        hold.inner().reachability.answered();
     }
     Ok(answers)
 }

@@ -24,7 +24,7 @@ const SKEW: Duration = Duration::from_secs(60);
 const MOST_HOLDERS: usize = 8;
 
 /// How many characters of a reason are recorded.
-const LONGEST_REASON: usize = 200;
+pub(super) const LONGEST_REASON: usize = 200;
 
 /// Who breaks a lock, and why.
 #[derive(Debug, Clone)]

@@ -20,7 +20,7 @@ use async_trait::async_trait;
 
 use super::{
     Break, Breaker, Entry, Fence, Finding, Guarantees, Lease, Query, Released, Renewal, Request,
-    Snapshot,
+    Snapshot, YieldRequest,
 };
 use crate::core::clock::{Clock, Moment};
 use crate::error::{Error, Loss, Result};
@@ -79,8 +79,8 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Asks the holders of a lock to release it, and returns those that were asked. Nothing is
     /// taken away.
     ///
-    /// Holders learn of it through [`Held::yield_requested`].
-    async fn request_yield(&self, _key: &Key) -> Result<Vec<Entry>> {
+    /// Holders learn of it, with who asks and why, through [`Held::yield_requested`].
+    async fn request_yield(&self, _key: &Key, _asked: &YieldRequest) -> Result<Vec<Entry>> {
         Err(Error::Unsupported {
             engine: self.guarantees().engine,
             what: "ask a holder to give way (there is no way to reach it); break the lock instead"
@@ -97,6 +97,15 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     ///
     /// Called when a renewal is due while the previous one is still unanswered.
     async fn why_silent(&self) -> Option<String> {
+        None
+    }
+
+    /// Resolves when a connection breaks that is used for locks, if the engine notices that before
+    /// its next request; `None` if it has none. Only breaks after this call count.
+    ///
+    /// The core then asks at once whether its locks are still held, and says if the store cannot be
+    /// reached. A break that nothing comes of costs a request.
+    fn disconnected(&self) -> Option<Signal> {
         None
     }
 
@@ -157,7 +166,7 @@ pub trait Held: Any + fmt::Debug + Send + Sync {
     /// that.
     ///
     /// It is independent of the claim, and never resolves after the lock was released.
-    fn yield_requested(&self) -> Option<Signal> {
+    fn yield_requested(&self) -> Option<Signal<YieldRequest>> {
         None
     }
 

@@ -5,6 +5,7 @@ mod contract;
 mod guarantees;
 mod inspect;
 mod request;
+mod yielding;
 
 pub use broken::{Break, Breaker, BrokenHold};
 pub use contract::{Claim, Engine, Grant, Held, Signal};
@@ -13,3 +14,4 @@ pub use guarantees::{
 };
 pub use inspect::{Entry, Finding, Query, Severity, Snapshot};
 pub use request::{Fence, Lease, Mode, Released, Renewal, Request};
+pub use yielding::YieldRequest;

@@ -9,6 +9,14 @@ use crate::error::{Error, Result};
 
 use endpoint::Endpoint;
 
+#[cfg(any(
+    feature = "redis",
+    feature = "zookeeper",
+    feature = "etcd",
+    feature = "postgres",
+    feature = "mysql"
+))]
+mod disconnections;
 pub mod endpoint;
 #[cfg(feature = "etcd")]
 pub mod etcd;
@@ -20,6 +28,14 @@ pub mod memory;
 pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(any(
+    feature = "redis",
+    feature = "zookeeper",
+    feature = "etcd",
+    feature = "postgres",
+    feature = "mysql"
+))]
+mod probe;
 #[cfg(any(feature = "zookeeper", feature = "etcd"))]
 mod queued;
 #[cfg(feature = "redis")]
@@ -143,9 +159,20 @@ const SCHEMES: &[Scheme] = &[
 /// # Errors
 /// Same as [`Client::connect`](crate::Client::connect).
 pub async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
+    let opening = (engine(&endpoint)?.open)(endpoint.clone());
+    #[cfg(any(
+        feature = "redis",
+        feature = "zookeeper",
+        feature = "etcd",
+        feature = "postgres",
+        feature = "mysql"
+    ))]
+    let opening = probe::explained(&endpoint, opening);
+    let opened = opening.await;
+    // Names the URL, which may come from a setting that the user does not have in mind; without its
+    // options, which the user may not have written.
     let named = endpoint.to_string();
-    let opened = (engine(&endpoint)?.open)(endpoint).await;
-    // Names the URL, which may come from a setting that the user does not have in mind.
+    let named = named.split('?').next().unwrap_or_default();
     opened.map_err(|error| match error {
         Error::Engine { engine, doing, retryable, source } if doing == "connect" => {
             Error::Engine { engine, doing: format!("connect to {named}"), retryable, source }

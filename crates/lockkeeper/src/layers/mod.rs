@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use crate::core::clock::{Clock, Moment};
 use crate::engine::{
     Break, Breaker, Claim, Engine, Entry, Finding, Grant, Guarantees, Lease, Query, Released,
-    Renewal, Request, Snapshot,
+    Renewal, Request, Signal, Snapshot, YieldRequest,
 };
 use crate::error::Result;
 use crate::key::Key;
@@ -54,7 +54,7 @@ impl<L: Layer> Engine for L {
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
-        Box::new(Layered { claim: self.inner().claim(request), layer: self.clone() })
+        Box::new(LayeredClaim { claim: self.inner().claim(request), layer: self.clone() })
     }
 
     fn ordered(&self) -> bool {
@@ -77,8 +77,8 @@ impl<L: Layer> Engine for L {
         self.inner().broken().await
     }
 
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        self.inner().request_yield(key).await
+    async fn request_yield(&self, key: &Key, asked: &YieldRequest) -> Result<Vec<Entry>> {
+        self.inner().request_yield(key, asked).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
@@ -87,6 +87,10 @@ impl<L: Layer> Engine for L {
 
     async fn why_silent(&self) -> Option<String> {
         self.inner().why_silent().await
+    }
+
+    fn disconnected(&self) -> Option<Signal> {
+        self.inner().disconnected()
     }
 
     fn clock(&self) -> Clock {
@@ -99,13 +103,13 @@ impl<L: Layer> Engine for L {
 }
 
 #[derive(Debug)]
-struct Layered<L> {
+struct LayeredClaim<L> {
     claim: Box<dyn Claim>,
     layer: L,
 }
 
 #[async_trait]
-impl<L: Layer> Claim for Layered<L> {
+impl<L: Layer> Claim for LayeredClaim<L> {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         self.layer.pass(Call::Attempt, self.claim.attempt(asked)).await
     }

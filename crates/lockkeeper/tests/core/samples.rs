@@ -270,115 +270,115 @@ async fn memory_1(client: Client, other: Client, owner: Owner, store: Store) -> 
     Ok(())
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_1_runs() {
     let client = Client::new(Memory::new());
     techniques_1(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_2_runs() {
     let client = Client::new(Memory::new());
     techniques_2(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_3_runs() {
     let client = Client::new(Memory::new());
     techniques_3(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_4_runs() {
     let client = Client::new(Memory::new());
     techniques_4(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_5_runs() {
     let client = Client::new(Memory::new());
     techniques_5(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_6_runs() {
     let client = Client::new(Memory::new());
     techniques_6(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_7_runs() {
     let client = Client::new(Memory::new());
     techniques_7(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_8_runs() {
     let client = Client::new(Memory::new());
     techniques_8(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_9_runs() {
     let client = Client::new(Memory::new());
     techniques_9(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_10_runs() {
     let client = Client::new(Memory::new());
     techniques_10(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_11_runs() {
     let client = Client::new(Memory::new());
     techniques_11(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_12_runs() {
     let client = Client::new(Memory::new());
     techniques_12(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_13_runs() {
     let client = Client::new(Memory::new());
     techniques_13(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_14_runs() {
     let client = Client::new(Memory::new());
     techniques_14(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_15_runs() {
     let client = Client::new(Memory::new());
     techniques_15(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_16_runs() {
     let client = Client::new(Memory::new());
     techniques_16(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_17_runs() {
     let client = Client::new(Memory::new());
     techniques_17(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn techniques_18_runs() {
     let client = Client::new(Memory::new());
     techniques_18(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn memory_1_runs() {
     let client = Client::new(Memory::new());
     memory_1(client.clone(), client, Owner::new(), Store).await.unwrap();

@@ -108,8 +108,8 @@ async fn a_client_that_is_cut_off_from_its_member_moves_over_and_keeps_its_locks
     let first = other.mutex("awaited").ttl(ttl).acquire().await.unwrap();
     let waiting = tokio::spawn(client.mutex("awaited").ttl(ttl).acquire());
     eventually("it is in the queue", async || {
-        let line = other.inspect("awaited").await.unwrap().unwrap();
-        line.waiters.is_some_and(|waiters| waiters.len() == 1)
+        let seen = other.inspect("awaited").await.unwrap().unwrap();
+        seen.waiters.is_some_and(|waiters| waiters.len() == 1)
     })
     .await;
     proxy.hold(Way::ToServer);
@@ -245,8 +245,8 @@ async fn compaction_while_waiting_loses_no_wake_up() {
     let guard = holder.mutex("key").ttl(TTL * 4).acquire().await.unwrap();
     let waiting = tokio::spawn(waiter.mutex("key").ttl(TTL * 4).acquire());
     eventually("it is in the queue", async || {
-        let line = holder.inspect("key").await.unwrap().unwrap();
-        line.waiters.is_some_and(|waiters| waiters.len() == 1)
+        let seen = holder.inspect("key").await.unwrap().unwrap();
+        seen.waiters.is_some_and(|waiters| waiters.len() == 1)
     })
     .await;
     // The watch has to start again, from a revision that no longer exists.

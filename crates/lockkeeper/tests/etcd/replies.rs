@@ -116,7 +116,7 @@ async fn turn(servers: &Servers, kind: Kind, how: How, nth: usize) -> bool {
         () = wire.arrived() => {
             let rivals = [(&b, "b"), (&c, "c")].map(|(rival, note)| queue(kind, rival, &name, note));
             for (rival, note) in rivals.iter().zip(["b", "c"]) {
-                until_in_line(&other, &name, note, || rival.is_finished()).await;
+                until_queued(&other, &name, note, || rival.is_finished()).await;
             }
             wire.go_on();
             within(&name, &mut work).await;
@@ -155,7 +155,7 @@ async fn work(kind: Kind, client: Client, other: Client, key: String) {
         panic!("{key}: {guard:?} was let in beside {busy:?}");
     }
     let waiting = tokio::spawn(lock().acquire_within(TTL));
-    until_in_line(&other, &key, "a", || waiting.is_finished()).await;
+    until_queued(&other, &key, "a", || waiting.is_finished()).await;
     busy.release().await.unwrap();
     release(waiting.await.unwrap()).await;
 }
@@ -189,7 +189,7 @@ async fn within(what: &str, task: impl Future<Output = Result<(), tokio::task::J
 }
 
 /// Waits until a client with this note is at a key, or has left it.
-async fn until_in_line(client: &Client, key: &str, note: &str, done: impl Fn() -> bool) {
+async fn until_queued(client: &Client, key: &str, note: &str, done: impl Fn() -> bool) {
     let started = Instant::now();
     while !done() && !places(client, key).await.contains(note) {
         assert!(started.elapsed() < SOON, "{key}: {note} is not in the queue within {SOON:?}");

@@ -13,8 +13,10 @@ async fn a_read_only_server_is_refused_with_what_to_do() {
     let url = server.url();
     Client::connect(&url).await.unwrap();
     server.sql("mysql", "SET GLOBAL read_only = 1");
-    let error = Client::connect(&url).await.unwrap_err().to_string();
-    assert!(error.contains("read-only") && error.contains("primary"), "{error}");
+    for way in ["lease", "named", "row"] {
+        let error = Client::connect(strategy(&url, way)).await.unwrap_err().to_string();
+        assert!(error.contains("read-only") && error.contains("primary"), "{way}: {error}");
+    }
 }
 
 #[tokio::test]

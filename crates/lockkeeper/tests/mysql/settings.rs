@@ -9,6 +9,8 @@ use tokio::time::timeout;
 
 use super::{LEASE, server, strategy};
 
+const SECOND: Duration = Duration::from_secs(1);
+
 #[tokio::test]
 async fn odd_settings_of_a_server_are_harmless() {
     let mut odd = vec![
@@ -39,13 +41,37 @@ async fn odd_settings_of_a_server_are_harmless() {
     let mut trials = tokio::task::JoinSet::new();
     for way in ["lease", "named", "row"] {
         let place = strategy(&server.url(), way);
-        trials.spawn(async move { trial(&place).await });
+        trials.spawn(async move { trial(&place, LEASE + SECOND).await });
     }
     trials.join_all().await;
 }
 
-/// A client holds for longer than any of the timeouts, and another one waits as long.
-async fn trial(place: &str) {
+/// Summer time begins while a lock is held, and ends again.
+#[tokio::test]
+async fn clocks_that_are_put_forward_and_back_are_harmless() {
+    let server = Mariadb::start();
+    let places = ["lease", "named", "row"].map(|way| strategy(&server.url(), way));
+    let offset = server.sql(
+        "mysql",
+        "INSERT INTO time_zone VALUES (1, 'N');
+         INSERT INTO time_zone_name VALUES ('Here', 1);
+         INSERT INTO time_zone_transition_type VALUES (1, 0, 0, 0, 'winter'), (1, 1, 3600, 1, 'summer');
+         SET @now = UNIX_TIMESTAMP();
+         INSERT INTO time_zone_transition VALUES (1, 0, 0), (1, @now + 5, 1), (1, @now + 10, 0);
+         SET GLOBAL time_zone = 'Here';
+         SET time_zone = '+00:00', @summer = FROM_UNIXTIME(@now + 7);
+         SELECT TIMEDIFF(CONVERT_TZ(@summer, '+00:00', 'Here'), @summer)",
+    );
+    assert!(offset.starts_with("01:00:00"), "{offset}");
+    let mut trials = tokio::task::JoinSet::new();
+    for place in places {
+        trials.spawn(async move { trial(&place, 11 * SECOND).await });
+    }
+    trials.join_all().await;
+}
+
+/// A client holds for a while, longer than any of the timeouts, and another one waits as long.
+async fn trial(place: &str, hold: Duration) {
     let connect = async || Client::connect(place).await.unwrap_or_else(|e| panic!("{place}: {e}"));
     let (one, other) = (connect().await, connect().await);
     let guard = one.mutex("it's \\ Größe").ttl(LEASE).acquire().await.unwrap();
@@ -53,7 +79,7 @@ async fn trial(place: &str) {
     let another = other.mutex("IT'S \\ GRÖSSE").try_acquire().await.unwrap();
     assert!(another.is_some(), "{place}: another key, whatever the collation");
     let waiting = tokio::spawn(other.mutex("it's \\ Größe").ttl(LEASE).acquire());
-    let lost = timeout(LEASE + Duration::from_secs(1), guard.lost()).await;
+    let lost = timeout(hold, guard.lost()).await;
     assert!(lost.is_err(), "{place}: {lost:?}");
     let shown = one.inspect("it's \\ Größe").await.unwrap().unwrap();
     let age = shown.holders[0].since.unwrap().elapsed().unwrap();

@@ -42,7 +42,8 @@ async fn a_stale_holder_cannot_write_in_a_guarded_transaction() {
     }
 }
 
-#[tokio::test]
+/// Renewals go on beside the statements of the test.
+#[tokio::test(flavor = "multi_thread")]
 async fn a_name_of_any_characters_is_handed_on() {
     for way in ["lease", "named", "row"] {
         let key = "Schlüssel 🔒";

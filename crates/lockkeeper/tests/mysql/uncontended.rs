@@ -146,8 +146,9 @@ async fn the_release_of_a_broken_lock_reports_that_it_was_gone() {
     }
 }
 
-/// The waiter has locked the lock's row before the renewal arrives, behind the guarded transaction.
-#[tokio::test]
+/// The waiter has locked the lock's row before the renewal arrives, behind the guarded transaction. Renewals
+/// go on beside the statements of the test.
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lock_is_renewed_while_others_wait_for_a_guarded_transaction() {
     let url = server().url();
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
@@ -171,7 +172,7 @@ async fn a_lock_is_renewed_while_others_wait_for_a_guarded_transaction() {
     assert!(next.fence() > fence);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_renewed_lock_is_free_for_everyone_when_it_is_released() {
     let url = server().url();
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());

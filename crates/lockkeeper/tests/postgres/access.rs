@@ -7,7 +7,7 @@ use lockkeeper::engine::Severity;
 use lockkeeper::{Client, Loss};
 use lockkeeper_testkit::certificates;
 use lockkeeper_testkit::proxy::Proxy;
-use lockkeeper_testkit::server::Postgres;
+use lockkeeper_testkit::server::{Pgbouncer, Postgres};
 use tokio::task::JoinSet;
 
 use super::{LEASE, database, server, strategy};
@@ -78,9 +78,53 @@ async fn a_standby_is_refused() {
     server.kill();
     std::fs::write(server.directory().join("data/standby.signal"), "").unwrap();
     server.restart();
-    for way in ["lease", "advisory", "row"] {
-        let error = Client::connect(strategy(&url, way)).await.unwrap_err().to_string();
-        assert!(error.contains("standby") && error.contains("primary"), "{error}");
+    let pooler = Pgbouncer::start(&server, "pool_mode = transaction");
+    let mut places = ["lease", "advisory", "row"].map(|way| strategy(&url, way)).to_vec();
+    places.push(pooler.through(&server, &url));
+    for place in places {
+        let error = Client::connect(&place).await.unwrap_err().to_string();
+        assert!(error.contains("standby") && error.contains("primary"), "{place}: {error}");
+    }
+}
+
+/// Two users with search paths of their own may use different tables.
+#[tokio::test]
+async fn doctor_names_the_schema_of_the_tables_and_warns_of_tables_in_another() {
+    let url = server().url();
+    let (name, role) = (database(&url), format!("role_{}", database(&url)));
+    let found = async |url: &str| {
+        let client = Client::connect(url).await.unwrap();
+        let findings = client.doctor().await.unwrap();
+        let mut about = findings.into_iter().filter(|f| f.what.contains("in the schema"));
+        (client, about.next().unwrap())
+    };
+    let (one, finding) = found(&url).await;
+    assert_eq!(finding.severity, Severity::Fine);
+    assert!(finding.what.ends_with("in the schema public"), "{finding:?}");
+    server().sql(
+        name,
+        &format!(
+            "CREATE SCHEMA own; CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA own TO {role};
+             ALTER ROLE {role} SET search_path = own"
+        ),
+    );
+    let theirs = url.replace("postgres@", &format!("{role}@"));
+    let (other, finding) = found(&theirs).await;
+    let _guard = one.mutex("key").acquire().await.unwrap();
+    assert!(other.mutex("key").try_acquire().await.unwrap().is_some(), "these are other locks");
+    // The numbers of advisory locks belong to the whole database.
+    let bound = Client::connect(strategy(&url, "advisory")).await.unwrap();
+    let _guard = bound.mutex("key").acquire().await.unwrap();
+    let bound = Client::connect(strategy(&theirs, "advisory")).await.unwrap();
+    assert!(bound.mutex("key").try_acquire().await.unwrap().is_none());
+    assert_eq!(finding.severity, Severity::Warning);
+    assert!(finding.what.contains("own") && finding.what.contains("public"), "{finding:?}");
+    assert!(finding.advice.contains("option schema"), "{finding:?}");
+    // The URL names it on purpose.
+    for schema in ["own", "public"] {
+        let (_, finding) = found(&format!("{url}?schema={schema}")).await;
+        assert_eq!(finding.severity, Severity::Fine, "{finding:?}");
+        assert!(finding.what.ends_with(&format!("in the schema {schema}")), "{finding:?}");
     }
 }
 

@@ -4,6 +4,7 @@ use lockkeeper::engine::{Severity, Wakeup};
 use lockkeeper::{Client, Mode};
 use lockkeeper_testkit::server::{Dialect, Pgbouncer, Postgres, PostgresDialect};
 use sqlx::Connection;
+use tokio::time::timeout;
 
 use super::{LEASE, database, strategy};
 
@@ -96,20 +97,42 @@ async fn nothing_is_left_in_connections_that_others_borrow_next() {
 
 #[tokio::test]
 async fn a_lease_outlives_a_restart_of_the_server_behind_the_pooler() {
+    for mode in ["transaction", "statement", "session"] {
+        let server = Postgres::start();
+        let url = server.url();
+        let pooler = Pgbouncer::start(&server, &format!("pool_mode = {mode}"));
+        let through = pooler.through(&server, &url);
+        let (one, other) = (connect(&through).await, connect(&through).await);
+        let guard = one.mutex("key").ttl(5 * LEASE).acquire().await.unwrap();
+        let waiting = tokio::spawn(other.mutex("key").ttl(LEASE).acquire());
+        server.restart();
+        guard.check().unwrap();
+        let fence = guard.fence();
+        guard.release().await.unwrap();
+        let guard = waiting.await.unwrap().unwrap();
+        assert!(guard.fence() > fence, "{mode}");
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_a_restart_behind_the_pooler_ended_is_lost_to_its_holder() {
     let server = Postgres::start();
     let url = server.url();
-    let pooler = Pgbouncer::start(&server, "pool_mode = transaction");
+    let pooler = Pgbouncer::start(&server, "pool_mode = session");
     let through = pooler.through(&server, &url);
-    let (one, other) = (connect(&through).await, connect(&through).await);
-    let guard = one.mutex("key").ttl(5 * LEASE).acquire().await.unwrap();
-    let waiting = tokio::spawn(other.mutex("key").ttl(LEASE).acquire());
-    server.restart();
-    guard.check().unwrap();
-    let fence = guard.fence();
-    guard.release().await.unwrap();
-    let guard = waiting.await.unwrap().unwrap();
-    assert!(guard.fence() > fence);
-    guard.release().await.unwrap();
+    for way in ["advisory", "row"] {
+        let place = strategy(&through, way);
+        let (one, other) = (connect(&place).await, connect(&place).await);
+        let guard = one.mutex("key").ttl(LEASE).acquire().await.unwrap();
+        let waiting = tokio::spawn(other.mutex("key").ttl(LEASE).acquire());
+        server.restart();
+        let lost = timeout(LEASE, guard.lost()).await;
+        assert!(lost.is_ok(), "{way}: not noticed within the ttl");
+        let next = waiting.await.unwrap().unwrap();
+        assert!(next.fence() > guard.fence(), "{way}");
+        next.release().await.unwrap();
+    }
 }
 
 /// A pooler that assigns its connections in turn always gives the same ones to two alternating

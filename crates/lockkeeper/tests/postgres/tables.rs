@@ -406,7 +406,7 @@ async fn the_rule_in_the_database_is_the_rule_of_the_library() {
     let mut expected = Vec::new();
     for n in 0..300 {
         let semaphore = random.bool();
-        let line: Vec<_> = (0..random.usize(1..8))
+        let queue: Vec<_> = (0..random.usize(1..8))
             .map(|_| Queued {
                 owner: random.u32(0..4),
                 mode: match (semaphore, random.u8(0..3)) {
@@ -418,7 +418,7 @@ async fn the_rule_in_the_database_is_the_rule_of_the_library() {
                 granted: random.u8(0..3) == 0,
             })
             .collect();
-        for (i, place) in line.iter().enumerate() {
+        for (i, place) in queue.iter().enumerate() {
             let (take, limit) = match place.mode {
                 Mode::Permits { take, limit } => (take, limit),
                 _ => (1, 0),
@@ -431,7 +431,7 @@ async fn the_rule_in_the_database_is_the_rule_of_the_library() {
             )
             .unwrap();
             if !place.granted {
-                expected.push((admission::turn(&line, i) == Turn::In).to_string());
+                expected.push((admission::turn(&queue, i) == Turn::In).to_string());
             }
         }
     }

@@ -76,8 +76,8 @@ async fn killed_connections_are_made_again_and_no_wake_up_is_lost() {
     for _ in 0..10 {
         let guard = holder.mutex("key").acquire().await.unwrap();
         let waiting = tokio::spawn(waiter.mutex("key").acquire());
-        eventually("the waiter is in line", || {
-            let waiting = server.ask(&["LLEN", "lockkeeper_line:{key}"]);
+        eventually("the waiter is in the queue", || {
+            let waiting = server.ask(&["LLEN", "lockkeeper_mutex_queue:{key}"]);
             (waiting == "1").then_some(()).ok_or(waiting)
         });
         server.ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
@@ -205,8 +205,8 @@ async fn locks_follow_their_slot_while_it_moves() {
     let (holder, waiter) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
     let guard = holder.mutex("key").ttl(Duration::from_secs(3)).acquire().await.unwrap();
     let waiting = tokio::spawn(waiter.mutex("key").acquire());
-    eventually("the waiter is in line", || {
-        let waiting = cluster.master_of("key").ask(&["LLEN", "lockkeeper_line:{key}"]);
+    eventually("the waiter is in the queue", || {
+        let waiting = cluster.master_of("key").ask(&["LLEN", "lockkeeper_mutex_queue:{key}"]);
         (waiting == "1").then_some(()).ok_or(waiting)
     });
     let from = cluster.master_of("key");
@@ -235,7 +235,7 @@ async fn locks_follow_their_slot_while_it_moves() {
     assert!(next.fence() > fence);
 }
 
-/// The line of waiters cannot be created on the old server.
+/// The queue of waiters cannot be created on the old server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_goes_on_while_its_slot_moves() {
     let cluster = Cluster::start();

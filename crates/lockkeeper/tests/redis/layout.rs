@@ -128,9 +128,9 @@ async fn a_fair_mutex_waits_in_redissons_queue() {
     let (holder, waiter) = (connect(server.url()).await, connect(server.url()).await);
     let guard = holder.mutex("N").fair().acquire().await.unwrap();
     let waiting = tokio::spawn(waiter.mutex("N").fair().acquire());
-    eventually("it stands in line", || {
-        let line = server.ask(&["LLEN", "redisson_lock_queue:{N}"]);
-        (line == "1").then_some(()).ok_or(line)
+    eventually("it is in the queue", || {
+        let queue = server.ask(&["LLEN", "redisson_lock_queue:{N}"]);
+        (queue == "1").then_some(()).ok_or(queue)
     });
     let entry = server.ask(&["LINDEX", "redisson_lock_queue:{N}", "0"]);
     let score =
@@ -165,14 +165,14 @@ async fn a_row_of_ours_counts_as_one_in_redissons_queue() {
     for length in ["1", "2", "3"] {
         let client = connect(server.url()).await;
         waiting.push(tokio::spawn(client.mutex("N").fair().acquire()));
-        eventually("it stands in line", || {
-            let line = server.ask(&["LLEN", QUEUE]);
-            (line == length).then_some(()).ok_or(line)
+        eventually("it is in the queue", || {
+            let queue = server.ask(&["LLEN", QUEUE]);
+            (queue == length).then_some(()).ok_or(queue)
         });
     }
     let late = |entry: &str| server.ask(&["ZSCORE", TIMEOUTS, entry]).parse::<f64>().unwrap();
-    let line = server.ask(&["LRANGE", QUEUE, "0", "-1"]);
-    let scores: Vec<_> = line.lines().map(late).collect();
+    let queue = server.ask(&["LRANGE", QUEUE, "0", "-1"]);
+    let scores: Vec<_> = queue.lines().map(late).collect();
     assert!(scores.iter().all(|score| score - scores[0] < 100_000.0), "{scores:?}");
     let before = scores[2] + 300_000.0;
     server.ask(&["RPUSH", QUEUE, "foreign:1"]);

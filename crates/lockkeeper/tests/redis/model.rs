@@ -18,7 +18,7 @@ enum Variant {
     Right,
     /// Validity counts from the message.
     FromTheMessage,
-    /// A message may be about an earlier place in the line.
+    /// A message may be about an earlier place in the queue.
     AnyBeat,
 }
 
@@ -27,8 +27,8 @@ struct State {
     now: u8,
     /// Who has the lock at the server, and until when.
     holder: Option<(usize, u8)>,
-    /// Those in line, with the number of their last attempt.
-    line: Vec<(usize, u8)>,
+    /// Waiters in the queue, with the number of their last attempt.
+    queue: Vec<(usize, u8)>,
     waiters: [Waiter; 2],
 }
 
@@ -37,7 +37,7 @@ struct Waiter {
     beats: u8,
     /// An attempt on its way: its number, and when it was sent.
     asked: Option<(u8, u8)>,
-    /// The last attempt that was answered with a place in the line.
+    /// The last attempt that was answered with a place in the queue.
     answered: Option<(u8, u8)>,
     /// Messages on their way, by the attempt that they name.
     messages: Vec<u8>,
@@ -66,7 +66,7 @@ enum Event {
     Release(usize),
 }
 
-struct Line(Variant);
+struct Queue(Variant);
 
 impl State {
     fn believes(&self, waiter: usize) -> bool {
@@ -76,8 +76,8 @@ impl State {
     /// The script of a release.
     fn hand_over(&mut self) {
         self.holder = None;
-        if !self.line.is_empty() {
-            let (waiter, beat) = self.line.remove(0);
+        if !self.queue.is_empty() {
+            let (waiter, beat) = self.queue.remove(0);
             self.holder = Some((waiter, self.now + LEASE));
             self.waiters[waiter].messages.push(beat);
         }
@@ -85,30 +85,30 @@ impl State {
 
     /// The script of an attempt. True if the lock is the waiter's.
     fn attempt(&mut self, waiter: usize, beat: u8) -> bool {
-        let is_turn = self.line.first().is_none_or(|(first, _)| *first == waiter);
+        let is_turn = self.queue.first().is_none_or(|(first, _)| *first == waiter);
         let ours = match self.holder {
             Some((holder, _)) => holder == waiter,
             None => is_turn,
         };
         if ours {
-            self.line.retain(|(other, _)| *other != waiter);
+            self.queue.retain(|(other, _)| *other != waiter);
             self.holder = Some((waiter, self.now + LEASE));
-        } else if let Some(place) = self.line.iter_mut().find(|(other, _)| *other == waiter) {
+        } else if let Some(place) = self.queue.iter_mut().find(|(other, _)| *other == waiter) {
             place.1 = beat;
         } else {
-            self.line.push((waiter, beat));
+            self.queue.push((waiter, beat));
         }
         ours
     }
 }
 
-impl Model for Line {
+impl Model for Queue {
     type State = State;
     type Action = Event;
 
     fn init_states(&self) -> Vec<State> {
-        let (line, waiters) = (Vec::new(), [Waiter::default(), Waiter::default()]);
-        vec![State { now: 0, holder: Some((FIRST, END)), line, waiters }]
+        let (queue, waiters) = (Vec::new(), [Waiter::default(), Waiter::default()]);
+        vec![State { now: 0, holder: Some((FIRST, END)), queue, waiters }]
     }
 
     fn actions(&self, state: &State, events: &mut Vec<Event>) {
@@ -196,7 +196,7 @@ impl Model for Line {
 }
 
 fn finds_two_holders(variant: Variant) -> bool {
-    let checker = Line(variant).checker().threads(2);
+    let checker = Queue(variant).checker().threads(2);
     let checker = checker.finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     println!("{variant:?}: {} states", checker.unique_state_count());
     if variant == Variant::Right {

@@ -106,7 +106,7 @@ impl Net {
     async fn is_free(&self, key: &str) {
         let started = Instant::now();
         while self.holders(key).await > 0 {
-            assert!(started.elapsed() < SOON, "{key} is not given back");
+            assert!(started.elapsed() < SOON, "{key} is not released");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -148,11 +148,11 @@ async fn black_holes(net: Net) {
         for kind in &net.kinds {
             held.push(kind(&net.client).ttl(ttl).acquire().await.unwrap());
         }
-        let given_back = net.client.mutex("{k}given back").acquire().await.unwrap();
+        let released = net.client.mutex("{k}released").acquire().await.unwrap();
         let cut = Instant::now();
         net.proxy().hold(way);
         let wanted = tokio::spawn(net.client.mutex("{k}wanted").acquire());
-        assert_eq!(given_back.release().await.unwrap(), Release::Unconfirmed);
+        assert_eq!(released.release().await.unwrap(), Release::Unconfirmed);
         for guard in &held {
             let told = timeout(ttl, guard.lost()).await.expect("told before the lease ends");
             assert_eq!(told, Loss::Expired, "{:?}", guard.key());
@@ -163,7 +163,7 @@ async fn black_holes(net: Net) {
         drop(held);
         net.proxy().heal().await;
         // Far sooner than their leases would end.
-        for key in ["{k}given back", "{k}wanted"] {
+        for key in ["{k}released", "{k}wanted"] {
             net.is_free(key).await;
             let again = timeout(SOON, net.client.mutex(key).acquire()).await.expect("it works");
             again.unwrap().release().await.unwrap();

@@ -27,7 +27,7 @@ struct Game {
     redis: Redis,
     key: Key,
     claims: Vec<Box<dyn Claim>>,
-    line: Vec<Queued<usize>>,
+    queue: Vec<Queued<usize>>,
     last: Fence,
 }
 
@@ -36,15 +36,15 @@ impl Game {
     async fn join(&mut self, owner: usize, mode: Mode) {
         let named = (owner < 3).then(|| Owner::named(format!("owner:{owner}")).unwrap());
         self.claims.push(self.redis.claim(request(self.key.clone(), named, mode)));
-        self.line.push(Queued { owner, mode, granted: false });
+        self.queue.push(Queued { owner, mode, granted: false });
         self.settle().await;
     }
 
     async fn leave(&mut self, at: usize) {
         let mut claim = self.claims.remove(at);
-        let place = self.line.remove(at);
+        let place = self.queue.remove(at);
         let released = claim.release().await.unwrap();
-        assert_eq!(released, Released::Yes, "{place:?} left {:?}", self.line);
+        assert_eq!(released, Released::Yes, "{place:?} left {:?}", self.queue);
         self.settle().await;
     }
 
@@ -52,16 +52,16 @@ impl Game {
     async fn settle(&mut self) {
         let mut moved = true;
         while std::mem::take(&mut moved) {
-            for at in 0..self.line.len() {
-                if self.line[at].granted {
+            for at in 0..self.queue.len() {
+                if self.queue[at].granted {
                     continue;
                 }
-                let expected = admission::turn(&self.line, at) == Turn::In;
+                let expected = admission::turn(&self.queue, at) == Turn::In;
                 let grant = self.claims[at].attempt(Clock::System.now()).await.unwrap();
-                assert_eq!(grant.is_some(), expected, "place {at} of {:?}", self.line);
+                assert_eq!(grant.is_some(), expected, "place {at} of {:?}", self.queue);
                 if let Some(grant) = grant {
                     self.judge(at, &grant);
-                    self.line[at].granted = true;
+                    self.queue[at].granted = true;
                     moved = true;
                 }
             }
@@ -70,16 +70,16 @@ impl Game {
 
     /// Fences rise, except for readers and for owners that re-enter, which share one.
     fn judge(&mut self, at: usize, grant: &Grant) {
-        let Queued { owner, mode, .. } = self.line[at];
-        let again = self.line.iter().any(|other| other.granted && other.owner == owner);
+        let Queued { owner, mode, .. } = self.queue[at];
+        let again = self.queue.iter().any(|other| other.granted && other.owner == owner);
         let shares = match mode {
             Mode::Read => true,
             Mode::Permits { .. } => false,
             _ => again,
         };
         match shares && self.last > Fence::default() {
-            true => assert_eq!(grant.fence, self.last, "place {at} of {:?}", self.line),
-            false => assert!(grant.fence > self.last, "place {at} of {:?}", self.line),
+            true => assert_eq!(grant.fence, self.last, "place {at} of {:?}", self.queue),
+            false => assert!(grant.fence > self.last, "place {at} of {:?}", self.queue),
         }
         self.last = grant.fence;
         let take = if let Mode::Permits { take, .. } = mode { take as usize } else { 0 };
@@ -101,7 +101,7 @@ impl Game {
         let upgrades = |place: &Queued<usize>| {
             place.owner == owner && place.mode == Mode::Read && mode == Mode::Write
         };
-        match owner < 3 && !self.line.iter().any(|place| waits(place) || upgrades(place)) {
+        match owner < 3 && !self.queue.iter().any(|place| waits(place) || upgrades(place)) {
             true => (owner, mode),
             false => (next, mode),
         }
@@ -117,20 +117,20 @@ async fn the_rule_in_the_scripts_is_the_rule_of_the_library() {
     let mut random = Rng::with_seed(seed);
     for n in 0..60 {
         let key = Key::new(format!("game {n}")).unwrap();
-        let (claims, line) = (Vec::new(), Vec::new());
-        let mut game = Game { redis: redis.clone(), key, claims, line, last: Fence::default() };
+        let (claims, queue) = (Vec::new(), Vec::new());
+        let mut game = Game { redis: redis.clone(), key, claims, queue, last: Fence::default() };
         let mut next = 10;
         for _ in 0..40 {
-            if random.usize(..8) >= game.line.len() {
+            if random.usize(..8) >= game.queue.len() {
                 let (owner, mode) = game.newcomer(&mut random, n % 3, next);
                 next += 1;
                 game.join(owner, mode).await;
             } else {
-                game.leave(random.usize(..game.line.len())).await;
+                game.leave(random.usize(..game.queue.len())).await;
             }
         }
-        while !game.line.is_empty() {
-            game.leave(random.usize(..game.line.len())).await;
+        while !game.queue.is_empty() {
+            game.leave(random.usize(..game.queue.len())).await;
         }
         assert_eq!(server.ask(&["EXISTS", &format!("game {n}")]), "0");
     }
@@ -308,7 +308,7 @@ async fn many_tasks_share_a_write() {
     tasks.join_all().await;
     let (commands, reads) = (count().0 - commands, count().1 - reads);
     println!("{commands} commands came in {reads} reads");
-    assert!(commands >= 64 * 50 * 2, "every lock was taken and given back: {commands}");
+    assert!(commands >= 64 * 50 * 2, "every lock was taken and released: {commands}");
     assert!(reads * 3 < commands, "{commands} commands came in {reads} reads");
 }
 
@@ -323,20 +323,20 @@ async fn commands_per_hand_off(server: &Server, waiters: usize, mode: Mode) -> f
     let scripts = calls(server, is_script);
     let holder = Client::connect(server.url()).await.unwrap();
     let mut guard = lock(&holder).acquire().await.unwrap();
-    let mut line = JoinSet::new();
+    let mut waiting = JoinSet::new();
     for _ in 0..waiters {
         let client = Client::connect(server.url()).await.unwrap();
-        line.spawn(lock(&client).acquire());
+        waiting.spawn(lock(&client).acquire());
     }
     // Each client enters the queue, and checks again once it is subscribed to releases.
-    eventually("everyone stands in line and listens", || {
+    eventually("everyone is in the queue and listens", || {
         let asked = calls(server, is_script) - scripts;
         (asked > 2 * waiters as u64).then_some(()).ok_or(asked.to_string())
     });
     let before = calls(server, |command| command != "info");
     for _ in 0..waiters {
         guard.release().await.unwrap();
-        guard = line.join_next().await.unwrap().unwrap().unwrap();
+        guard = waiting.join_next().await.unwrap().unwrap().unwrap();
     }
     let after = calls(server, |command| command != "info");
     guard.release().await.unwrap();

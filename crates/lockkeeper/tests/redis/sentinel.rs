@@ -184,7 +184,7 @@ async fn a_release_that_a_crash_swallowed_costs_no_more_than_the_lease() {
     }
     crash(&sentinels, master);
     let held = other.mutex("mutex").try_acquire().await.unwrap();
-    assert!(held.is_none(), "the new master does not know that it was given back");
+    assert!(held.is_none(), "the new master does not know that it was released");
     let limit = ttl + Duration::from_secs(5);
     for lock in [
         other.mutex("mutex"),

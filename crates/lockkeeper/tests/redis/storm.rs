@@ -24,7 +24,8 @@ async fn a_storm_on_one_server() {
     rage(&OneRedis::start(), &Kind::ALL).await;
 }
 
-/// A test of the test: a store that forgets locks allows two holders, and the storm must see it.
+/// A test of the test: a store that forgets locks allows two holders of a lock or of a permit, and the storm
+/// must see it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_sees_that_a_server_forgets_its_locks() {
     let server = Server::start();
@@ -36,7 +37,7 @@ async fn a_storm_sees_that_a_server_forgets_its_locks() {
     });
     storm.rage(&[], &mut [flush]).await;
     let judgement = storm.judge(&server.url()).await;
-    assert!(!judgement.overlaps.is_empty(), "{judgement}");
+    assert!(judgement.grants() > 0 && !judgement.is_clean(), "{judgement}");
 }
 
 /// A failover may lose locks; fences have to rise all the same, for readers too.

@@ -220,7 +220,7 @@ async fn stopped_waiter<D: Dialect>(server: &DatabaseServer<D>, way: &str, progr
 async fn crashed_server_remembers<D: Dialect>(server: DatabaseServer<D>, bound: [&str; 2]) {
     let url = server.url();
     let client = Client::connect(&url).await.unwrap();
-    let guard = client.mutex("held").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    let guard = client.mutex("held").ttl(Duration::from_secs(600)).acquire().await.unwrap();
     let fence = guard.fence();
     // A crash may lose a release, which then takes effect when its lease expires.
     let free = client.mutex("free").ttl(LEASE).acquire().await.unwrap();

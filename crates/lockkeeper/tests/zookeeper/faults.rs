@@ -213,7 +213,7 @@ async fn replies_that_are_lost_cost_time_and_nothing_else() {
         proxy.heal().await;
         let snapshot = other.inspect("key").await.unwrap().expect("it is held");
         assert_eq!(snapshot.holders.len(), 1, "{snapshot:?}");
-        assert_eq!(snapshot.waiters.map(|line| line.len()), Some(0));
+        assert_eq!(snapshot.waiters.map(|waiters| waiters.len()), Some(0));
         assert!(guard.fence().get() > last);
         last = guard.fence().get();
         // To a heartbeat.
@@ -246,7 +246,7 @@ async fn creations_and_deletions_that_fall_into_a_black_hole_leave_nothing_behin
         proxy.heal().await;
         let guard = client.mutex("key").acquire_within(PATIENCE).await.unwrap();
         let seen = other.inspect("key").await.unwrap().expect("it is held");
-        assert_eq!((seen.holders.len(), seen.waiters.map(|line| line.len())), (1, Some(0)));
+        assert_eq!((seen.holders.len(), seen.waiters.map(|waiters| waiters.len())), (1, Some(0)));
         // A deletion: the reply is lost, and the lock is free in the end.
         proxy.hold(way);
         let mut released = tokio::spawn(guard.release());
@@ -259,5 +259,36 @@ async fn creations_and_deletions_that_fall_into_a_black_hole_leave_nothing_behin
         next.await.unwrap().unwrap().release().await.unwrap();
         client.close().await;
         assert!(other.inspect("key").await.unwrap().is_none());
+    }
+}
+
+/// A runtime drops its tasks one after the other. The one that watches a held lock must not ask a session
+/// whose task is gone again and again: its runtime waits for it.
+#[test]
+fn a_runtime_ends_although_locks_are_held() {
+    let servers = Ensemble::single();
+    let url = servers.url("ends", Duration::from_secs(20));
+    for round in 0..20 {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let client = runtime.block_on(Client::connect(&url)).unwrap();
+        let guards = runtime.block_on(async {
+            let mut guards = Vec::new();
+            for n in 0..10 {
+                guards.push(client.mutex(format!("{round} {n}")).acquire().await.unwrap());
+            }
+            // A holder that learns of a request watches its lock.
+            for guard in &guards {
+                client.request_yield(guard.key()).await.unwrap();
+                guard.yield_requested().await;
+            }
+            guards
+        });
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            drop(runtime);
+            let _ = done.send(());
+        });
+        ended.recv_timeout(PATIENCE).expect("the runtime ends");
+        drop(guards);
     }
 }

@@ -12,7 +12,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use zookeeper_client as zk;
 
-/// So long that hardly anything happens by itself meanwhile.
+/// Long enough that hardly anything expires during a test.
 const SESSION: Duration = Duration::from_secs(60);
 
 const PATIENCE: Duration = Duration::from_secs(60);

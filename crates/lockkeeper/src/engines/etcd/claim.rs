@@ -13,9 +13,9 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use tokio::time::sleep;
 
+use super::ahead::Ahead;
 use super::client::{
-    Client, Compare, PutRequest, RangeRequest, RequestOp, Response, ResponseOp, TxnRequest,
-    TxnResponse,
+    Client, Compare, PutRequest, RequestOp, Response, ResponseOp, TxnRequest, TxnResponse,
 };
 use super::cluster::PATIENCE;
 use super::enter::{View, revision};
@@ -57,20 +57,6 @@ pub(super) struct EtcdQueue {
     /// Whether a request to leave may have taken effect without an answer.
     leaving: bool,
     yielding: YieldSignal,
-}
-
-/// What has to happen before it can be our turn.
-#[derive(Debug, Clone)]
-pub(super) struct Ahead {
-    theirs: Target,
-    /// How many keys this was when we looked.
-    stored: usize,
-    /// The end of our own entry.
-    ours: Target,
-    /// The create revision of our entry.
-    own: i64,
-    /// The revision at which we looked.
-    seen: i64,
 }
 
 impl EtcdClaim {
@@ -317,9 +303,9 @@ impl EtcdQueue {
     pub(super) fn notice_request(&self, answer: Option<ResponseOp>) {
         if let Some(Response::Put(put)) = answer.and_then(|op| op.response)
             && let Some(before) = put.prev_kv
-            && Record::read(&before.value).is_some_and(|before| before.asked)
+            && let Some(asked) = Record::read(&before.value).and_then(|before| before.asked)
         {
-            self.yielding.request();
+            self.yielding.request(asked);
         }
     }
 
@@ -343,41 +329,6 @@ impl EtcdQueue {
             held: Arc::new(held),
             reserved: 0,
         }
-    }
-}
-
-impl Shared {
-    /// Whether what a waiter waits for did not happen before its watches started at this revision.
-    async fn is_unchanged(&self, ahead: &Ahead, started: i64) -> bool {
-        if started <= ahead.seen {
-            return true;
-        }
-        let Target { key, end, changes, .. } = ahead.theirs.clone();
-        let theirs = RangeRequest {
-            key,
-            range_end: end.unwrap_or_default(),
-            max_create_revision: ahead.own,
-            ..RangeRequest::default()
-        };
-        let ours = RangeRequest::key(ahead.ours.key.clone());
-        // From the member that has the watches, without asking the others.
-        let look = |range| {
-            let range = RangeRequest { keys_only: true, serializable: true, ..range };
-            RequestOp::get(range)
-        };
-        let txn = TxnRequest::when([], vec![look(theirs), look(ours)]);
-        let Ok(answer) = self.txn("look at the entry ahead", txn, &mut false).await else {
-            return false;
-        };
-        // It may have been another member.
-        if revision(&answer) < started {
-            return false;
-        }
-        let mut found = answer.responses.into_iter().map(ResponseOp::found);
-        let (theirs, ours) = (found.next().unwrap_or_default(), found.next().unwrap_or_default());
-        theirs.len() == ahead.stored
-            && ours.iter().any(|entry| entry.create_revision == ahead.own)
-            && !(changes && theirs.iter().any(|entry| entry.mod_revision > ahead.seen))
     }
 }
 

@@ -14,6 +14,7 @@ use tonic::Status;
 
 use super::client::{Access, Client};
 use super::error::{failed, is_answer, is_refusal};
+use crate::engines::disconnections::Disconnections;
 use crate::error::Result;
 
 /// How long a member may be silent before the next one is tried.
@@ -23,6 +24,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) struct Cluster {
     members: Vec<Member>,
     current: watch::Sender<usize>,
+    pub(super) disconnections: Disconnections,
 }
 
 struct Member {
@@ -37,7 +39,8 @@ impl Cluster {
             Ok(Member { address, client })
         };
         let members = addresses.into_iter().map(member).collect::<Result<_>>()?;
-        Ok(Self { members, current: watch::Sender::new(0) })
+        let disconnections = Disconnections::default();
+        Ok(Self { members, current: watch::Sender::new(0), disconnections })
     }
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = &str> {

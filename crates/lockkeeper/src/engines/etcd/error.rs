@@ -85,8 +85,8 @@ pub(super) fn in_words(status: &Status) -> String {
     };
     let first = std::error::Error::source(status);
     match std::iter::successors(first, |cause| cause.source()).last() {
-        Some(cause) => format!("{message}: {cause}"),
-        None => message.to_owned(),
+        Some(cause) if cause.to_string() != message => format!("{message}: {cause}"),
+        _ => message.to_owned(),
     }
 }
 

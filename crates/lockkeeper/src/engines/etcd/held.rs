@@ -9,7 +9,7 @@ use super::Shared;
 use super::client::RangeRequest;
 use super::layout::Record;
 use super::watch::Target;
-use crate::engine::{Held, Signal};
+use crate::engine::{Held, Signal, YieldRequest};
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::Loss;
 
@@ -51,10 +51,12 @@ impl EtcdHeld {
                 }
             };
             match found.kvs.first().filter(|entry| entry.create_revision == self.created) {
-                Some(entry) if Record::read(&entry.value).is_some_and(|record| record.asked) => {
-                    self.yielding.request();
+                Some(entry) => {
+                    if let Some(asked) = Record::read(&entry.value).and_then(|record| record.asked)
+                    {
+                        self.yielding.request(asked);
+                    }
                 }
-                Some(_) => {}
                 None => return Loss::Gone,
             }
             from = found.header.map_or(from, |header| header.revision + 1);
@@ -67,7 +69,7 @@ impl Held for EtcdHeld {
         Some(Box::pin(self.clone().watch()))
     }
 
-    fn yield_requested(&self) -> Option<Signal> {
+    fn yield_requested(&self) -> Option<Signal<YieldRequest>> {
         Some(self.yielding.requested())
     }
 }

@@ -12,7 +12,7 @@ use super::cluster::PATIENCE;
 use super::error::NAME;
 use super::layout::{QueueEntry, Range, Record, Slot, fence, queue_of};
 use crate::core::admission::Turn;
-use crate::engine::{Entry, Mode, Query, Snapshot};
+use crate::engine::{Entry, Mode, Query, Snapshot, YieldRequest};
 use crate::engines::queued;
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -58,7 +58,11 @@ pub(super) async fn inspect(shared: &Arc<Shared>, query: &Query) -> Result<Vec<S
 }
 
 /// Marks the entries of all holders, which they watch. Other clients do not, and cannot be asked.
-pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
+pub(super) async fn request_yield(
+    shared: &Shared,
+    key: &Key,
+    request: &YieldRequest,
+) -> Result<Vec<Entry>> {
     let mut asked = Vec::new();
     for _ in 0..TRIES {
         let queue = read_queue(shared, key).await?;
@@ -75,7 +79,7 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
         let mut all = true;
         for (holder, entry) in holders.into_iter().zip(queue) {
             if holder.who.is_some() {
-                match mark(shared, entry).await? {
+                match mark(shared, entry, request).await? {
                     true => asked.push(holder),
                     false => all = false,
                 }
@@ -89,13 +93,13 @@ pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entr
 }
 
 /// Records that a holder is asked to release the lock. False if its entry changed meanwhile.
-async fn mark(shared: &Shared, entry: QueueEntry) -> Result<bool> {
+async fn mark(shared: &Shared, entry: QueueEntry, asked: &YieldRequest) -> Result<bool> {
     let Some(record) = entry.record else { return Ok(false) };
-    if record.asked {
+    if record.asked.is_some() {
         return Ok(true);
     }
     let same = Compare::changed(entry.name.clone(), entry.changed);
-    let record = Record { asked: true, ..record };
+    let record = Record { asked: Some(asked.clone()), ..record };
     // The entry keeps its lease and its create revision.
     let put = PutRequest::new(entry.name, record.text());
     let put = RequestOp::put(PutRequest { ignore_lease: true, ..put });

@@ -15,6 +15,7 @@ use tonic::Status;
 
 use super::client::{Exchange, LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use super::cluster::Cluster;
+use crate::engines::disconnections::Disconnections;
 
 /// The outcome of keeping a lease alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +109,8 @@ impl KeepAlive {
                     let asked = Arc::new(Asked { waiting: Mutex::new(Some(HashMap::new())) });
                     asked.add(id, reply);
                     let exchange = cluster.client(member).keep_alive(order).await?;
-                    *none = Some(Stream::new(exchange, asked, member));
+                    let disconnections = cluster.disconnections.clone();
+                    *none = Some(Stream::new(exchange, asked, member, disconnections));
                 }
             }
             answers.push(coming);
@@ -127,6 +129,7 @@ impl Stream {
         exchange: Exchange<LeaseKeepAliveRequest, LeaseKeepAliveResponse>,
         asked: Arc<Asked>,
         member: usize,
+        disconnections: Disconnections,
     ) -> Self {
         let Exchange { orders, mut replies } = exchange;
         let answered = asked.clone();
@@ -135,6 +138,7 @@ impl Stream {
                 answered.resolve(reply.id, reply.ttl);
             }
             answered.end();
+            disconnections.report();
         });
         Self { orders, member, asked, reader: reader.abort_handle() }
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use super::client::KeyValue;
 use crate::core::admission;
-use crate::engine::{Fence, Mode, Request};
+use crate::engine::{Fence, Mode, Request, YieldRequest};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -192,9 +192,6 @@ pub(super) fn fence(revision: i64) -> Fence {
 /// The prefix of our values.
 const MAGIC: &str = "lockkeeper ";
 
-/// The line that asks a holder to give way.
-const ASKED: &str = "asked to give way\n";
-
 /// Who created an entry, how and why. Text, so that `etcdctl get` shows it; the note comes last and
 /// may contain anything.
 #[derive(Debug, Clone, PartialEq)]
@@ -204,8 +201,8 @@ pub(super) struct Record {
     pub(super) note: Option<String>,
     /// By the wall clock of its machine.
     pub(super) since: Option<SystemTime>,
-    /// Whether it was asked to give way.
-    pub(super) asked: bool,
+    /// The request to give way.
+    pub(super) asked: Option<YieldRequest>,
 }
 
 impl Record {
@@ -215,7 +212,7 @@ impl Record {
             who: Some(request.who.to_string()),
             note: request.note.as_deref().map(str::to_owned),
             since: Some(SystemTime::now()),
-            asked: false,
+            asked: None,
         }
     }
 
@@ -229,8 +226,8 @@ impl Record {
         {
             text += &format!("since {}\n", since.as_millis());
         }
-        if self.asked {
-            text += ASKED;
+        if let Some(asked) = &self.asked {
+            text += &format!("asked {}\n", asked.line());
         }
         if let Some(note) = &self.note {
             text += &format!("note {note}\n");
@@ -242,7 +239,7 @@ impl Record {
     /// other data.
     pub(super) fn read(stored: &[u8]) -> Option<Self> {
         let mut record =
-            Self { mode: Mode::Mutex, who: None, note: None, since: None, asked: false };
+            Self { mode: Mode::Mutex, who: None, note: None, since: None, asked: None };
         if stored.is_empty() {
             return Some(record);
         }
@@ -263,7 +260,7 @@ impl Record {
                     let since = value.parse().ok().map(Duration::from_millis);
                     record.since = since.and_then(|s| SystemTime::UNIX_EPOCH.checked_add(s));
                 }
-                "asked" => record.asked = true,
+                "asked" => record.asked = Some(YieldRequest::parse(value)),
                 // A later version may add lines.
                 _ => {}
             }
@@ -359,9 +356,10 @@ mod tests {
             who in prop::option::of("[a-z]{1,9}@[a-z]{1,9} [0-9]{1,6}"),
             note in prop::option::of(any::<String>()),
             since in prop::option::of(0u64..4_000_000_000_000),
-            asked in any::<bool>(),
+            asked in prop::option::of(("[a-z]{1,9}@[a-z]{1,9} [0-9]{1,6}", prop::option::of("[a-z]{1,9}"))),
         ) {
             let since = since.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms));
+            let asked = asked.map(|(by, why)| YieldRequest::new(&by, why.as_deref()));
             let record = Record { mode, who, note, since, asked };
             prop_assert_eq!(Record::read(record.text().as_bytes()), Some(record));
         }

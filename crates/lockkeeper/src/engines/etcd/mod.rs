@@ -4,6 +4,7 @@
 //! and is the fence. Each waiter watches the entry ahead of it. `etcdctl lock` and services that
 //! use etcd's own `concurrency` package wait in the same queues.
 
+mod ahead;
 mod broken;
 mod claim;
 mod client;
@@ -38,7 +39,8 @@ use super::Registration;
 use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order,
-    Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+    YieldRequest,
 };
 use crate::engines::endpoint::Endpoint;
 use crate::error::Result;
@@ -150,12 +152,16 @@ impl Engine for Etcd {
         broken::breaks(&self.shared).await
     }
 
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        inspect::request_yield(&self.shared, key).await
+    async fn request_yield(&self, key: &Key, asked: &YieldRequest) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.shared, key, asked).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
         doctor::examine(&self.shared).await
+    }
+
+    fn disconnected(&self) -> Option<Signal> {
+        Some(self.shared.cluster.disconnections.next())
     }
 
     async fn close(&self) {

@@ -128,12 +128,19 @@ impl Task {
     async fn run(mut self) {
         while self.first_wanted().await {
             let member = self.cluster.current();
-            let opened = match timeout(PATIENCE, self.open(member)).await {
-                Ok(Ok(stream)) => self.follow(stream, member).await,
-                _ => false,
+            let (was_open, ended_well) = match timeout(PATIENCE, self.open(member)).await {
+                Ok(Ok(stream)) => (true, self.follow(stream, member).await),
+                _ => (false, false),
             };
-            if !opened && member == self.cluster.current() {
+            let pauses = !ended_well && member == self.cluster.current();
+            if pauses {
                 self.cluster.leave(member);
+            }
+            if was_open && !ended_well {
+                // After leaving: whoever asks now should ask another member.
+                self.cluster.disconnections.report();
+            }
+            if pauses {
                 sleep(PAUSE).await;
             }
         }

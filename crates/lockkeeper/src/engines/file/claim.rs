@@ -19,7 +19,7 @@ use super::{Shared, failed, or_conflict};
 use crate::core::Backoff;
 use crate::core::admission::{self, Turn};
 use crate::core::clock::Moment;
-use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request, Signal};
+use crate::engine::{Claim, Fence, Grant, Held, Mode, Released, Request, Signal, YieldRequest};
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::owner::Token;
@@ -45,7 +45,7 @@ pub(super) struct FileClaim {
     obstacle: Obstacle,
     /// The thread that sleeps on a byte, for us and perhaps for other claims.
     watcher: Option<(Bytes, Freed)>,
-    sleepers: Stalled,
+    stalled: Stalled,
 }
 
 /// What was granted: its fence, how many fences after it are reserved, and its permits.
@@ -79,7 +79,7 @@ impl FileClaim {
             granted: None,
             obstacle: Obstacle::None,
             watcher: None,
-            sleepers: Stalled::default(),
+            stalled: Stalled::default(),
         }
     }
 
@@ -142,19 +142,19 @@ impl FileClaim {
         let opened = self.opened.as_ref().expect("a file is open while it is decided on");
         let used: Vec<usize> = living.iter().map(|(at, _)| *at).collect();
         living.retain(|(_, record)| Some(record.number) != own && record.state != State::Broken);
-        let line: Vec<Record> = living.into_iter().map(|(_, record)| record).collect();
+        let queue: Vec<Record> = living.into_iter().map(|(_, record)| record).collect();
         if let Some(other) =
-            line.iter().find(|other| !admission::mixes(self.request.mode, other.mode))
+            queue.iter().find(|other| !admission::mixes(self.request.mode, other.mode))
         {
             return Err(self.request.conflict(other.mode));
         }
 
-        let turn = self.sleepers.turn(&self.request, own.unwrap_or(u64::MAX), &line);
+        let turn = self.stalled.turn(&self.request, own.unwrap_or(u64::MAX), &queue);
         self.obstacle = match turn {
             Turn::In => Obstacle::None,
-            Turn::Behind(j) => Obstacle::Byte(match (self.request.mode, line[j].state) {
-                (Mode::Permits { .. }, State::Waiting) => waiting(line[j].number),
-                _ => ticket(line[j].number),
+            Turn::Behind(j) => Obstacle::Byte(match (self.request.mode, queue[j].state) {
+                (Mode::Permits { .. }, State::Waiting) => waiting(queue[j].number),
+                _ => ticket(queue[j].number),
             }),
             Turn::Full => match self.obstacle {
                 Obstacle::Full { looks } => Obstacle::Full { looks: looks + 1 },
@@ -171,12 +171,12 @@ impl FileClaim {
             record.state = State::Granted;
             if let Mode::Permits { take, .. } = self.request.mode {
                 record.slots =
-                    admission::free_slots(line.iter().flat_map(|other| other.slots.clone()), take);
+                    admission::free_slots(queue.iter().flat_map(|other| other.slots.clone()), take);
             }
             // An owner that re-enters keeps its fence, or the resource would reject its first
             // guard.
             let again = !matches!(self.request.mode, Mode::Permits { .. })
-                && line.iter().any(|other| {
+                && queue.iter().any(|other| {
                     other.state == State::Granted
                         && other.mode.is_exclusive()
                         && other.identity() == record.identity()
@@ -306,7 +306,7 @@ impl Claim for FileClaim {
             Obstacle::Byte(byte) => self.watch(byte)?,
         }
         let Some((_, watcher)) = &mut self.watcher else { return Ok(()) };
-        let freed = match self.sleepers.pass_at {
+        let freed = match self.stalled.pass_at {
             Some(until) => timeout_at(until, watcher.wait()).await.is_ok(),
             None => {
                 watcher.wait().await;
@@ -349,12 +349,12 @@ impl Held for FileHeld {
     }
 
     /// Nothing tells of a change in a file, so it is looked for.
-    fn yield_requested(&self) -> Option<Signal> {
+    fn yield_requested(&self) -> Option<Signal<YieldRequest>> {
         let (shared, key, token) = (self.shared.clone(), self.key.clone(), self.token);
         Some(Box::pin(async move {
             loop {
-                match shared.granted(&key, token) {
-                    Ok(Some(record)) if record.asked => return,
+                match shared.granted(&key, token).map(|found| found.map(|record| record.asked)) {
+                    Ok(Some(Some(asked))) => return asked,
                     Ok(None) => std::future::pending().await,
                     _ => sleep(ASKED).await,
                 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::record::{Record, State};
 use super::{Shared, broken, failed, is_foreign, or_conflict};
-use crate::engine::{Breaker, Entry, Query, Snapshot};
+use crate::engine::{Breaker, Entry, Query, Snapshot, YieldRequest};
 use crate::error::Result;
 use crate::key::Key;
 
@@ -68,8 +68,12 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key, by: &Breaker) -> Resu
 
 /// Records in every grant of the key that its holder is asked to release it, which the holder polls
 /// for.
-pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
-    mark_grants(shared, key, |record| record.asked = true).await
+pub(super) async fn request_yield(
+    shared: &Shared,
+    key: &Key,
+    asked: &YieldRequest,
+) -> Result<Vec<Entry>> {
+    mark_grants(shared, key, |record| record.asked = Some(asked.clone())).await
 }
 
 /// Changes the records of all holders of a key, and returns them.

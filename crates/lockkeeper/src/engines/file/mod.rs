@@ -41,7 +41,7 @@ use super::Registration;
 use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order,
-    Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup, YieldRequest,
 };
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -156,8 +156,9 @@ impl Engine for Files {
         broken::breaks(&self.shared.directory).map_err(|error| failed("list broken locks", error))
     }
 
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        inspect::request_yield(&self.shared, key).await.map_err(|error| or_conflict(key, error))
+    async fn request_yield(&self, key: &Key, asked: &YieldRequest) -> Result<Vec<Entry>> {
+        let marked = inspect::request_yield(&self.shared, key, asked).await;
+        marked.map_err(|error| or_conflict(key, error))
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
 use crate::core::admission;
-use crate::engine::{Fence, Mode, Request};
+use crate::engine::{Fence, Mode, Request, YieldRequest};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -62,8 +62,8 @@ pub(super) struct Record {
     pub(super) since: SystemTime,
     pub(super) who: String,
     pub(super) note: Option<String>,
-    /// Whether it was asked to give way.
-    pub(super) asked: bool,
+    /// The request to give way.
+    pub(super) asked: Option<YieldRequest>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,7 +171,7 @@ impl Record {
             since: SystemTime::now(),
             who: request.who.to_string(),
             note: request.note.as_deref().map(str::to_owned),
-            asked: false,
+            asked: None,
         }
     }
 
@@ -209,9 +209,6 @@ impl Record {
         if let Some(owner) = &self.owner {
             let _ = writeln!(text, "owner {owner}");
         }
-        if self.asked {
-            text += "asked yes\n";
-        }
         if !self.slots.is_empty() {
             let _ = writeln!(text, "slots {}", ranges(&self.slots));
         }
@@ -221,10 +218,14 @@ impl Record {
                 ranges(&self.slots)
             )));
         }
-        for (name, value) in [("who", Some(&self.who)), ("note", self.note.as_ref())] {
+        let asked = self.asked.as_ref().map(YieldRequest::line);
+        for (name, value) in
+            [("asked", asked.as_ref()), ("who", Some(&self.who)), ("note", self.note.as_ref())]
+        {
             let room = RECORD.saturating_sub(text.len() + name.len() + 3);
             if let Some(value) = value.filter(|_| room > 0) {
-                let line = value.replace(char::is_control, " ");
+                // A request has a tab between its parts.
+                let line = value.replace(|c: char| c.is_control() && c != '\t', " ");
                 let _ = writeln!(text, "{name} {}", &line[..line.floor_char_boundary(room)]);
             }
         }
@@ -266,7 +267,7 @@ impl Record {
             since: SystemTime::UNIX_EPOCH.checked_add(since)?,
             who: field(text, "who").unwrap_or_default().to_owned(),
             note: field(text, "note").map(str::to_owned),
-            asked: field(text, "asked").is_some(),
+            asked: field(text, "asked").map(YieldRequest::parse),
         })
     }
 }

@@ -13,7 +13,7 @@ use crate::core::admission::{self, Queued, Turn};
 use crate::engine::Request;
 
 /// How long a claim may miss its turn.
-const DOZE: Duration = Duration::from_secs(2);
+const STALL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 pub(super) struct Stalled {
@@ -25,8 +25,8 @@ pub(super) struct Stalled {
 
 impl Stalled {
     /// The turn of the claim with this number among the others, in their order.
-    pub(super) fn turn(&mut self, request: &Request, number: u64, line: &[Record]) -> Turn {
-        if line.is_empty() {
+    pub(super) fn turn(&mut self, request: &Request, number: u64, queue: &[Record]) -> Turn {
+        if queue.is_empty() {
             return Turn::In;
         }
         let identity = request.identity();
@@ -35,7 +35,7 @@ impl Stalled {
         self.pass_at = None;
         let mut passed = Vec::new();
         loop {
-            let awake = || line.iter().filter(|other| !passed.contains(&other.number));
+            let awake = || queue.iter().filter(|other| !passed.contains(&other.number));
             let mut places: Vec<Queued<&str>> = awake()
                 .map(|other| Queued {
                     owner: other.identity(),
@@ -51,26 +51,26 @@ impl Stalled {
             let first = (0..at).find(|j| !places[*j].granted);
             if let Some(first) = first.filter(|first| admission::turn(&places, *first) == Turn::In)
             {
-                let sleeper = awake().nth(first).expect("it is in the queue").number;
-                let since = self.since(sleeper, now);
-                if now - since >= DOZE {
-                    passed.push(sleeper);
+                let first_stalled = awake().nth(first).expect("it is in the queue").number;
+                let since = self.since(first_stalled, now);
+                if now - since >= STALL {
+                    passed.push(first_stalled);
                     continue;
                 }
-                self.pass_at = Some(since + DOZE);
+                self.pass_at = Some(since + STALL);
             }
             let ahead = awake().nth(if ahead > at { ahead - 1 } else { ahead });
             let ahead = ahead.expect("it is in the queue").number;
-            let there = line.iter().position(|other| other.number == ahead);
+            let there = queue.iter().position(|other| other.number == ahead);
             return Turn::Behind(there.expect("it is in the queue"));
         }
     }
 
-    fn since(&mut self, sleeper: u64, now: Instant) -> Instant {
-        if let Some((_, since)) = self.seen.iter().find(|(seen, _)| *seen == sleeper) {
+    fn since(&mut self, first_stalled: u64, now: Instant) -> Instant {
+        if let Some((_, since)) = self.seen.iter().find(|(seen, _)| *seen == first_stalled) {
             return *since;
         }
-        self.seen.push((sleeper, now));
+        self.seen.push((first_stalled, now));
         now
     }
 }
@@ -90,15 +90,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn stalled_claims_are_overtaken_one_after_the_other() {
         let records: Vec<Record> = (1..=2).map(|number| Record::new(&request(), number)).collect();
-        let line = &records;
+        let queue = &records;
         let me = request();
-        let mut sleepers = Stalled::default();
-        for _ in line {
-            assert_eq!(sleepers.turn(&me, 3, line), Turn::Behind(1));
-            assert_eq!(sleepers.pass_at, Some(Instant::now() + DOZE));
-            tokio::time::advance(DOZE).await;
+        let mut stalled = Stalled::default();
+        for _ in queue {
+            assert_eq!(stalled.turn(&me, 3, queue), Turn::Behind(1));
+            assert_eq!(stalled.pass_at, Some(Instant::now() + STALL));
+            tokio::time::advance(STALL).await;
         }
-        assert_eq!(sleepers.turn(&me, 3, line), Turn::In);
+        assert_eq!(stalled.turn(&me, 3, queue), Turn::In);
     }
 
     #[tokio::test(start_paused = true)]
@@ -106,11 +106,11 @@ mod tests {
         let mut records: Vec<Record> =
             (1..=2).map(|number| Record::new(&request(), number)).collect();
         records[0].state = State::Granted;
-        let mut sleepers = Stalled::default();
+        let mut stalled = Stalled::default();
         for _ in 0..3 {
-            assert_eq!(sleepers.turn(&request(), 3, &records), Turn::Behind(1));
-            assert_eq!(sleepers.pass_at, None);
-            tokio::time::advance(DOZE).await;
+            assert_eq!(stalled.turn(&request(), 3, &records), Turn::Behind(1));
+            assert_eq!(stalled.pass_at, None);
+            tokio::time::advance(STALL).await;
         }
     }
 

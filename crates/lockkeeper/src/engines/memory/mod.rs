@@ -20,6 +20,7 @@ use crate::core::clock::{Clock, Moment};
 use crate::engine::{
     Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Grant, Guarantees, Lease, Order,
     Query, Reentrance, Released, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    YieldRequest,
 };
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -144,9 +145,9 @@ impl Engine for Memory {
         Ok(breaks)
     }
 
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+    async fn request_yield(&self, key: &Key, asked: &YieldRequest) -> Result<Vec<Entry>> {
         self.shared.travel().await;
-        let asked = self.shared.lock().request_yield(key);
+        let asked = self.shared.lock().request_yield(key, asked);
         self.shared.travel().await;
         Ok(asked)
     }

@@ -13,11 +13,12 @@ use crate::core::clock::Moment;
 use crate::engine::broken;
 use crate::engine::{
     Break, Breaker, Entry, Fence, Grant, Lease, Mode, Query, Released, Renewal, Request, Snapshot,
+    YieldRequest,
 };
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::Result;
 use crate::key::Key;
-use crate::owner::Token;
+use crate::owner::{Owner, Token};
 
 /// How long a silent waiter keeps its place. Waiters poll far more often.
 const WAITER_LEASE: Duration = Duration::from_secs(15);
@@ -51,7 +52,6 @@ struct Queue {
 #[derive(Debug)]
 struct Member {
     request: Request,
-    identity: String,
     since: SystemTime,
     /// When it expires unless it is renewed or polls again.
     until: Instant,
@@ -88,7 +88,6 @@ impl Store {
                 }
                 queue.members.push(Member {
                     request: request.clone(),
-                    identity: request.identity(),
                     since: SystemTime::now(),
                     until: now,
                     granted: None,
@@ -189,12 +188,12 @@ impl Store {
     }
 
     /// Asks the holders of a key to release it.
-    pub(super) fn request_yield(&mut self, key: &Key) -> Vec<Entry> {
+    pub(super) fn request_yield(&mut self, key: &Key, asked: &YieldRequest) -> Vec<Entry> {
         self.expire(key);
         let Some(queue) = self.queues.get(key) else { return Vec::new() };
         let granted = queue.members.iter().filter(|member| member.granted.is_some());
         for member in granted {
-            member.signals.yield_requested.request();
+            member.signals.yield_requested.request(asked.clone());
         }
         queue.holders().collect()
     }
@@ -252,7 +251,7 @@ impl Queue {
             .members
             .iter()
             .map(|member| Queued {
-                owner: member.identity.as_str(),
+                owner: member.owner(),
                 mode: member.request.mode,
                 granted: member.granted.is_some(),
             })
@@ -262,10 +261,10 @@ impl Queue {
 
     /// Whether the owner of this member holds the key exclusively as another member.
     fn holds(&self, at: usize) -> bool {
-        let owner = &self.members[at].identity;
+        let owner = self.members[at].owner();
         self.members.iter().any(|member| {
             let exclusive = member.granted.is_some() && member.request.mode.is_exclusive();
-            exclusive && member.identity == *owner
+            exclusive && member.owner() == owner
         })
     }
 
@@ -279,6 +278,12 @@ impl Queue {
 }
 
 impl Member {
+    /// Who it belongs to: an owner, or this claim alone. Not as a text, which every lock would format.
+    fn owner(&self) -> (Option<&Owner>, Option<Token>) {
+        let owner = self.request.owner.as_ref();
+        (owner, owner.is_none().then_some(self.request.token))
+    }
+
     fn entry(&self) -> Entry {
         Entry {
             note: self.request.note.as_deref().map(str::to_owned),
@@ -286,7 +291,7 @@ impl Member {
             left: self.granted.map(|_| self.until.saturating_duration_since(Instant::now())),
             fence: self.granted,
             slots: self.slots.clone(),
-            ..Entry::new(&*self.identity, self.request.mode).by(&self.request.who)
+            ..Entry::new(self.request.identity(), self.request.mode).by(&self.request.who)
         }
     }
 }

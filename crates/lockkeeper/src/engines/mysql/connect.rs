@@ -103,24 +103,25 @@ impl Dialect for MySqlConnection {
         ending.bind(session.number).bind(&session.mark).execute(self).await.map(drop)
     }
 
-    async fn ask(&mut self, key: &Key, fences: &[i64]) -> sqlx::Result<()> {
+    async fn ask(&mut self, key: &Key, fences: &[i64], line: &str) -> sqlx::Result<()> {
         for fence in fences {
             let asking = sqlx::query(
-                "INSERT INTO lockkeeper_asked (name, fence, at) VALUES (?, ?, SYSDATE(6))
-                 ON DUPLICATE KEY UPDATE at = SYSDATE(6)",
+                "INSERT INTO lockkeeper_asked (name, fence, at, line) VALUES (?, ?, SYSDATE(6), ?)
+                 ON DUPLICATE KEY UPDATE at = SYSDATE(6), line = VALUES(line)",
             );
-            asking.bind(key.as_str().as_bytes()).bind(fence).execute(&mut *self).await?;
+            let asking = asking.bind(key.as_str().as_bytes()).bind(fence).bind(line);
+            asking.execute(&mut *self).await?;
         }
         Ok(())
     }
 
-    async fn is_asked(&mut self, key: &Key, fence: i64, lately: i64) -> sqlx::Result<bool> {
-        let looking = sqlx::query(
-            "SELECT 1 FROM lockkeeper_asked
+    async fn asked(&mut self, key: &Key, fence: i64, lately: i64) -> sqlx::Result<Option<String>> {
+        let looking = sqlx::query_scalar(
+            "SELECT line FROM lockkeeper_asked
              WHERE name = ? AND fence = ? AND at > SYSDATE(6) - INTERVAL ? MICROSECOND",
         );
         let looking = looking.bind(key.as_str().as_bytes()).bind(fence).bind(lately);
-        Ok(looking.fetch_optional(self).await?.is_some())
+        looking.fetch_optional(self).await
     }
 
     async fn add_break(&mut self, line: &str) -> sqlx::Result<()> {

@@ -8,6 +8,7 @@ use crate::engines::sql::ServerErrors;
 
 impl ServerErrors for MySqlConnection {
     const ENGINE: &'static str = NAME;
+    const PROTOCOL: &'static str = "MariaDB and MySQL";
 
     fn advice(error: &dyn DatabaseError) -> Option<&'static str> {
         match number(error)? {

@@ -123,6 +123,7 @@ CREATE TABLE IF NOT EXISTS lockkeeper_asked (
   name  VARBINARY(512) NOT NULL,
   fence BIGINT NOT NULL,
   at    DATETIME(6) NOT NULL,
+  line  TEXT CHARACTER SET utf8mb4 NOT NULL,  -- who asks, and why
   PRIMARY KEY (name, fence)
 ) ENGINE = InnoDB //
 -- The last locks that were broken. Nothing is decided by it.

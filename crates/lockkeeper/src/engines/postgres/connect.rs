@@ -6,7 +6,6 @@ use sqlx::postgres::PgConnection;
 
 use super::doctor;
 use super::error::{is_queue_full, is_unknown_function};
-use super::lease::only;
 use super::settings::{Settings, Strategy};
 use super::statement::{Sending, Value, transaction};
 use crate::engine::Finding;
@@ -85,10 +84,10 @@ impl Dialect for PgConnection {
     }
 
     /// Plain statements, as behind a pooler: requests are rare.
-    async fn ask(&mut self, key: &Key, fences: &[i64]) -> sqlx::Result<()> {
-        let asking = "INSERT INTO lockkeeper_asked (key, fence) SELECT $1, unnest($2)
-             ON CONFLICT (key, fence) DO UPDATE SET at = clock_timestamp()";
-        let values = [Value::Text(key.as_str()), Value::Numbers(fences)];
+    async fn ask(&mut self, key: &Key, fences: &[i64], line: &str) -> sqlx::Result<()> {
+        let asking = "INSERT INTO lockkeeper_asked (key, fence, line) SELECT $1, unnest($2), $3
+             ON CONFLICT (key, fence) DO UPDATE SET at = clock_timestamp(), line = excluded.line";
+        let values = [Value::Text(key.as_str()), Value::Numbers(fences), Value::Text(line)];
         Sending::Plain.ask(self, asking, &values).await?;
         let telling = "SELECT pg_notify('lockkeeper_asked', $1)";
         match Sending::Plain.ask(self, telling, &values[..1]).await {
@@ -98,11 +97,12 @@ impl Dialect for PgConnection {
         }
     }
 
-    async fn is_asked(&mut self, key: &Key, fence: i64, lately: i64) -> sqlx::Result<bool> {
-        let looking = "SELECT EXISTS (SELECT FROM lockkeeper_asked WHERE key = $1 AND fence = $2
-               AND at > clock_timestamp() - $3 * interval '1 microsecond')";
+    async fn asked(&mut self, key: &Key, fence: i64, lately: i64) -> sqlx::Result<Option<String>> {
+        let looking = "SELECT line FROM lockkeeper_asked WHERE key = $1 AND fence = $2
+               AND at > clock_timestamp() - $3 * interval '1 microsecond'";
         let values = [Value::Text(key.as_str()), Value::Number(fence), Value::Number(lately)];
-        only(&Sending::Plain.ask(self, looking, &values).await?)?.try_get(0)
+        let rows = Sending::Plain.ask(self, looking, &values).await?;
+        rows.first().map(|row| row.try_get(0)).transpose()
     }
 
     /// A plain statement, as behind a pooler: breaks are rare.

@@ -27,6 +27,11 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
              SELECT FROM unnest(ARRAY['lock', 'claim', 'bound', 'last', 'row']) AS name,
                     unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS right_to
              WHERE NOT has_table_privilege('lockkeeper_' || name, right_to)) AS allowed,
+           (SELECT relnamespace::regnamespace::text FROM pg_class
+            WHERE oid = 'lockkeeper_lock'::regclass) AS schema,
+           (SELECT string_agg(relnamespace::regnamespace::text, ', ') FROM pg_class
+            WHERE relname = 'lockkeeper_lock' AND relkind = 'r' AND oid <> 'lockkeeper_lock'::regclass
+              AND (SELECT source FROM pg_settings WHERE name = 'search_path') <> 'client') AS others,
            lockkeeper_version() AS tables, extract(epoch FROM clock_timestamp())::float8 AS clock",
         &[],
     );
@@ -49,6 +54,19 @@ pub(super) async fn look(sessions: &Sessions<PgConnection>) -> Result<Vec<Findin
         format!("the user {may} read and write the tables of lockkeeper"),
         "grant SELECT on lockkeeper_all, and SELECT, INSERT, UPDATE and DELETE on the tables named \
          lockkeeper_*",
+    );
+    let (schema, others): (&str, Option<&str>) = (row.get("schema"), row.get("others"));
+    judge(
+        others.is_none(),
+        Severity::Warning,
+        match others {
+            None => format!("the tables are in the schema {schema}"),
+            Some(others) => {
+                format!("the tables are in the schema {schema}, and there are others in {others}")
+            }
+        },
+        "clients exclude each other only in the same schema: name it by the option schema, or give all \
+         users the same search_path",
     );
     let standby: bool = row.get("standby");
     judge(

@@ -10,6 +10,7 @@ use crate::engines::sql::ServerErrors;
 
 impl ServerErrors for PgConnection {
     const ENGINE: &'static str = NAME;
+    const PROTOCOL: &'static str = "PostgreSQL";
 
     /// Without the location in the server's source, which it also sends.
     fn words(error: &dyn DatabaseError) -> String {

@@ -11,6 +11,7 @@ use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::sync::{Mutex as AsyncMutex, Notify, broadcast};
 use tokio::task::JoinHandle;
 
+use crate::engines::disconnections::Disconnections;
 use crate::engines::sql::{STATEMENT, failed, within};
 use crate::error::Result;
 use crate::owner::random;
@@ -29,6 +30,7 @@ pub(super) struct Listener {
     /// The keys whose holders are asked to give way.
     requests: broadcast::Sender<String>,
     task: AsyncMutex<Option<JoinHandle<()>>>,
+    disconnections: Disconnections,
 }
 
 /// The waiting claims, by token.
@@ -43,10 +45,11 @@ pub(super) struct Turn {
 }
 
 impl Listener {
-    pub(super) fn new(options: PgConnectOptions) -> Self {
+    pub(super) fn new(options: PgConnectOptions, disconnections: Disconnections) -> Self {
         let channel = format!("lockkeeper_{:032x}", random());
         let requests = broadcast::Sender::new(BEHIND);
-        Self { options, channel, turns: Arc::default(), requests, task: AsyncMutex::default() }
+        let (turns, task) = (Arc::default(), AsyncMutex::default());
+        Self { options, channel, turns, requests, task, disconnections }
     }
 
     /// The channel of this client.
@@ -80,19 +83,28 @@ impl Listener {
             let pool = PgPoolOptions::new().max_connections(1).max_lifetime(None);
             let pool = pool.idle_timeout(None).connect_lazy_with(self.options.clone());
             let mut listener = PgListener::connect_with(&pool).await?;
+            // A lost connection is reported at once, not when there is another.
+            listener.eager_reconnect(false);
             listener.listen_all([&*self.channel, ASKED]).await?;
             Ok(listener)
         };
         let listener = within(STATEMENT, listening)
             .await
             .map_err(|error| failed::<sqlx::PgConnection>(error, "listen for released locks"))?;
-        *task = Some(tokio::spawn(listen(listener, self.turns.clone(), self.requests.clone())));
+        let (turns, requests) = (self.turns.clone(), self.requests.clone());
+        let listening = listen(listener, turns, requests, self.disconnections.clone());
+        *task = Some(tokio::spawn(listening));
         Ok(true)
     }
 }
 
-/// Ends when the connection cannot be restored; the next waiting claim starts another.
-async fn listen(mut listener: PgListener, turns: Arc<Turns>, requests: broadcast::Sender<String>) {
+/// Ends with its connection; the next claim or holder that listens starts another.
+async fn listen(
+    mut listener: PgListener,
+    turns: Arc<Turns>,
+    requests: broadcast::Sender<String>,
+    disconnections: Disconnections,
+) {
     let everyone = || {
         turns.everyone();
         // There may be no holder that listens.
@@ -108,10 +120,10 @@ async fn listen(mut listener: PgListener, turns: Arc<Turns>, requests: broadcast
                     turn.notify_one();
                 }
             }
-            // The connection was lost and restored: notifications may have been missed.
-            Ok(None) => everyone(),
-            Err(error) => {
-                tracing::debug!(%error, "no longer listening for released locks");
+            ended => {
+                let error = ended.err();
+                tracing::debug!(?error, "no longer listening for released locks");
+                disconnections.report();
                 return everyone();
             }
         }

@@ -59,7 +59,10 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
         Strategy::Lease => {
             let leases = match sessions.is_lent() {
                 true => Leases::polling(),
-                false => Leases::notified(Listener::new(options)),
+                false => {
+                    let disconnections = sessions.disconnections.clone();
+                    Leases::notified(Listener::new(options, disconnections))
+                }
             };
             Arc::new(LeaseEngine::new(sessions, leases))
         }

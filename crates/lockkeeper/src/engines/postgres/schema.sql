@@ -107,6 +107,7 @@ CREATE TABLE IF NOT EXISTS lockkeeper_asked (
   key   text COLLATE "C" NOT NULL,
   fence bigint NOT NULL,
   at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+  line  text NOT NULL,            -- who asks, and why
   PRIMARY KEY (key, fence)
 );
 

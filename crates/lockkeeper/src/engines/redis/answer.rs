@@ -13,15 +13,15 @@ pub(super) struct Remaining {
     pub(super) left: Option<Duration>,
     /// Whether we are the first waiter.
     pub(super) first: bool,
-    /// Whether the holder will not hand the lock to us, because it does not know of our line.
+    /// Whether the holder will not hand the lock to us, because it does not know of our queue.
     pub(super) foreign: bool,
-    /// Whether we are in the line of a mutex.
-    pub(super) in_line: bool,
+    /// Whether we are in the queue of a mutex.
+    pub(super) in_queue: bool,
 }
 
 /// The answer to an attempt.
 pub(super) enum Answer {
-    Granted { fence: u64, slots: Vec<u32>, minted: bool },
+    Granted { fence: u64, reserved: u32, slots: Vec<u32>, minted: bool },
     Busy(Remaining),
     Conflict(Vec<String>),
 }
@@ -31,17 +31,27 @@ pub(super) fn read_answer(value: &Value) -> Option<Answer> {
     let parts = match value {
         Value::Int(fence) => {
             let fence = u64::try_from(*fence).ok()?;
-            return Some(Answer::Granted { fence, slots: Vec::new(), minted: true });
+            return Some(Answer::Granted { fence, reserved: 0, slots: Vec::new(), minted: true });
         }
         Value::Array(parts) => parts,
         _ => return None,
     };
     let (Value::Int(kind), rest) = parts.split_first()? else { return None };
     match kind {
+        2 => {
+            let [fence, reserved] = rest else { return None };
+            Some(Answer::Granted {
+                fence: u64::from_redis_value_ref(fence).ok()?,
+                reserved: u32::from_redis_value_ref(reserved).ok()?,
+                slots: Vec::new(),
+                minted: true,
+            })
+        }
         1 => {
             let (fence, slots) = rest.split_first()?;
             Some(Answer::Granted {
                 fence: u64::from_redis_value_ref(fence).ok()?,
+                reserved: 0,
                 slots: slots
                     .iter()
                     .map(u32::from_redis_value_ref)
@@ -54,8 +64,8 @@ pub(super) fn read_answer(value: &Value) -> Option<Answer> {
             let left = i64::from_redis_value_ref(rest.first()?).ok()?;
             let left = u64::try_from(left).ok().map(Duration::from_millis);
             let flags = if let Some(Value::Int(flags)) = rest.get(1) { *flags } else { 0 };
-            let [first, foreign, in_line] = [1, 2, 4].map(|flag| flags & flag != 0);
-            Some(Answer::Busy(Remaining { left, first, foreign, in_line }))
+            let [first, foreign, in_queue] = [1, 2, 4].map(|flag| flags & flag != 0);
+            Some(Answer::Busy(Remaining { left, first, foreign, in_queue }))
         }
         _ => rest
             .iter()

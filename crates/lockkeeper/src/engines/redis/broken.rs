@@ -74,7 +74,7 @@ async fn take_away(store: &Store, key: &Key) -> Result<bool> {
     let (stem, mutexes, others) =
         (names.stem(), names.base_channel(Mode::Mutex), names.base_channel(Mode::Read));
     let (first, second) = (names.wake_channel(Mode::Mutex), names.wake_channel(Mode::Read));
-    let (strings, line) = (names.string_channel(), names.line_channel());
+    let (strings, waiters) = (names.string_channel(), names.mutex_queue_channel());
     let args = [
         &stem,
         store.publish(),
@@ -84,7 +84,7 @@ async fn take_away(store: &Store, key: &Key) -> Result<bool> {
         &second,
         &strings,
         are_strings(store),
-        &line,
+        &waiters,
     ];
     let call = Call { script: &BREAK, keys: &keys, args: &args, hinted: false, replicas: 0 };
     let doing = format!("break {key:?}");

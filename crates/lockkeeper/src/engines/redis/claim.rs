@@ -1,8 +1,9 @@
 //! One attempt at one lock, from the first request to the confirmed release.
 //!
-//! Waiters queue in the store and send a heartbeat every few seconds. A mutex has a line of its own
-//! ([`line`](super::line)), in which it is handed from one to the next; a fair mutex, read-write locks and
-//! semaphores have a queue whose first is woken and asks. With `layout=string` there is neither.
+//! Waiters queue in the store and send a heartbeat every few seconds. A mutex has a queue of its own
+//! ([`mutex_queue`](super::mutex_queue)), in which it is handed from one to the next; a fair mutex,
+//! read-write locks and semaphores have a queue whose first waiter is woken and asks. With `layout=string`
+//! there is neither.
 //!
 //! Easy to get wrong: the answer to a release that was sent twice. Our field belongs to one claim,
 //! so a second release can never release the lock of another client; but it finds nothing, and that
@@ -21,20 +22,16 @@ use crate::owner::Token;
 
 use super::Store;
 use super::answer::{Answer, Remaining, describe, read_answer};
-use super::connection::{Call, Reply};
+use super::connection::Reply;
 use super::error::{NAME, garbage, sort};
 use super::held::RedisHeld;
-use super::layout::{KeyNames, entry, life, millis, record};
-use super::line::{Place, heartbeat, probation};
-use super::script::{self, Script};
+use super::layout::{KeyNames, entry};
+use super::mutex_queue::{Place, heartbeat, probation};
 use super::settings::Layout;
 use super::subscriber::Subscription;
 
 /// How long a silent waiter keeps its place in the queue.
 pub(in crate::engines) const WAITER_LEASE: Duration = Duration::from_secs(6);
-
-/// How long Redisson's clients wait for a silent waiter before they drop it, by default.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A claim on a lock in Redis.
 #[derive(Debug)]
@@ -49,7 +46,7 @@ pub(in crate::engines) struct RedisClaim {
     pub(super) own: Option<Subscription>,
     /// Wakes every waiter.
     base: Option<Subscription>,
-    /// Where it is in the line of a mutex.
+    /// Where it is in the queue of a mutex.
     pub(super) place: Place,
     /// Whether a release was sent whose answer did not arrive.
     released_once: bool,
@@ -86,95 +83,24 @@ impl RedisClaim {
         Self { stored: StoreState::Unknown, ..Self::new(store, request) }
     }
 
-    /// Whether it waits in the line of a mutex.
-    fn is_in_line(&self) -> bool {
+    /// Whether a release hands the lock to the next waiter.
+    fn uses_mutex_queue(&self) -> bool {
         let hash = self.store.settings.layout == Layout::Hash;
         hash && self.request.mode == Mode::Mutex && !self.request.fair
     }
 
-    /// Whether it waits in a queue whose first is woken.
-    fn is_queued(&self) -> bool {
-        self.store.settings.layout == Layout::Hash && !self.is_in_line()
+    /// Whether a release wakes the first waiter, which then asks.
+    fn uses_queue(&self) -> bool {
+        self.store.settings.layout == Layout::Hash && !self.uses_mutex_queue()
     }
 
     async fn call(&mut self, take: bool) -> redis::RedisResult<Reply> {
-        match (self.store.settings.layout, self.is_in_line()) {
+        match (self.store.settings.layout, self.uses_mutex_queue()) {
             (Layout::String, _) => self.call_string(take).await,
-            (_, true) if take => self.call_line().await,
-            (_, true) => self.call_line_release().await,
+            (_, true) if take => self.call_mutex().await,
+            (_, true) => self.call_mutex_release().await,
             _ => Box::pin(self.call_queued(take)).await,
         }
-    }
-
-    async fn call_string(&self, take: bool) -> redis::RedisResult<Reply> {
-        let (request, settings) = (&self.request, &self.store.settings);
-        let (field, lock) = (request.token.to_string(), self.names.lock().to_owned());
-        if !take {
-            let (script, channel) = (&script::STRING_RELEASE, self.names.string_channel());
-            let args = [field.as_str(), &channel, self.store.publish()];
-            let call = Call { script, keys: &[lock], args: &args, hinted: false, replicas: 0 };
-            return self.store.servers.call(self.names.slot(), &call).await;
-        }
-        let mut keys = vec![lock, self.names.state()];
-        keys.extend(settings.redisson_fence.then(|| self.names.token()));
-        let (life, ttl) = (millis(life(request.ttl)), millis(request.ttl));
-        let record = record(request, &field);
-        let args = [life.as_str(), &ttl, &field, &record];
-        let (script, replicas) = (&script::STRING, settings.replicas);
-        let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
-        self.store.servers.call(self.names.slot(), &call).await
-    }
-
-    async fn call_queued(&self, take: bool) -> redis::RedisResult<Reply> {
-        let (request, mode) = (&self.request, self.request.mode);
-        let mut keys = self.names.queue_keys(mode);
-        if mode == Mode::Mutex {
-            keys.extend([self.names.line(), self.names.waiters()]);
-            keys.extend(self.store.settings.redisson_fence.then(|| self.names.token()));
-        }
-        let entry = self.entry();
-        let token = request.owner.as_ref().map_or_else(String::new, |_| request.token.to_string());
-        let record = record(request, &entry);
-        let flag = |is: bool| if is { "1" } else { "0" };
-        let (ttl, life) = (millis(request.ttl), millis(life(request.ttl)));
-        let (lease, patience) = (millis(WAITER_LEASE), millis(PATIENCE));
-        let (wake, base) = (self.names.wake_channel(mode), self.names.base_channel(mode));
-        let (stem, line) = (self.names.stem(), self.names.line_channel());
-        let mut args = vec![
-            ttl.as_str(),
-            &entry,
-            &token,
-            &record,
-            "1",
-            flag(request.queue),
-            &lease,
-            &patience,
-            &life,
-            self.store.publish(),
-            &wake,
-            &base,
-            &stem,
-        ];
-        let (take_text, limit_text);
-        if let Mode::Permits { take, limit } = mode {
-            (take_text, limit_text) = (take.to_string(), limit.to_string());
-            args.extend([take_text.as_str(), limit_text.as_str()]);
-        } else if mode == Mode::Mutex {
-            args.push(&line);
-        }
-        let script: &'static Script = match (mode, take) {
-            (Mode::Mutex, true) => &script::QUEUE_MUTEX,
-            (Mode::Mutex, false) => &script::QUEUE_MUTEX_RELEASE,
-            (Mode::Read, true) => &script::READ,
-            (Mode::Read, false) => &script::READ_RELEASE,
-            (Mode::Write, true) => &script::WRITE,
-            (Mode::Write, false) => &script::WRITE_RELEASE,
-            (Mode::Permits { .. }, true) => &script::PERMITS,
-            (Mode::Permits { .. }, false) => &script::PERMITS_RELEASE,
-        };
-        let replicas = if take { self.store.settings.replicas } else { 0 };
-        let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
-        self.store.servers.call(self.names.slot(), &call).await
     }
 
     /// The channel on which the release of a lock without a queue is published.
@@ -190,7 +116,7 @@ impl RedisClaim {
         found > 1 && self.store.servers.hears(self.names.slot(), &self.simple_channel()).await
     }
 
-    fn entry(&self) -> String {
+    pub(super) fn entry(&self) -> String {
         entry(&self.request.identity(), &self.request.token.to_string(), self.request.mode)
     }
 
@@ -213,19 +139,19 @@ impl RedisClaim {
     async fn listen(&mut self) -> Result<()> {
         let mode = self.request.mode;
         let string = self.store.settings.layout == Layout::String;
-        let (in_line, queued) = (self.is_in_line(), self.is_queued() && self.request.queue);
-        let own = match in_line && self.request.queue {
-            true => Some((self.line_channel(), self.request.token.to_string())),
+        let (in_queue, queued) = (self.uses_mutex_queue(), self.uses_queue() && self.request.queue);
+        let own = match in_queue && self.request.queue {
+            true => Some((self.mutex_queue_channel(), self.request.token.to_string())),
             false => queued.then(|| (self.names.wake_channel(mode) + &self.entry(), String::new())),
         };
         let base = match (string, mode) {
             (true, _) => Some(self.names.string_channel()),
             (_, Mode::Permits { .. }) => None,
-            // The holder does not know of the line, or the line is full.
-            _ if in_line && (self.remaining.foreign || self.has_no_place()) => {
+            // The holder does not know of the queue, or the queue is full.
+            _ if in_queue && (self.remaining.foreign || self.has_no_place()) => {
                 Some(self.names.base_channel(mode))
             }
-            _ if in_line => None,
+            _ if in_queue => None,
             // Waiters further behind are woken by the one ahead of them.
             _ if queued && !self.remaining.first => None,
             _ => Some(self.names.base_channel(mode)),
@@ -236,7 +162,7 @@ impl RedisClaim {
         let base = base.map(|channel| (channel, String::new()));
         let slot = self.names.slot();
         for (subscription, wanted, shared) in
-            [(&mut self.own, own, in_line), (&mut self.base, base, !in_line)]
+            [(&mut self.own, own, in_queue), (&mut self.base, base, !in_queue)]
         {
             if let Some(Err(why)) = subscription.as_ref().map(Subscription::check) {
                 *subscription = None;
@@ -253,14 +179,14 @@ impl RedisClaim {
         Ok(())
     }
 
-    /// Whether it asked for a place in the line and got none, because the server is full.
+    /// Whether it asked for a place in the queue and got none, because the server is full.
     fn has_no_place(&self) -> bool {
-        !self.remaining.in_line && self.own.as_ref().is_some_and(Subscription::is_live)
+        !self.remaining.in_queue && self.own.as_ref().is_some_and(Subscription::is_live)
     }
 
     /// How long to wait without a message.
     fn patience(&self) -> Duration {
-        let longest = match (self.store.settings.layout, self.is_in_line()) {
+        let longest = match (self.store.settings.layout, self.uses_mutex_queue()) {
             // Foreign clients do not publish their releases.
             (Layout::String, _) => Duration::from_millis(fastrand::u64(50..200)),
             (_, true) => heartbeat(&self.request),
@@ -294,8 +220,8 @@ impl RedisClaim {
             .ok_or_else(|| garbage(self.doing("acquire"), &reply.value))?;
         match answer {
             Answer::Busy(remaining) => {
-                let queued = self.is_queued() && self.request.queue;
-                if remaining.in_line {
+                let queued = self.uses_queue() && self.request.queue;
+                if remaining.in_queue {
                     self.place.found(asked);
                 }
                 self.stored = match queued || self.place.was_asked_for() {
@@ -310,14 +236,14 @@ impl RedisClaim {
                 let found = describe(&found, self.request.mode);
                 Err(Error::Conflict { key: self.request.key.clone(), found })
             }
-            Answer::Granted { fence, slots, minted } => {
+            Answer::Granted { fence, reserved, slots, minted } => {
                 let settings = &self.store.settings;
                 if minted && !settings.redisson_fence && reply.replicas >= settings.replicas {
-                    reply.learn(fence);
+                    reply.learn(fence.saturating_add(reserved.into()));
                 }
                 let replicas = (settings.replicas > 0).then_some(reply.replicas);
                 let grant = self.grant(fence, asked, replicas, None);
-                Ok(Some(Grant { slots, ..grant }))
+                Ok(Some(Grant { slots, reserved, ..grant }))
             }
         }
     }
@@ -354,7 +280,7 @@ impl RedisClaim {
 impl Claim for RedisClaim {
     async fn attempt(&mut self, asked: Moment) -> Result<Option<Grant>> {
         self.check()?;
-        if self.is_in_line() {
+        if self.uses_mutex_queue() {
             if let Some(grant) = self.handed_over(asked) {
                 return Ok(Some(grant));
             }

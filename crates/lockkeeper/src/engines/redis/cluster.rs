@@ -20,8 +20,8 @@ use tokio::task::JoinSet;
 use super::batch::silent;
 use super::connection::{Call, Connection, Reply};
 use super::connector::{ConnectOptions, Connector};
-use super::error::{code, is_fatal};
-use super::layout::{SLOTS, stem_of};
+use super::error::{code, is_fatal, met_a_moved_key};
+use super::layout::{SLOTS, beside_queue, stem_of};
 
 /// How many redirections one call follows.
 const REDIRECTIONS: usize = 5;
@@ -95,11 +95,12 @@ impl Cluster {
         call: &Call<'_>,
         trouble: RedisError,
     ) -> RedisResult<Reply> {
-        let Some(address) = self.destination(old, call.keys, &trouble).await else {
+        let mut keys = call.keys.to_vec();
+        keys.extend(call.keys.iter().filter_map(|key| beside_queue(key)).flatten());
+        let Some(address) = self.destination(old, &keys, &trouble).await else {
             return Err(trouble);
         };
         let new = self.link(address.clone());
-        let mut keys = call.keys.to_vec();
         for pair in call.keys.windows(2) {
             let Some(stem) = stem_of(&pair[1]) else { continue };
             let lock = fields(old, &new, &pair[0]).await?;
@@ -297,7 +298,7 @@ fn migrating_to(nodes: &str) -> Vec<(String, u16)> {
 
 /// Whether an error shows that the slot is being migrated.
 fn is_moving(error: &RedisError) -> bool {
-    matches!(code(error), Some("ASK" | "TRYAGAIN"))
+    matches!(code(error), Some("ASK" | "TRYAGAIN")) || met_a_moved_key(error)
 }
 
 /// The server we are redirected to, and whether for this one call only.

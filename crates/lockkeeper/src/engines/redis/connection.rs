@@ -104,6 +104,11 @@ impl Connection {
         Self { connector, single_server: false, session, dialing, subscriber }
     }
 
+    /// Whether it is the only server, so that its counters can be trusted.
+    pub(in crate::engines) fn is_single_server(&self) -> bool {
+        self.single_server
+    }
+
     /// The subscriber that listens to the same server.
     pub(in crate::engines) fn subscriber(&self) -> &Arc<Subscriber> {
         &self.subscriber
@@ -197,6 +202,7 @@ impl Connection {
             && self.lock().take_if(|current| Arc::ptr_eq(current, session)).is_some()
         {
             self.subscriber.close();
+            self.connector.disconnected();
         }
         match outdated {
             false => answer,

@@ -13,6 +13,7 @@ use redis::{
 };
 
 use super::sentinel::Sentinels;
+use crate::engines::disconnections::Disconnections;
 
 /// How connections are made, whatever the address.
 #[derive(Clone)]
@@ -23,6 +24,7 @@ pub(in crate::engines) struct ConnectOptions {
     pub(in crate::engines) tls: Option<TlsCertificates>,
     /// The timeout of connecting and of an answer.
     pub(in crate::engines) timeout: Duration,
+    pub(in crate::engines) disconnections: Disconnections,
 }
 
 /// A server that can be connected to, again and again.
@@ -86,6 +88,15 @@ impl Connector {
     pub(in crate::engines) fn timeout(&self) -> Duration {
         match &*self.target {
             Target::Address { options, .. } | Target::Sentinels { options, .. } => options.timeout,
+        }
+    }
+
+    /// A connection broke.
+    pub(super) fn disconnected(&self) {
+        match &*self.target {
+            Target::Address { options, .. } | Target::Sentinels { options, .. } => {
+                options.disconnections.report();
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use redis::{ErrorKind, RedisError};
 
+use crate::engines::probe::Garbled;
 use crate::error::Error;
 
 /// The name of this engine.
@@ -21,6 +22,9 @@ pub(in crate::engines) fn sort(doing: impl Into<String>, error: RedisError) -> E
             doing,
             "the server wants a password, and was given none; name it in the URL with password_file=PATH or password_env=NAME, or for the command with --password-file or LOCKKEEPER_PASSWORD",
         ),
+        false if error.kind() == ErrorKind::Parse => {
+            Error::broken(NAME, doing, Garbled::new("Redis", error))
+        }
         false => Error::broken(NAME, doing, Told(error)),
     }
 }
@@ -81,6 +85,12 @@ pub(in crate::engines) fn code(error: &RedisError) -> Option<&str> {
     }
 }
 
+/// Whether a script met a key that it was not given, and that has left with a moving slot. There is no code
+/// for that.
+pub(super) fn met_a_moved_key(error: &RedisError) -> bool {
+    error.detail().is_some_and(|text| text.contains("access a non local key"))
+}
+
 fn may_pass(error: &RedisError) -> bool {
     const PASSING: [&str; 11] = [
         "ASK",
@@ -96,7 +106,9 @@ fn may_pass(error: &RedisError) -> bool {
         "OOM",
         "MISCONF",
     ];
-    error.is_io_error() || code(error).is_some_and(|code| PASSING.contains(&code))
+    error.is_io_error()
+        || met_a_moved_key(error)
+        || code(error).is_some_and(|code| PASSING.contains(&code))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{Held, Lease, Signal};
+use crate::engine::{Held, Lease, Signal, YieldRequest};
 
 use super::Store;
 use super::layout::entry;
@@ -21,7 +21,7 @@ pub(super) struct RedisHeld {
 }
 
 impl Held for RedisHeld {
-    fn yield_requested(&self) -> Option<Signal> {
+    fn yield_requested(&self) -> Option<Signal<YieldRequest>> {
         let (names, token) = (self.store.names(&self.lease.key), self.lease.token.to_string());
         let identity = self.lease.owner.as_ref().map_or(token.as_str(), |owner| owner.id());
         let field = match self.store.settings.layout {

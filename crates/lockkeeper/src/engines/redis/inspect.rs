@@ -187,11 +187,11 @@ pub(super) fn no_lock(store: &Store, key: &Key, kind: String) -> Error {
     Error::Conflict { key: key.clone(), found }
 }
 
-/// The keys of both queues, of fair mutexes and of everything else, and of the line.
+/// The keys of both queues, of fair mutexes and of everything else, and of the queue.
 pub(super) fn keys(names: &KeyNames) -> Vec<String> {
     let mut keys = names.queue_keys(Mode::Mutex);
     keys.push(names.queue_keys(Mode::Read).swap_remove(2));
-    keys.extend([names.line(), names.waiters()]);
+    keys.extend([names.mutex_queue(), names.waiters()]);
     keys
 }
 

@@ -49,14 +49,14 @@ impl KeyNames {
         self.own(STATE)
     }
 
-    /// The line of a mutex that is not fair: its claims in order.
-    pub(in crate::engines) fn line(&self) -> String {
-        self.own("lockkeeper_line")
+    /// The queue of a mutex that is not fair: its claims in order.
+    pub(in crate::engines) fn mutex_queue(&self) -> String {
+        self.own(MUTEX_QUEUE)
     }
 
-    /// What is known of each claim in the line.
+    /// What is known of each claim in the queue.
     pub(in crate::engines) fn waiters(&self) -> String {
-        self.own("lockkeeper_waiters")
+        self.own(WAITERS)
     }
 
     /// A key that never exists. A server whose slot migrates runs a script if it has all its keys,
@@ -146,9 +146,9 @@ impl KeyNames {
         }
     }
 
-    /// The prefix of the channel of a client whose claims wait in the line of a mutex. Queued waiters of
+    /// The prefix of the channel of a client whose claims wait in the queue of a mutex. Queued waiters of
     /// other kinds have channels with the same prefix, of their own entries.
-    pub(in crate::engines) fn line_channel(&self) -> String {
+    pub(in crate::engines) fn mutex_queue_channel(&self) -> String {
         self.own("lockkeeper_wake") + ":"
     }
 
@@ -184,6 +184,8 @@ impl KeyNames {
 }
 
 const STATE: &str = "lockkeeper";
+const MUTEX_QUEUE: &str = "lockkeeper_mutex_queue";
+const WAITERS: &str = "lockkeeper_waiters";
 
 /// The list of the last locks that were broken, in stores that are used with this prefix.
 pub(in crate::engines) fn broken_list(prefix: &str) -> String {
@@ -194,6 +196,13 @@ pub(in crate::engines) fn broken_list(prefix: &str) -> String {
 pub(in crate::engines) fn stem_of(state: &str) -> Option<&str> {
     let rest = state.strip_prefix(STATE)?;
     rest.strip_prefix(':').or_else(|| rest.strip_prefix("#:")).or_else(|| rest.strip_prefix('#'))
+}
+
+/// The keys that a script uses beside a mutex queue without being given their names: see
+/// `lua/mutex_queue.lua`.
+pub(super) fn beside_queue(key: &str) -> Option<[String; 2]> {
+    let rest = key.strip_prefix(MUTEX_QUEUE)?;
+    Some([STATE, WAITERS].map(|name| [name, rest].concat()))
 }
 
 /// The pattern that matches all locks whose name starts so, and their states, among others.

@@ -1,13 +1,13 @@
 //! What a script tells one waiter of a mutex, on the channel of its client.
 
-/// A message to a waiter in the line.
+/// A message to a waiter in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
     /// The lock was handed to it.
     Granted(HandOver),
     /// It may be its turn, and has to ask.
     Ask,
-    /// The lock is free for clients outside the line; it has to ask if none of them wants it.
+    /// The lock is free for clients outside the queue; it has to ask if none of them wants it.
     Later,
 }
 

@@ -13,7 +13,8 @@ use redis::{ErrorKind, Value};
 use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Order,
-    Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+    YieldRequest,
 };
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
@@ -23,6 +24,7 @@ use crate::key::Key;
 pub(super) mod answer;
 mod batch;
 pub(super) mod broken;
+mod calls;
 pub(super) mod claim;
 mod cluster;
 pub(super) mod connection;
@@ -32,16 +34,16 @@ pub(super) mod error;
 mod held;
 pub(super) mod inspect;
 pub(super) mod layout;
-mod line;
 mod message;
+mod mutex_queue;
 mod opinion;
 mod plain_look;
+mod pubsub;
 pub(super) mod renew;
 pub(super) mod script;
 mod sentinel;
 pub(super) mod settings;
 mod subscriber;
-pub(super) mod tls_probe;
 pub(super) mod topology;
 pub(super) mod yielding;
 
@@ -59,12 +61,14 @@ pub(crate) const SIBLING: Registration = Registration {
     open: |endpoint| {
         Box::pin(async move { Ok(Arc::new(Redis::connect(&endpoint).await?) as Arc<dyn Engine>) })
     },
-    guarantees: |endpoint| settings::read(endpoint).map(|(_, settings)| promises(settings.layout)),
+    guarantees: |endpoint| {
+        settings::read(endpoint).map(|(servers, settings)| promises(&servers, &settings))
+    },
     ways: &[],
 };
 
 /// What this engine promises.
-const fn promises(layout: Layout) -> Guarantees {
+fn promises(servers: &Topology, settings: &Settings) -> Guarantees {
     const ONE: &str = "layout=string has room for one holder; use layout=hash";
     let hash = Guarantees {
         engine: NAME,
@@ -79,9 +83,13 @@ const fn promises(layout: Layout) -> Guarantees {
         scope: Scope::Network,
         survives: Survives::None,
         reentrance: Reentrance::Store,
-        hand_over: Support::No("its grants reserve no fences"),
+        hand_over: match (servers.is_single_server(), settings.redisson_fence) {
+            (true, false) => Support::Yes,
+            (_, true) => Support::No("Redisson's counter is not ours to reserve fences from"),
+            (false, _) => Support::No("a failover may set its counters back"),
+        },
     };
-    match layout {
+    match settings.layout {
         Layout::Hash => hash,
         Layout::String => Guarantees {
             read_write: Support::No(ONE),
@@ -90,6 +98,7 @@ const fn promises(layout: Layout) -> Guarantees {
             order: Order::Chance("layout=string has no queue of waiters; use layout=hash"),
             wakeup: Wakeup::BackOff,
             reentrance: Reentrance::Client,
+            hand_over: Support::No("its grants reserve no fences"),
             ..hash
         },
     }
@@ -136,7 +145,20 @@ impl Redis {
                 let refused = format!("the server refuses user {user:?} or its password");
                 return Err(Error::broken(NAME, "connect", refused));
             }
-            return Err(tls_probe::explain(endpoint, NAME, sort("connect", error)).await);
+            let scheme = endpoint.scheme();
+            let (family, topology) = scheme.split_at(scheme.find('+').unwrap_or(scheme.len()));
+            // The first command is one that only such a server knows.
+            let expected = match topology {
+                "+sentinel" => Some("a sentinel"),
+                "+cluster" => Some("a node of a Cluster"),
+                _ => None,
+            };
+            if let Some(expected) = expected.filter(|_| error::code(&error) == Some("ERR")) {
+                let advice = format!("write {family}: instead of {scheme}: for a single server");
+                let refused = format!("the server that answers is not {expected}; {advice}");
+                return Err(Error::broken(NAME, "connect", refused));
+            }
+            return Err(sort("connect", error));
         }
         let sharded = servers.is_cluster() && {
             let known = servers.any(redis::cmd("PUBSUB").arg("SHARDNUMSUB")).await;
@@ -156,7 +178,7 @@ impl Redis {
 #[async_trait]
 impl Engine for Redis {
     fn guarantees(&self) -> Guarantees {
-        promises(self.store.settings.layout)
+        promises(&self.store.servers, &self.store.settings)
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
@@ -179,12 +201,16 @@ impl Engine for Redis {
         broken::breaks(&self.store).await
     }
 
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        yielding::request_yield(&self.store, key).await
+    async fn request_yield(&self, key: &Key, asked: &YieldRequest) -> Result<Vec<Entry>> {
+        yielding::request_yield(&self.store, key, asked).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
         doctor::doctor(&self.store).await
+    }
+
+    fn disconnected(&self) -> Option<Signal> {
+        Some(self.store.settings.disconnections.next())
     }
 
     async fn close(&self) {

@@ -40,7 +40,7 @@ pub(super) async fn look(
     Ok(keys.iter().map(answer).collect())
 }
 
-/// The lock, its lease, our record of it, its line, and whether there is another queue.
+/// The lock, its lease, our record of it, its queue, and whether there is another queue.
 fn questions(names: &KeyNames) -> [Cmd; COMMANDS] {
     let ask = |name: &str, key: &str| {
         let mut command = redis::cmd(name);
@@ -49,20 +49,20 @@ fn questions(names: &KeyNames) -> [Cmd; COMMANDS] {
     };
     let mut queues = redis::cmd("EXISTS");
     queues.arg(&names.queues());
-    let mut line = redis::cmd("LRANGE");
-    line.arg(names.line()).arg(0).arg(-1);
+    let mut queue = redis::cmd("LRANGE");
+    queue.arg(names.mutex_queue()).arg(0).arg(-1);
     [
         ask("HGETALL", names.lock()),
         ask("PTTL", names.lock()),
         ask("HGETALL", &names.state()),
         ask("HGETALL", &names.waiters()),
-        line,
+        queue,
         queues,
     ]
 }
 
 fn read(key: &Key, answers: Vec<Value>, now: u64) -> Option<Snapshot> {
-    let [lock, left, state, waiters, line, queues]: [Value; COMMANDS] = answers.try_into().ok()?;
+    let [lock, left, state, waiters, queue, queues]: [Value; COMMANDS] = answers.try_into().ok()?;
     let lock: Vec<(String, String)> = pairs(lock)?;
     let state: HashMap<String, String> = pairs(state)?.into_iter().collect();
     if i64::from_redis_value(queues).ok()? != 0 {
@@ -90,8 +90,8 @@ fn read(key: &Key, answers: Vec<Value>, now: u64) -> Option<Snapshot> {
         let entry = record.split('\t').nth(2)?;
         (until.parse::<u64>().ok()? > now).then(|| (entry.to_owned(), record.to_owned()))
     };
-    let line = Vec::<String>::from_redis_value(line).ok()?;
-    let waiters = line.into_iter().filter_map(shown).collect();
+    let queue = Vec::<String>::from_redis_value(queue).ok()?;
+    let waiters = queue.into_iter().filter_map(shown).collect();
     let fence = state.get("fence").cloned().unwrap_or_default();
     let kind = if holders.is_empty() { "none" } else { "mutex" };
     let parts = Parts { kind: kind.to_owned(), limit: String::new(), fence, holders, waiters };
@@ -138,8 +138,8 @@ mod tests {
         let answers = |lock: Value, left: i64, held: &str, queues: i64| {
             let state = hash(&[("fence", "42"), ("held", held)]);
             let waiters = hash(&[("b:1", waiter), ("late", "1\t3\t6000\tmutex\t7\tlate\tx\t")]);
-            let line = Value::Array(["late", "gone", "b:1"].map(text).to_vec());
-            vec![lock, Value::Int(left), state, waiters, line, Value::Int(queues)]
+            let queue = Value::Array(["late", "gone", "b:1"].map(text).to_vec());
+            vec![lock, Value::Int(left), state, waiters, queue, Value::Int(queues)]
         };
         let key = Key::new("k").unwrap();
         let seen = read(&key, answers(hash(&[(token, "1")]), 500, &held, 0), 1000).unwrap();

@@ -24,14 +24,14 @@ macro_rules! scripts {
 }
 
 scripts! {
-    MUTEX = "mutex_free" "layout" "line" "mutex";
-    MUTEX_RELEASE = "mutex_release" "line" "hand_over" "mutex_hand_over";
-    OWNED_MUTEX = "layout" "line" "hand_over" "owned_mutex";
-    OWNED_MUTEX_RELEASE = "line" "hand_over" "owned_mutex_release";
+    MUTEX = "mutex_free" "layout" "mutex_queue" "mutex";
+    MUTEX_RELEASE = "mutex_release" "mutex_queue" "hand_over" "mutex_hand_over";
+    OWNED_MUTEX = "layout" "mutex_queue" "hand_over" "owned_mutex";
+    OWNED_MUTEX_RELEASE = "mutex_queue" "hand_over" "owned_mutex_release";
     STRING = "string";
     STRING_RELEASE = "string_release";
-    QUEUE_MUTEX = "layout" "queue" "queue_mutex";
-    QUEUE_MUTEX_RELEASE = "queue" "line" "hand_over" "queue_mutex_release";
+    FAIR_MUTEX = "layout" "queue" "fair_mutex";
+    FAIR_MUTEX_RELEASE = "queue" "mutex_queue" "hand_over" "fair_mutex_release";
     READ = "layout" "queue" "readers" "read";
     READ_RELEASE = "queue" "readers" "read_release";
     WRITE = "layout" "queue" "write";
@@ -40,7 +40,7 @@ scripts! {
     PERMITS_RELEASE = "queue" "drop_permits" "permits_release";
     RENEW = "renew";
     INSPECT = "layout" "inspect";
-    BREAK = "layout" "line" "break";
+    BREAK = "layout" "mutex_queue" "break";
     BROKEN = "broken";
     CANDIDATES = "candidates";
     CONFIRM = "confirm";

@@ -290,6 +290,9 @@ async fn converse(sentinels: &Weak<Sentinels>, at: usize) -> Opinion {
         loop {
             let answers = connection.send_packed_commands(&asking, 0, 2).await?;
             let [details, address] = answers.as_slice() else { return Err(silent()) };
+            if let Value::ServerError(refusal) = address {
+                return Err(refusal.clone().into());
+            }
             let address = Option::<Address>::from_redis_value_ref(address)?;
             let (Some(address), Some(this)) = (address, sentinels.upgrade()) else {
                 return Ok(Opinion::Ignorant);

@@ -14,6 +14,7 @@ use super::cluster::Cluster;
 use super::connection::Connection;
 use super::connector::{ConnectOptions, Connector};
 use super::topology::Topology;
+use crate::engines::disconnections::Disconnections;
 
 /// The timeout of connecting and of an answer, unless set.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,6 +37,7 @@ pub(in crate::engines) struct Settings {
     pub(in crate::engines) redisson_fence: bool,
     /// How many replicas must have a grant before it counts.
     pub(in crate::engines) replicas: u32,
+    pub(in crate::engines) disconnections: Disconnections,
 }
 
 /// Reads a URL. The only I/O is reading the files that it names.
@@ -54,6 +56,7 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
         prefix: options.take("prefix")?.unwrap_or_default(),
         redisson_fence,
         replicas: number(&mut options, "wait_replicas")?.unwrap_or(0),
+        disconnections: Disconnections::default(),
     };
     let url = endpoint.expose();
     let (family, topology) = match endpoint.scheme().split_once('+') {
@@ -70,7 +73,9 @@ pub(in crate::engines) fn read(endpoint: &Endpoint) -> Result<(Topology, Setting
         return Err(Error::Url("option timeout must be at least 10ms".to_owned()));
     }
     let tls = if matches!(family, "rediss" | "valkeys") { Some(tls(&mut options)?) } else { None };
-    let mut connect_options = ConnectOptions { user, password, database: 0, tls, timeout };
+    let disconnections = settings.disconnections.clone();
+    let mut connect_options =
+        ConnectOptions { user, password, database: 0, tls, timeout, disconnections };
     let hosts = |port: u16| -> Vec<(String, u16)> {
         let hosts = endpoint.hosts();
         let hosts = hosts.into_iter().map(|(host, own)| (host, own.unwrap_or(port)));

@@ -5,34 +5,17 @@
 //! missed. It is notified when the connection is gone, for the same reason. A message notifies one
 //! subscription per channel; on a channel of this client alone, the one that it is addressed to, which
 //! then has the message.
-//!
-//! Only `PING` shares this connection: a server that migrates a slot away ends its subscriptions
-//! unasked, which the client crate would take for the answer to another command. The `PING` is
-//! needed because a connection that only receives does not detect that its peer is gone.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use redis::aio::{MultiplexedConnection, SendError};
-use redis::{
-    AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value,
-};
-use tokio::sync::{Notify, mpsc, watch};
-use tokio::time::timeout;
+use redis::aio::SendError;
+use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, RedisError, RedisResult};
+use tokio::sync::{mpsc, watch};
 
 use super::batch::silent;
 use super::connector::Connector;
 use super::message::Message;
-
-/// A channel without listeners stays subscribed for the next one, for this many messages.
-const UNHEARD: u32 = 16;
-
-/// How many channels stay subscribed without listeners, until the connection is next quiet.
-const KEPT: usize = 256;
-
-/// How long the connection may be quiet before the server is pinged.
-const QUIET: Duration = Duration::from_secs(1);
+use super::pubsub::{Listener, PubSubConnection, keep_subscribed};
 
 /// Listens to one server.
 #[derive(Debug)]
@@ -50,63 +33,11 @@ type Dialed = Option<RedisResult<Arc<PubSubConnection>>>;
 /// A channel that is subscribed until this is dropped.
 #[derive(Debug)]
 pub(in crate::engines) struct Subscription {
-    connection: Arc<PubSubConnection>,
-    channel: String,
+    pub(super) connection: Arc<PubSubConnection>,
+    pub(super) channel: String,
     /// Whether other waiters will want the channel too.
-    shared: bool,
-    listener: Arc<Listener>,
-}
-
-/// What a subscription waits with.
-#[derive(Debug, Default)]
-struct Listener {
-    notify: Notify,
-    /// The claim whose messages it receives; empty if all messages are alike.
-    claim: String,
-    message: Mutex<Option<Message>>,
-}
-
-/// One pub/sub connection.
-#[derive(Debug)]
-struct PubSubConnection {
-    channels: Mutex<Channels>,
-    changes: mpsc::UnboundedSender<Change>,
-    /// Of the server that it was made to.
-    generation: OnceLock<(Connector, u64)>,
-}
-
-#[derive(Debug, Default)]
-struct Channels {
-    by_name: HashMap<String, Channel>,
-    /// Why the connection has ended.
-    closed: Option<Option<RedisError>>,
-}
-
-#[derive(Debug, Default)]
-struct Channel {
-    live: bool,
-    waiters: Vec<Arc<Listener>>,
-    unheard: u32,
-}
-
-#[derive(Debug)]
-enum Change {
-    Subscribe(String),
-    Unsubscribe(String),
-}
-
-impl Change {
-    fn command(&self, sharded: bool) -> Cmd {
-        let (name, channel) = match (self, sharded) {
-            (Change::Subscribe(channel), false) => ("SUBSCRIBE", channel),
-            (Change::Subscribe(channel), true) => ("SSUBSCRIBE", channel),
-            (Change::Unsubscribe(channel), false) => ("UNSUBSCRIBE", channel),
-            (Change::Unsubscribe(channel), true) => ("SUNSUBSCRIBE", channel),
-        };
-        let mut command = redis::cmd(name);
-        command.arg(channel);
-        command
-    }
+    pub(super) shared: bool,
+    pub(super) listener: Arc<Listener>,
 }
 
 impl Subscriber {
@@ -145,7 +76,7 @@ impl Subscriber {
         let connection = self.current()?;
         let mut channels = connection.lock();
         let found = channels.by_name.get_mut(channel).filter(|channel| channel.live)?;
-        let listener = Arc::new(Listener { claim: claim.to_owned(), ..Listener::default() });
+        let listener = Arc::new(Listener::of(claim));
         found.waiters.push(listener.clone());
         found.unheard = 0;
         drop(channels);
@@ -227,6 +158,7 @@ impl Subscriber {
             };
             if let Some(connection) = heard.upgrade() {
                 connection.close(trouble);
+                connector.disconnected();
             }
         });
         *self.lock() = Some(connection.clone());
@@ -271,157 +203,5 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.connection.leave(self);
-    }
-}
-
-impl Listener {
-    fn inbox(&self) -> MutexGuard<'_, Option<Message>> {
-        self.message.lock().expect("nothing panics under this lock")
-    }
-}
-
-impl PubSubConnection {
-    /// Whether its server was not replaced.
-    fn is_current(&self) -> bool {
-        self.generation
-            .get()
-            .is_some_and(|(connector, generation)| connector.is_current(*generation))
-    }
-
-    /// `None` if the connection is gone.
-    fn listen(self: &Arc<Self>, name: &str, shared: bool, claim: &str) -> Option<Subscription> {
-        let listener = Arc::new(Listener { claim: claim.to_owned(), ..Listener::default() });
-        let mut channels = self.lock();
-        if channels.closed.is_some() {
-            return None;
-        }
-        if !channels.by_name.contains_key(name) {
-            channels.by_name.insert(name.to_owned(), Channel::default());
-            let _ = self.changes.send(Change::Subscribe(name.to_owned()));
-        }
-        let channel = channels.by_name.get_mut(name).expect("it was just put there");
-        channel.unheard = 0;
-        if channel.live {
-            listener.notify.notify_one();
-        }
-        channel.waiters.push(listener.clone());
-        drop(channels);
-        Some(Subscription { connection: self.clone(), channel: name.to_owned(), shared, listener })
-    }
-
-    fn leave(&self, subscription: &Subscription) {
-        let mut channels = self.lock();
-        let kept = channels.by_name.len() <= KEPT;
-        let Some(channel) = channels.by_name.get_mut(&subscription.channel) else { return };
-        channel.waiters.retain(|other| !Arc::ptr_eq(other, &subscription.listener));
-        match channel.waiters.first() {
-            // A notification that the dropped subscription did not consume must not be lost.
-            Some(next) if subscription.listener.claim.is_empty() => next.notify.notify_one(),
-            Some(_) => {}
-            None if subscription.shared && kept => {}
-            None => self.forget(&mut channels, &subscription.channel),
-        }
-    }
-
-    fn forget(&self, channels: &mut Channels, name: &str) {
-        channels.by_name.remove(name);
-        let _ = self.changes.send(Change::Unsubscribe(name.to_owned()));
-    }
-
-    fn hear(&self, push: PushInfo) {
-        let name = match push.data.first() {
-            Some(Value::BulkString(name)) => String::from_utf8_lossy(name),
-            _ => "".into(),
-        };
-        let mut channels = self.lock();
-        let channel = channels.by_name.get_mut(&*name);
-        match (push.kind, channel) {
-            (PushKind::Disconnection, _) => {
-                drop(channels);
-                self.close(None);
-            }
-            (PushKind::Subscribe | PushKind::SSubscribe, Some(channel)) => {
-                channel.live = true;
-                channel.waiters.iter().for_each(|listener| listener.notify.notify_one());
-            }
-            // Not at our request: the slot moved to another server.
-            (PushKind::SUnsubscribe, Some(channel)) if channel.live => {
-                drop(channels);
-                self.close(None);
-            }
-            (PushKind::Message | PushKind::SMessage, Some(channel)) => {
-                match channel.waiters.as_slice() {
-                    [] => {
-                        channel.unheard += 1;
-                        if channel.unheard >= UNHEARD {
-                            self.forget(&mut channels, &name);
-                        }
-                    }
-                    [first, ..] if first.claim.is_empty() => first.notify.notify_one(),
-                    waiters => {
-                        let text = match push.data.get(1) {
-                            Some(Value::BulkString(text)) => String::from_utf8_lossy(text),
-                            _ => "".into(),
-                        };
-                        let (claim, text) = text.split_once(' ').unwrap_or_default();
-                        let addressee = waiters.iter().find(|listener| listener.claim == claim);
-                        if let (Some(listener), Some(message)) = (addressee, Message::read(text)) {
-                            message.deliver(&mut listener.inbox());
-                            listener.notify.notify_one();
-                        }
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn close(&self, why: Option<RedisError>) {
-        let mut channels = self.lock();
-        if channels.closed.is_none() {
-            channels.closed = Some(why);
-        }
-        for (_, channel) in channels.by_name.drain() {
-            channel.waiters.iter().for_each(|listener| listener.notify.notify_one());
-        }
-    }
-
-    /// Ends the subscriptions that nobody listens to.
-    fn forget_idle(&self) {
-        let mut channels = self.lock();
-        let is_idle = |channel: &Channel| channel.live && channel.waiters.is_empty();
-        let idle = channels.by_name.iter().filter(|(_, channel)| is_idle(channel));
-        let idle: Vec<_> = idle.map(|(name, _)| name.clone()).collect();
-        idle.iter().for_each(|name| self.forget(&mut channels, name));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Channels> {
-        self.channels.lock().expect("nothing panics under this lock")
-    }
-}
-
-/// Sends (un)subscribe commands in order. Ends with the connection, and returns why.
-async fn keep_subscribed(
-    mut connection: MultiplexedConnection,
-    mut changes: mpsc::UnboundedReceiver<Change>,
-    heard: &Weak<PubSubConnection>,
-    sharded: bool,
-) -> Option<RedisError> {
-    loop {
-        let command = match timeout(QUIET, changes.recv()).await {
-            Ok(None) => return None,
-            Ok(Some(change)) => change.command(sharded),
-            Err(_) => {
-                if let Some(connection) = heard.upgrade() {
-                    connection.forget_idle();
-                }
-                redis::cmd("PING")
-            }
-        };
-        match connection.send_packed_command(&command).await {
-            Ok(Value::ServerError(error)) => return Some(error.into()),
-            Ok(_) => {}
-            Err(error) => return Some(error),
-        }
     }
 }

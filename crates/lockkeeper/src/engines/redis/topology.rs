@@ -111,6 +111,11 @@ impl Topology {
         }
     }
 
+    /// Whether there is one server, to which no other can fail over.
+    pub(in crate::engines) fn is_single_server(&self) -> bool {
+        matches!(self, Topology::One(connection) if connection.is_single_server())
+    }
+
     pub(in crate::engines) fn is_cluster(&self) -> bool {
         matches!(self, Topology::Cluster(_))
     }

@@ -16,7 +16,7 @@ use super::error::{NAME, garbage, sort};
 use super::inspect::look_at;
 use super::layout::{KeyNames, millis};
 use super::script::{ASKED, YIELD};
-use crate::engine::{Entry, Mode, Signal};
+use crate::engine::{Entry, Mode, Signal, YieldRequest};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -26,7 +26,11 @@ const REMEMBERED: Duration = Duration::from_secs(3600);
 /// The pause before a server that cannot be subscribed to is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-pub(in crate::engines) async fn request_yield(store: &Store, key: &Key) -> Result<Vec<Entry>> {
+pub(in crate::engines) async fn request_yield(
+    store: &Store,
+    key: &Key,
+    asked: &YieldRequest,
+) -> Result<Vec<Entry>> {
     let holders = look_at(store, key).await?.map(|seen| seen.holders).unwrap_or_default();
     let (ours, others): (Vec<_>, Vec<_>) =
         holders.into_iter().partition(|holder| holder.who.is_some());
@@ -43,8 +47,8 @@ pub(in crate::engines) async fn request_yield(store: &Store, key: &Key) -> Resul
     }
     let names = store.names(key);
     let fields: Vec<_> = ours.iter().map(field).collect();
-    let remembered = millis(REMEMBERED);
-    let mut args = vec![store.publish(), &remembered];
+    let (remembered, line) = (millis(REMEMBERED), asked.line());
+    let mut args = vec![store.publish(), &remembered, &line];
     args.extend(fields.iter().map(String::as_str));
     let keys = [names.asked()];
     let call = Call { script: &YIELD, keys: &keys, args: &args, hinted: false, replicas: 0 };
@@ -62,7 +66,11 @@ fn field(holder: &Entry) -> String {
 }
 
 /// Resolves when a holder is asked to release its lock.
-pub(in crate::engines) fn asked(store: Arc<Store>, names: KeyNames, field: String) -> Signal {
+pub(in crate::engines) fn asked(
+    store: Arc<Store>,
+    names: KeyNames,
+    field: String,
+) -> Signal<YieldRequest> {
     Box::pin(async move {
         let channel = format!("{}:{field}", names.asked());
         loop {
@@ -79,8 +87,8 @@ pub(in crate::engines) fn asked(store: Arc<Store>, names: KeyNames, field: Strin
                 while subscription.check().is_ok() {
                     subscription.notified().await;
                     match was_asked(&store, &names, &field).await {
-                        Ok(true) => return,
-                        Ok(false) => {}
+                        Ok(Some(asked)) => return asked,
+                        Ok(None) => {}
                         Err(_) => break,
                     }
                 }
@@ -90,13 +98,14 @@ pub(in crate::engines) fn asked(store: Arc<Store>, names: KeyNames, field: Strin
     })
 }
 
-async fn was_asked(store: &Store, names: &KeyNames, field: &str) -> Result<bool> {
+async fn was_asked(store: &Store, names: &KeyNames, field: &str) -> Result<Option<YieldRequest>> {
     let (keys, doing) = ([names.asked()], "look for a yield request");
     let call = Call { script: &ASKED, keys: &keys, args: &[field], hinted: false, replicas: 0 };
     let reply =
         store.servers.call(names.slot(), &call).await.map_err(|error| sort(doing, error))?;
     match reply.value {
-        Value::Int(asked) => Ok(asked == 1),
+        Value::Nil => Ok(None),
+        Value::BulkString(line) => Ok(Some(YieldRequest::parse(&String::from_utf8_lossy(&line)))),
         other => Err(garbage(doing, &other)),
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::engine::broken::listed;
-use crate::engine::{Break, Breaker, Entry, Query, Snapshot};
+use crate::engine::{Break, Breaker, Entry, Query, Snapshot, YieldRequest};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -68,11 +68,15 @@ pub(super) async fn breaks(quorum: &Arc<Quorum>) -> Result<Vec<Break>> {
 }
 
 /// Asks the holders at every server: they listen to all of them.
-pub(super) async fn request_yield(quorum: &Arc<Quorum>, key: &Key) -> Result<Vec<Entry>> {
+pub(super) async fn request_yield(
+    quorum: &Arc<Quorum>,
+    key: &Key,
+    asked: &YieldRequest,
+) -> Result<Vec<Entry>> {
     let held = inspect(quorum, &Query::Key(key.clone())).await?;
     let questions = quorum.nodes.iter().enumerate().map(|(at, node)| {
-        let (node, key) = (node.clone(), key.clone());
-        let asked = async move { yielding::request_yield(node.store(), &key).await };
+        let (node, key, asked) = (node.clone(), key.clone(), asked.clone());
+        let asked = async move { yielding::request_yield(node.store(), &key, &asked).await };
         (at, question(asked))
     });
     all(quorum, &format!("ask for {key:?}"), questions.collect()).await?;
@@ -129,9 +133,9 @@ fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
                 None => holders.push(vec![entry]),
             }
         }
-        if let Some(line) = snapshot.waiters {
+        if let Some(queue) = snapshot.waiters {
             let known = waiters.get_or_insert_default();
-            for entry in line {
+            for entry in queue {
                 if !known.iter().any(|other| is_same(other, &entry)) {
                     known.push(entry);
                 }
@@ -152,7 +156,7 @@ fn merge(key: Key, seen: Vec<Snapshot>, needed: usize) -> Snapshot {
     // The counter of one server may be ahead of what a majority granted.
     let fence = holders.iter().filter_map(|holder| holder.fence).max().or(highest);
     // Waiters for a quorum are in no queue; an existing queue is that of others.
-    let waiters = waiters.filter(|line| !line.is_empty());
+    let waiters = waiters.filter(|queue| !queue.is_empty());
     let unknown = waiters.is_none().then_some("waiters for a quorum leave no trace on its servers");
     Snapshot { holders, waiters, unknown, fence, ..Snapshot::new(key) }
 }

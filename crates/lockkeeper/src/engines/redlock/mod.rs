@@ -17,11 +17,12 @@ use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease,
     Order, Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+    YieldRequest,
 };
 use crate::engines::Registration;
 use crate::engines::endpoint::Endpoint;
 use crate::engines::redis::layout::entry;
-use crate::engines::redis::{tls_probe, yielding};
+use crate::engines::redis::yielding;
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -105,7 +106,7 @@ struct RedlockHeld {
 
 impl Held for RedlockHeld {
     /// Whichever server tells it first.
-    fn yield_requested(&self) -> Option<Signal> {
+    fn yield_requested(&self) -> Option<Signal<YieldRequest>> {
         let token = self.lease.token.to_string();
         let field = entry(&token, &token, self.lease.mode);
         let listen = |node: &Arc<Node>| {
@@ -113,14 +114,19 @@ impl Held for RedlockHeld {
             let names = store.names(&self.lease.key);
             yielding::asked(store, names, field.clone())
         };
-        let mut signals: Vec<_> = self.quorum.nodes.iter().map(listen).collect();
-        Some(Box::pin(poll_fn(move |cx| {
-            match signals.iter_mut().any(|signal| signal.as_mut().poll(cx).is_ready()) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            }
-        })))
+        Some(first(self.quorum.nodes.iter().map(listen).collect()))
     }
+}
+
+/// Resolves with the first of these.
+fn first<T: 'static>(mut signals: Vec<Signal<T>>) -> Signal<T> {
+    Box::pin(poll_fn(move |cx| {
+        let ready = signals.iter_mut().find_map(|signal| match signal.as_mut().poll(cx) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        });
+        ready.map_or(Poll::Pending, Poll::Ready)
+    }))
 }
 
 impl Quorum {
@@ -163,7 +169,7 @@ impl Redlock {
         let started = Instant::now();
         while let Err(error) = quorum.greet().await {
             if !error.is_retryable() || started.elapsed() >= PATIENCE {
-                return Err(tls_probe::explain(endpoint, NAME, error).await);
+                return Err(error);
             }
             tokio::time::sleep(settings.node_timeout).await;
         }
@@ -216,12 +222,17 @@ impl Engine for Redlock {
         inspect::breaks(&self.quorum).await
     }
 
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        inspect::request_yield(&self.quorum, key).await
+    async fn request_yield(&self, key: &Key, asked: &YieldRequest) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.quorum, key, asked).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
         Ok(doctor::doctor(&self.quorum).await)
+    }
+
+    fn disconnected(&self) -> Option<Signal> {
+        let nodes = self.quorum.nodes.iter();
+        Some(first(nodes.map(|node| node.store().settings.disconnections.next()).collect()))
     }
 
     async fn close(&self) {

@@ -52,9 +52,10 @@ impl NodeClaim {
     /// A claim that has requested nothing yet. A writer's wish lasts for `wish` beyond each
     /// attempt.
     pub(super) fn new(store: &Arc<Store>, request: &Request, wish: Duration) -> Self {
-        // A lock here belongs to one claim, whatever its owner, and there is no queue.
+        // A lock here belongs to one claim, whatever its owner, and there is no queue. No server
+        // reserves fences: a majority decides about each.
         let queue = request.queue && request.mode == Mode::Write;
-        let request = Request { fair: false, owner: None, queue, ..request.clone() };
+        let request = Request { fair: false, owner: None, queue, reserve: 0, ..request.clone() };
         let (store, wanted) = (store.clone(), request.clone());
         let part = match request.mode {
             Mode::Read | Mode::Write => Part::ReadWrite(RwClaim::new(store, wanted, wish)),

@@ -4,12 +4,16 @@ use std::error::Error as StdError;
 
 use sqlx::error::DatabaseError;
 
+use crate::engines::probe::Garbled;
 use crate::error::Error;
 
 /// The meaning of a server's errors.
 pub(crate) trait ServerErrors {
     /// The engine's name.
     const ENGINE: &'static str;
+
+    /// The name of its protocol, for people.
+    const PROTOCOL: &'static str;
 
     /// The server's message.
     fn words(error: &dyn DatabaseError) -> String {
@@ -43,9 +47,11 @@ pub(crate) fn failed<C: ServerErrors>(error: sqlx::Error, doing: &str) -> Error 
             Some(advice) => format!("{}; {advice}", C::words(refusal)).into(),
             None => C::words(refusal).into(),
         },
-        None => match (&error, C::misconfigured()) {
+        None => match (error, C::misconfigured()) {
             (sqlx::Error::Configuration(_), Some(meaning)) => meaning.into(),
-            _ => Box::new(error),
+            (sqlx::Error::Io(error), _) => Box::new(error),
+            (sqlx::Error::Protocol(said), _) => Box::new(Garbled::new(C::PROTOCOL, said)),
+            (error, _) => Box::new(error),
         },
     };
     Error::Engine { engine: C::ENGINE, doing: doing.to_owned(), retryable, source }

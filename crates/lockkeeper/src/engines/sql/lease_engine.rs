@@ -24,6 +24,7 @@ use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Held, Lease,
     Order, Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+    YieldRequest,
 };
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -283,10 +284,10 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
         broken::breaks(&self.shared.sessions).await
     }
 
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+    async fn request_yield(&self, key: &Key, asked: &YieldRequest) -> Result<Vec<Entry>> {
         let seen = self.inspect(&Query::Key(key.clone())).await?;
         let holders: Vec<_> = seen.into_iter().flat_map(|seen| seen.holders).collect();
-        yielding::ask(&self.shared.sessions, key, &holders).await?;
+        yielding::ask(&self.shared.sessions, key, &holders, asked).await?;
         Ok(holders)
     }
 
@@ -295,6 +296,10 @@ impl<T: LeaseTable> Engine for LeaseEngine<T> {
             return Ok(vec![schema::missing_finding::<T::Wire>()]);
         }
         T::Wire::doctor(&self.shared.sessions).await
+    }
+
+    fn disconnected(&self) -> Option<Signal> {
+        Some(self.shared.sessions.disconnections.next())
     }
 
     async fn close(&self) {
@@ -319,14 +324,14 @@ impl<T: LeaseTable> LeaseHeld<T> {
 }
 
 impl<T: LeaseTable> Held for LeaseHeld<T> {
-    fn yield_requested(&self) -> Option<Signal> {
+    fn yield_requested(&self) -> Option<Signal<YieldRequest>> {
         let (shared, asked) = (self.shared.clone(), self.asked.clone());
         Some(Box::pin(async move {
             loop {
                 // Subscribe before looking, or a request in between is missed.
                 let requests = shared.table.requests().await;
-                if asked.is_asked(&shared.sessions).await.unwrap_or(false) {
-                    return;
+                if let Ok(Some(request)) = asked.request(&shared.sessions).await {
+                    return request;
                 }
                 match requests {
                     Some(requests) => {

@@ -23,7 +23,7 @@ use super::{ASKED, STATEMENT, broken, fence, schema};
 use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Engine, Entry, Finding, Guarantees, Held, Lease, Mode, Query, Renewal,
-    Request, Signal, Snapshot,
+    Request, Signal, Snapshot, YieldRequest,
 };
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -78,10 +78,13 @@ pub(super) struct SessionHeld<H: SessionLock> {
 }
 
 impl<H: SessionLock> Held for SessionHeld<H> {
-    fn yield_requested(&self) -> Option<Signal> {
+    fn yield_requested(&self) -> Option<Signal<YieldRequest>> {
         let (asked, shared) = (self.asked.clone(), self.shared.clone());
         Some(Box::pin(async move {
-            while !asked.is_asked(&shared.sessions).await.unwrap_or(false) {
+            loop {
+                if let Ok(Some(request)) = asked.request(&shared.sessions).await {
+                    return request;
+                }
                 sleep(ASKED).await;
             }
         }))
@@ -179,7 +182,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
         broken::breaks(&self.shared.sessions).await
     }
 
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
+    async fn request_yield(&self, key: &Key, asked: &YieldRequest) -> Result<Vec<Entry>> {
         let seen = self.shared.look(&Query::Key(key.clone())).await?.seen;
         let holders = seen.into_iter().filter(|seen| seen.holds).map(|seen| seen.entry);
         let (ours, others): (Vec<_>, Vec<_>) = holders.partition(|holder| holder.who.is_some());
@@ -189,7 +192,7 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
                 "the holder is another program, which does not listen to requests to give way; break the lock instead",
             ));
         }
-        yielding::ask(&self.shared.sessions, key, &ours).await?;
+        yielding::ask(&self.shared.sessions, key, &ours, asked).await?;
         Ok(ours)
     }
 
@@ -198,6 +201,10 @@ impl<H: SessionLock> Engine for SessionEngine<H> {
             return Ok(vec![schema::missing_finding::<H::Wire>()]);
         }
         H::Wire::doctor(&self.shared.sessions).await
+    }
+
+    fn disconnected(&self) -> Option<Signal> {
+        Some(self.shared.sessions.disconnections.next())
     }
 
     async fn close(&self) {

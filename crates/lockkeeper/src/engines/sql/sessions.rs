@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout};
 use super::error::{ServerErrors, failed, is_refusal};
 use super::{STATEMENT, stripe};
 use crate::engine::Finding;
+use crate::engines::disconnections::Disconnections;
 use crate::error::Result;
 use crate::key::Key;
 
@@ -50,11 +51,11 @@ pub(crate) trait Dialect: Connection + ServerErrors + Sized {
     /// Ends another connection, and waits until its locks are released.
     async fn end(&mut self, session: &Session) -> sqlx::Result<()>;
 
-    /// Records that the holders with these fences are asked to give way.
-    async fn ask(&mut self, key: &Key, fences: &[i64]) -> sqlx::Result<()>;
+    /// Records that the holders with these fences are asked to give way, by whom and why.
+    async fn ask(&mut self, key: &Key, fences: &[i64], line: &str) -> sqlx::Result<()>;
 
-    /// Whether a holder was asked within the last so many microseconds.
-    async fn is_asked(&mut self, key: &Key, fence: i64, lately: i64) -> sqlx::Result<bool>;
+    /// The request to a holder within the last so many microseconds.
+    async fn asked(&mut self, key: &Key, fence: i64, lately: i64) -> sqlx::Result<Option<String>>;
 
     /// Adds a line to the list of breaks, and removes the oldest.
     async fn add_break(&mut self, line: &str) -> sqlx::Result<()>;
@@ -92,6 +93,7 @@ pub(crate) struct Sessions<C: Dialect> {
     pub(super) lacks_tables: AtomicBool,
     requests: Vec<Home<C>>,
     renewals: Home<C>,
+    pub(crate) disconnections: Disconnections,
 }
 
 /// Where a connection is while it is idle, and since when.
@@ -113,6 +115,7 @@ impl<C: Dialect> Sessions<C> {
             lacks_tables: AtomicBool::new(false),
             requests,
             renewals: Mutex::default(),
+            disconnections: Disconnections::default(),
         }
     }
 

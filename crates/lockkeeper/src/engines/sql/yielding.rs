@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::sessions::{Dialect, Sessions, within};
 use super::{STATEMENT, micros};
-use crate::engine::Entry;
-use crate::error::Result;
+use crate::engine::{Entry, YieldRequest};
+use crate::error::{Error, Result};
 use crate::key::Key;
 
 /// How long a request is kept at least; a hold may last longer.
@@ -30,6 +30,7 @@ pub(super) async fn ask<C: Dialect>(
     sessions: &Sessions<C>,
     key: &Key,
     holders: &[Entry],
+    request: &YieldRequest,
 ) -> Result<()> {
     let fences = holders.iter().filter_map(|holder| holder.fence);
     let mut fences: Vec<_> = fences.filter_map(|fence| i64::try_from(fence.get()).ok()).collect();
@@ -38,17 +39,27 @@ pub(super) async fn ask<C: Dialect>(
         return Ok(());
     }
     let mut session = sessions.any().await?;
-    let answer = within(STATEMENT, session.wire().ask(key, &fences)).await;
+    let answer = within(STATEMENT, session.wire().ask(key, &fences, &request.line())).await;
     session.settle(answer, "ask for a lock")
 }
 
 impl Asked {
-    /// Whether there is a request to this hold.
-    pub(super) async fn is_asked<C: Dialect>(&self, sessions: &Sessions<C>) -> Result<bool> {
+    /// The request to this hold, if there is one.
+    pub(super) async fn request<C: Dialect>(
+        &self,
+        sessions: &Sessions<C>,
+    ) -> Result<Option<YieldRequest>> {
         let lately = self.reads_since.map_or(KEPT, |since| since.elapsed());
-        let mut session = sessions.any().await?;
-        let looking = session.wire().is_asked(&self.key, self.fence, micros(lately));
-        let answer = within(STATEMENT, looking).await;
-        session.settle(answer, "look for a yield request")
+        let looked = async {
+            let mut session = sessions.any().await?;
+            let looking = session.wire().asked(&self.key, self.fence, micros(lately));
+            let answer = within(STATEMENT, looking).await;
+            session.settle(answer, "look for a yield request")
+        };
+        let looked = looked.await;
+        if looked.as_ref().is_err_and(Error::is_retryable) {
+            sessions.disconnections.report();
+        }
+        Ok(looked?.map(|line| YieldRequest::parse(&line)))
     }
 }

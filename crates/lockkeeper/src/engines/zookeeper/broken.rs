@@ -26,7 +26,8 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key, by: &Breaker) -> Resu
     // First of all: the holders watch their nodes.
     let entries: Vec<_> = holders.iter().map(|holder| holder.entry.clone()).collect();
     let line = by.breaks(key, &entries).line();
-    if let Err(error) = change(shared, &session, |text| with_line(text, &line)).await {
+    let list = shared.list(BROKEN);
+    if let Err(error) = change(shared, &session, &list, |text| with_line(text, &line)).await {
         tracing::warn!(%error, %key, "a broken lock could not be recorded");
     }
     let mut broken = Vec::new();
@@ -45,7 +46,7 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key, by: &Breaker) -> Resu
     }
     if broken.is_empty() {
         // All of them were faster, and released it.
-        change(shared, &session, |text| without_line(text, &line)).await?;
+        change(shared, &session, &list, |text| without_line(text, &line)).await?;
     }
     Ok(broken)
 }
@@ -53,7 +54,7 @@ pub(super) async fn break_lock(shared: &Shared, key: &Key, by: &Breaker) -> Resu
 /// The last breaks.
 pub(super) async fn breaks(shared: &Shared) -> Result<Vec<Break>> {
     let session = shared.sessions.get().await?;
-    let path = path(shared);
+    let path = shared.list(BROKEN);
     // A server that is behind would not have the break that we are looking for.
     let (sync, read) = (session.zk.sync(&path), session.zk.get_data(&path));
     sync.await.map_err(failed("list broken locks"))?;
@@ -65,18 +66,23 @@ pub(super) async fn breaks(shared: &Shared) -> Result<Vec<Break>> {
     Ok(listed(text.lines().filter_map(Break::parse)))
 }
 
-async fn change(shared: &Shared, session: &Session, change: impl Fn(&str) -> String) -> Result<()> {
-    let doing = "list a broken lock";
-    let path = path(shared);
+/// Changes one of the lists beside the locks.
+pub(super) async fn change(
+    shared: &Shared,
+    session: &Session,
+    path: &str,
+    change: impl Fn(&str) -> String,
+) -> Result<()> {
+    let doing = format!("change the list {path:?}");
     for _ in 0..TRIES {
-        let written = match session.zk.get_data(&path).await {
+        let written = match session.zk.get_data(path).await {
             Ok((data, stat)) => {
                 let text = change(&String::from_utf8_lossy(&data));
-                session.zk.set_data(&path, text.as_bytes(), Some(stat.version)).await.map(drop)
+                session.zk.set_data(path, text.as_bytes(), Some(stat.version)).await.map(drop)
             }
             Err(zk::Error::NoNode) => {
                 let persistent = zk::CreateMode::Persistent.with_acls(shared.settings.acls());
-                session.zk.create(&path, change("").as_bytes(), &persistent).await.map(drop)
+                session.zk.create(path, change("").as_bytes(), &persistent).await.map(drop)
             }
             Err(error) => Err(error),
         };
@@ -87,8 +93,4 @@ async fn change(shared: &Shared, session: &Session, change: impl Fn(&str) -> Str
         }
     }
     Err(Error::unreachable(NAME, doing, "other clients were always faster"))
-}
-
-fn path(shared: &Shared) -> String {
-    format!("{}/{BROKEN}", shared.settings.root)
 }

@@ -3,14 +3,16 @@
 use zookeeper_client as zk;
 
 use super::Shared;
+use super::broken::change;
 use super::error::failed;
 use super::layout::{
-    Kind, LEASES, LOCKS, Node, REVOKE, decode, fence_of_readers, owned_by_a_session, queue,
+    ASKED, Kind, LEASES, LOCKS, Node, REVOKE, decode, fence_of_readers, owned_by_a_session, queue,
     read_record,
 };
 use super::session::Session;
 use crate::core::admission::Turn;
-use crate::engine::{Entry, Fence, Mode, Query, Snapshot};
+use crate::engine::broken::with_line;
+use crate::engine::{Entry, Fence, Mode, Query, Snapshot, YieldRequest};
 use crate::engines::queued;
 use crate::error::Result;
 use crate::key::Key;
@@ -38,12 +40,22 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
     Ok(snapshots)
 }
 
-/// Marks the nodes of all holders of a key, which they watch.
-pub(super) async fn request_yield(shared: &Shared, key: &Key) -> Result<Vec<Entry>> {
+/// Marks the nodes of all holders of a key, which they watch. Who asks and why is in a list.
+pub(super) async fn request_yield(
+    shared: &Shared,
+    key: &Key,
+    request: &YieldRequest,
+) -> Result<Vec<Entry>> {
     let session = shared.sessions.get().await?;
     let seen = look(shared, &session, std::slice::from_ref(key)).await?;
     let mut asked = Vec::new();
+    let list = shared.list(ASKED);
     for entry in seen.into_iter().flat_map(|seen| seen.holders) {
+        // First of all: the holder may look at any time.
+        let line = format!("{}\t{}", entry.paths[0], request.line());
+        if let Err(error) = change(shared, &session, &list, |text| with_line(text, &line)).await {
+            tracing::warn!(%error, %key, "who asks for a lock could not be recorded");
+        }
         // The first node of a grant is the one that its holder watches.
         match session.zk.set_data(&entry.paths[0], REVOKE, None).await {
             Ok(_) => asked.push(entry.entry),

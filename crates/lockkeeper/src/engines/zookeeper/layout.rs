@@ -24,6 +24,9 @@ pub(super) const LEASES: &str = "leases";
 /// The node beside the locks that lists the last breaks. No key is encoded like this.
 pub(super) const BROKEN: &str = "%broken";
 
+/// The node that lists the last requests to give way: a marked node has no room for who asks and why.
+pub(super) const ASKED: &str = "%asked";
+
 /// The data of a node whose holder is asked to give way, as Curator writes it.
 pub(super) const REVOKE: &[u8] = b"__REVOKE__";
 

@@ -15,6 +15,7 @@ mod held;
 mod inspect;
 mod layout;
 mod nodes;
+mod other_kind;
 mod permits;
 mod queue_node;
 mod renew;
@@ -42,7 +43,8 @@ use crate::core::admission::Turn;
 use crate::core::clock::Moment;
 use crate::engine::{
     Break, Breaker, Claim, Death, Engine, Entry, FenceSource, Finding, Guarantees, Lease, Mode,
-    Order, Query, Reentrance, Renewal, Request, Scope, Snapshot, Support, Survives, Wakeup,
+    Order, Query, Reentrance, Renewal, Request, Scope, Signal, Snapshot, Support, Survives, Wakeup,
+    YieldRequest,
 };
 use crate::engines::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -147,12 +149,16 @@ impl Engine for ZooKeeper {
         broken::breaks(&self.shared).await
     }
 
-    async fn request_yield(&self, key: &Key) -> Result<Vec<Entry>> {
-        inspect::request_yield(&self.shared, key).await
+    async fn request_yield(&self, key: &Key, asked: &YieldRequest) -> Result<Vec<Entry>> {
+        inspect::request_yield(&self.shared, key, asked).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>> {
         doctor::doctor(&self.shared).await
+    }
+
+    fn disconnected(&self) -> Option<Signal> {
+        Some(self.shared.sessions.disconnections.next())
     }
 
     async fn why_silent(&self) -> Option<String> {
@@ -181,6 +187,11 @@ impl Shared {
     fn dir(&self, key: &Key) -> String {
         let root = &self.settings.root;
         format!("{root}/{}", layout::encode(key, root.is_empty()))
+    }
+
+    /// A list beside the locks.
+    fn list(&self, name: &str) -> String {
+        format!("{}/{name}", self.settings.root)
     }
 
     /// The root as a path.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::error::{NAME, failed};
 use super::held::ZooKeeperHeld;
-use super::layout::{self, Kind, LEASES, LOCKS, Node, kazoo_permit, queue};
+use super::layout::{self, ASKED, Kind, LEASES, LOCKS, Node, kazoo_permit, queue};
 use super::permits::{Permits, Taken};
 use super::queue_node::{OwnNode, QueueNode};
 use super::session::Session;
@@ -166,7 +166,8 @@ impl Queue for SemaphoreQueue {
         let slots = taken.slots();
         let fence = taken.from.fence();
         let node = OwnNode { path: paths[0].clone(), ..taken.from };
-        let held = ZooKeeperHeld { node, paths, yielding: self.yielding.clone(), record: None };
+        let (yielding, list) = (self.yielding.clone(), self.shared.list(ASKED));
+        let held = ZooKeeperHeld { node, paths, yielding, list, record: None };
         self.in_use = Some(self.shared.in_use.clone());
         held.grant(&self.request, fence, slots, asked).map(Some)
     }

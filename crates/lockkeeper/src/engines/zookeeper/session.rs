@@ -14,6 +14,7 @@ use super::error::{NAME, failed};
 use super::settings::Settings;
 use crate::core::acquire::CALL_LIMIT;
 use crate::core::clock::{Clock, Moment};
+use crate::engines::disconnections::Disconnections;
 use crate::error::{Error, Result};
 
 /// How often all servers are tried before connecting fails.
@@ -44,7 +45,7 @@ struct Contact {
 const MEMORY: usize = 24;
 
 impl Session {
-    async fn open(settings: &Settings) -> Result<Arc<Self>> {
+    async fn open(settings: &Settings, disconnections: &Disconnections) -> Result<Arc<Self>> {
         let mut asked = Clock::System.now();
         let mut zk = connect(settings, settings.session).await?;
         let granted = zk.session_timeout();
@@ -57,6 +58,7 @@ impl Session {
         let opened = Contact { asked, answered: Clock::System.now(), by_leader: true };
         let session = Arc::new(Self { zk, contacts: Mutex::new(VecDeque::from([opened])) });
         tokio::spawn(listen(Arc::downgrade(&session), session.length() / 16));
+        tokio::spawn(report(session.zk.state_watcher(), disconnections.clone()));
         Ok(session)
     }
 
@@ -153,6 +155,17 @@ async fn listen(session: Weak<Session>, pace: Duration) {
     }
 }
 
+/// Reports when the session has no server, until it ends.
+async fn report(mut states: zk::StateWatcher, disconnections: Disconnections) {
+    let mut state = states.state();
+    while !state.is_terminated() {
+        state = states.changed().await;
+        if state == zk::SessionState::Disconnected {
+            disconnections.report();
+        }
+    }
+}
+
 /// What is left of a session at a moment, and at most half of it; see [`Session::vouched`].
 fn vouched<'a>(
     length: Duration,
@@ -169,6 +182,7 @@ fn vouched<'a>(
 #[derive(Debug)]
 pub(super) struct Sessions {
     settings: Settings,
+    pub(super) disconnections: Disconnections,
     current: Mutex<Option<Arc<Session>>>,
     /// Locked while a new one is created, so that many callers create only one.
     making: tokio::sync::Mutex<()>,
@@ -176,8 +190,10 @@ pub(super) struct Sessions {
 
 impl Sessions {
     pub(super) async fn connect(settings: Settings) -> Result<Self> {
-        let session = Session::open(&settings).await?;
-        Ok(Self { settings, current: Mutex::new(Some(session)), making: Default::default() })
+        let disconnections = Disconnections::default();
+        let session = Session::open(&settings, &disconnections).await?;
+        let current = Mutex::new(Some(session));
+        Ok(Self { settings, disconnections, current, making: Default::default() })
     }
 
     /// The session, or a new one if it has ended.
@@ -189,7 +205,7 @@ impl Sessions {
         if let Some(session) = self.alive() {
             return Ok(session);
         }
-        let session = Session::open(&self.settings).await?;
+        let session = Session::open(&self.settings, &self.disconnections).await?;
         tracing::info!(session = %session.zk.session_id(), "a new session");
         *self.current() = Some(session.clone());
         Ok(session)

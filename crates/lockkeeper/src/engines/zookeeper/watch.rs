@@ -47,7 +47,7 @@ impl Ahead {
     ) -> Result<Self> {
         let event = match end_of(key, &path, own).await {
             Err(error @ Error::Conflict { .. }) => return Err(error),
-            // It is tried again, and reported, by the one who waits.
+            // It is tried again, and reported, by the waiter.
             event => event.ok(),
         };
         Ok(Self { target: Target::Node(path), event, is_last })

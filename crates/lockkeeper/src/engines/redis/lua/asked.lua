@@ -1,5 +1,5 @@
--- Whether a holder was asked to give way.
+-- The request to a holder to give way, if there is one: who asks, and why.
 -- KEYS: asked
 -- ARGV: field
 
-return redis.call('hexists', KEYS[1], ARGV[1])
+return redis.call('hget', KEYS[1], ARGV[1])

@@ -1,11 +1,13 @@
 -- Takes a lock away from all holders; the waiters stay, and the first of them is woken.
--- KEYS: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue, line, waiters
+-- KEYS: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue,
+-- the mutex queue, waiters
 -- ARGV: stem, publish, then the channels of mutexes and of read-write locks, then the two stems of
 -- the channels of waiters, for each queue, then the channel of layout=string, then 1 if locks are
--- strings, then what the channels of waiters in the line start with.
+-- strings, then what the channels of waiters in the queue start with.
 -- Returns 1, or 0 if nothing is there, or {-1, what is there} if that is no lock.
 
-local lock, state, queue, _, beats, claims, who, permits, slots, other_queue, line, waiters = unpack(KEYS)
+local lock, state, queue, _, beats, claims, who, permits, slots, other_queue = unpack(KEYS)
+local mutex_queue, waiters = KEYS[11], KEYS[12]
 local stem, publish = ARGV[1], ARGV[2]
 local kind = kind_of(lock, state, stem)
 if kind == 'none' then
@@ -36,11 +38,11 @@ redis.call('del', slots)
 redis.call(publish, ARGV[3], '0')
 redis.call(publish, ARGV[4], '1')
 redis.call(publish, ARGV[7], '0')
-for i, line in ipairs({queue, other_queue}) do
-  local head = redis.call('lindex', line, 0)
+for i, each in ipairs({queue, other_queue}) do
+  local head = redis.call('lindex', each, 0)
   if head then
     redis.call(publish, ARGV[4 + i] .. head, '0')
   end
 end
-wake_first(line, waiters, publish, ARGV[9], milliseconds(redis.call('time')))
+wake_first(mutex_queue, waiters, publish, ARGV[9], milliseconds(redis.call('time')))
 return 1

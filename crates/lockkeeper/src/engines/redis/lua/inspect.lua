@@ -1,6 +1,6 @@
 -- Everything that is known of some locks. Changes nothing.
 -- KEYS, for each: lock, state, queue, timeouts, beats, claims, who, permits, slots, the other queue,
--- line, waiters
+-- mutex queue, waiters
 -- ARGV: 1 where locks are strings, and for each: stem
 -- Answers {kind, limit, fence, holders, waiters} for each; a holder is {field, value, left, record},
 -- a waiter {entry, record}. The kind of what is no lock is its type, or data.
@@ -33,9 +33,9 @@ local function holders_of(lock, kind, stem, permits, record)
   return holders
 end
 
--- Those in a line who are alive, with their records. Few calls, however many they are.
-local function add_line(waiters, line, beats, who)
-  local entries = redis.call('lrange', line, 0, -1)
+-- Those in a queue who are alive, with their records. Few calls, however many they are.
+local function add_queue(waiters, list, beats, who)
+  local entries = redis.call('lrange', list, 0, -1)
   if #entries == 0 then
     return
   end
@@ -55,9 +55,9 @@ local function add_line(waiters, line, beats, who)
   end
 end
 
--- Those in the line of a mutex that is not fair, in order. What is no list or hash shows nobody.
-local function add_waiters(waiters, line, shown)
-  local entries = redis.pcall('lrange', line, 0, -1)
+-- Those in the queue of a mutex that is not fair, in order. What is no list or hash shows nobody.
+local function add_waiters(waiters, list, shown)
+  local entries = redis.pcall('lrange', list, 0, -1)
   local places = {}
   local fields = #entries > 0 and redis.pcall('hgetall', shown) or {}
   for i = 1, #fields, 2 do
@@ -71,7 +71,7 @@ local function add_waiters(waiters, line, shown)
   end
 end
 
-local function look(stem, lock, state, queue, _, beats, _, who, permits, _, other_queue, line, shown)
+local function look(stem, lock, state, queue, _, beats, _, who, permits, _, other_queue, mutex_queue, shown)
   local held, fence = redis.call('hget', state, 'held'), redis.call('hget', state, 'fence')
   local function record(field)
     return redis.call('hget', who, field) or held or ''
@@ -88,9 +88,9 @@ local function look(stem, lock, state, queue, _, beats, _, who, permits, _, othe
     holders = holders_of(lock, kind, stem, permits, record)
   end
   local waiters = {}
-  add_line(waiters, queue, beats, who)
-  add_line(waiters, other_queue, beats, who)
-  add_waiters(waiters, line, shown)
+  add_queue(waiters, queue, beats, who)
+  add_queue(waiters, other_queue, beats, who)
+  add_waiters(waiters, mutex_queue, shown)
   return {kind, limit, fence or '', holders, waiters}
 end
 

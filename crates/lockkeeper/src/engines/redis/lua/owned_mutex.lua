@@ -1,12 +1,13 @@
 -- A mutex that has an owner, and is not fair: other claims of the owner share it.
--- KEYS: lock, state, line, waiters, claims [, Redisson's token]
--- ARGV: hint, life, ttl, claim, record, whether to join the line, publish, what channels of waiters start
--- with, the place in it, how long that counts, the owner
+-- KEYS: lock, state, queue, claims [, Redisson's token]
+-- ARGV: hint, life, ttl, claim, record, the text for the queue, the owner
 -- Answers as the common mutex.
 
 local call = redis.call
-local lock, state, line, waiters, claims, token = unpack(KEYS)
-local hint, life, ttl, claim, record, join, publish, wake, place, lease, owner = unpack(ARGV)
+local lock, state, queue, claims, token = unpack(KEYS)
+local hint, life, ttl, claim, record, rest, owner = unpack(ARGV)
+local join, publish, lease, place = read_queue(rest)
+local wake, waiters = channels(queue), beside_queue(queue, 'lockkeeper_waiters')
 
 local function extend(key, time)
   if call('pttl', key) < tonumber(time) then
@@ -27,18 +28,18 @@ if holder == owner then
   end
   extend(claims, ttl)
   call('hset', state, 'held', record)
-  leave(line, waiters, claim, publish, wake)
+  leave(queue, waiters, claim, publish, wake)
   local fence = token and call('get', token) or call('hget', state, 'fence')
-  return {1, tonumber(fence) or mint(state, token, hint, life, call('time'))}
+  return {1, tonumber(fence) or mint(state, token, hint, life)}
 end
-if found == 'none' and is_turn(line, waiters, claim, publish, wake) then
+if found == 'none' and is_turn(queue, waiters, claim, publish, wake) then
   call('hset', lock, owner, '1')
   call('pexpire', lock, ttl)
   call('hdel', waiters, claim)
   count_owner(state, claim, owner, ttl)
   call('hset', state, 'held', record)
   extend(state, life)
-  return {1, mint(state, token, hint, life, call('time'))}
+  return {1, mint(state, token, hint, life)}
 end
-local ahead = join ~= '0' and stay(line, waiters, claim, place, lease, join == '2')
+local ahead = join ~= '0' and stay(queue, waiters, claim, place, lease, join == '2')
 return wait_for(left, holder, ahead, state)

@@ -1,12 +1,13 @@
--- Releases one hold of an owner's mutex, or leaves its line.
--- KEYS: lock, state, line, waiters, claims, a key that never exists [, Redisson's token]
--- ARGV: hint, life, claim, publish, the channel of all releases, what the channels of waiters start with,
--- how many times in a row the lock was handed over, 1 if it may be in the line, the owner
+-- Releases one hold of an owner's mutex, or leaves its queue.
+-- KEYS: lock, queue, a key that never exists, claims [, Redisson's token]
+-- ARGV: as of the common mutex, with the claim instead of the field, and the owner
 
-local lock, state, line, waiters, claims, _, token = unpack(KEYS)
-local hint, life, claim, publish, base, wake, passes, in_line, owner = unpack(ARGV)
-if in_line == '1' then
-  leave(line, waiters, claim, publish, wake)
+local lock, queue, _, claims, token = unpack(KEYS)
+local hint, claim, publish, base, passes, in_queue, life, owner = unpack(ARGV)
+local wake, state = channels(queue), beside_queue(queue, 'lockkeeper')
+local waiters = beside_queue(queue, 'lockkeeper_waiters')
+if in_queue == '1' then
+  leave(queue, waiters, claim, publish, wake)
 end
 local held = redis.call('type', lock).ok == 'hash' and redis.call('hexists', lock, owner) == 1
 if not held or redis.call('hdel', claims, claim) == 0 then
@@ -18,5 +19,5 @@ if redis.call('hincrby', lock, owner, '-1') > 0 then
 end
 redis.call('del', lock)
 redis.call('del', claims)
-redis.pcall('hdel', 'lockkeeper_asked' .. string.sub(state, #'lockkeeper' + 1), owner)
-return hand_over(lock, state, line, waiters, token, hint, life, publish, base, wake, tonumber(passes))
+redis.pcall('hdel', beside_queue(queue, 'lockkeeper_asked'), owner)
+return hand_over(lock, state, queue, waiters, token, hint, life, publish, base, wake, tonumber(passes))

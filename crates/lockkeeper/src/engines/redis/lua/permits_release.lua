@@ -4,7 +4,7 @@ local found = redis.call('type', lock).ok
 local until_when = found == 'hash' and redis.call('zscore', permits, entry)
 local alive = until_when and tonumber(until_when) > now
 local dropped = until_when and drop_permits(entry)
-local _, was_first = leave_line()
+local _, was_first = leave_queue()
 redis.call('hdel', who, entry)
 if dropped or was_first then
   wake()

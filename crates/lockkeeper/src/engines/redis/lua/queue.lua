@@ -90,7 +90,7 @@ local function is_ours(waiter)
   return waiter and redis.call('zscore', beats, waiter)
 end
 
-local function leave_line()
+local function leave_queue()
   local at = redis.call('lpos', queue, entry)
   if not at then
     return false
@@ -192,7 +192,7 @@ end
 
 -- An exclusive holder is recorded in the state, as by the common mutex.
 local function admitted_alone(fence)
-  leave_line()
+  leave_queue()
   redis.call('hdel', who, entry)
   redis.call('hset', state, 'held', record)
   extend(state, life)
@@ -200,7 +200,7 @@ local function admitted_alone(fence)
 end
 
 local function admitted(answer)
-  leave_line()
+  leave_queue()
   redis.call('hset', who, entry, record)
   extend(who, ttl)
   extend(state, life)

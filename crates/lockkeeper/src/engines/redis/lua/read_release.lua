@@ -4,7 +4,7 @@ local found = redis.call('type', lock).ok
 local holds = found == 'hash' and tonumber(redis.call('hget', lock, entry) or 0) or 0
 local mine = claim == '' and 1 or tonumber(redis.call('hget', claims, claim) or nil)
 if holds == 0 or not mine then
-  local _, was_first = leave_line()
+  local _, was_first = leave_queue()
   redis.call('hdel', who, entry)
   if was_first then
     wake()

@@ -3,7 +3,7 @@
 local found = redis.call('type', lock).ok
 local held = found == 'hash' and redis.call('hexists', lock, entry) == 1
 if not held or (claim ~= '' and redis.call('hdel', claims, claim) == 0) then
-  local _, was_first = leave_line()
+  local _, was_first = leave_queue()
   redis.call('hdel', who, entry)
   if was_first then
     wake()

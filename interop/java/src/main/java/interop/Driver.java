@@ -5,6 +5,7 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.net.Socket;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.ThreadLocalRandom;
 
 /**
@@ -51,6 +52,11 @@ abstract class Driver {
                 case "release":
                     release(order[1], order[2]);
                     return "released";
+                case "beside":
+                    return "held " + beside(order[1], order[2]);
+                case "again":
+                    release(order[1], order[2]);
+                    return "released";
                 case "hammer":
                 case "endure":
                     hammer(order[1], order[2], number(order[3]), number(order[4]), number(order[5]),
@@ -62,6 +68,13 @@ abstract class Driver {
         } catch (Throwable problem) {
             return ("error " + problem).replace('\n', ' ');
         }
+    }
+
+    /** Takes a lock as another task of this process, which keeps it. */
+    private long beside(String kind, String name) throws Exception {
+        FutureTask<Long> task = new FutureTask<>(() -> take(kind, name, true));
+        new Thread(task).start();
+        return task.get();
     }
 
     /** Enters so many times; if it endures, the arbiter is told of failures, and it goes on. */

@@ -1,10 +1,10 @@
 -- Releases one hold of a fair mutex, or leaves its queue.
 
-local line, waiters, token, line_channel = KEYS[10], KEYS[11], KEYS[12], ARGV[14]
+local mutex_queue, waiters, token, own_channel = KEYS[10], KEYS[11], KEYS[12], ARGV[14]
 local found = redis.call('type', lock).ok
 local held = found == 'hash' and redis.call('hexists', lock, entry) == 1
 if not held or (claim ~= '' and redis.call('hdel', claims, claim) == 0) then
-  local _, was_first = leave_line()
+  local _, was_first = leave_queue()
   redis.call('hdel', who, entry)
   if was_first and found == 'none' then
     wake()
@@ -20,9 +20,9 @@ redis.call('del', claims)
 redis.call('hdel', who, entry)
 forget_question()
 if wake() then
-  -- Those in the line of the mutex that is not fair may come first as well.
-  wake_first(line, waiters, publish, line_channel, now)
+  -- Those in the queue of the mutex that is not fair may come first as well.
+  wake_first(mutex_queue, waiters, publish, own_channel, now)
 else
-  hand_over(lock, state, line, waiters, token, hint, life, publish, base_channel, line_channel, 0)
+  hand_over(lock, state, mutex_queue, waiters, token, hint, life, publish, base_channel, own_channel, 0)
 end
 return 1

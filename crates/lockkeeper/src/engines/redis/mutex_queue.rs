@@ -1,6 +1,6 @@
-//! A claim's place in the line of a mutex, and the calls of the mutex.
+//! A claim's place in the queue of a mutex, and the calls of the mutex.
 //!
-//! A release hands the lock to the first claim in the line, and tells it so in one message. The claim did
+//! A release hands the lock to the first claim in the queue, and tells it so in one message. The claim did
 //! not ask at that moment, so it must not count its validity from the message: it counts from before its
 //! last answered attempt was sent, which was certainly before the hand-over. The message names that attempt;
 //! if it names another, or too much of the short first lease has passed, the claim asks, and the server
@@ -21,18 +21,18 @@ use super::subscriber::Subscription;
 /// The shortest time between two heartbeats.
 const SHORTEST_BEAT: Duration = Duration::from_millis(100);
 
-/// How long the first in line lets clients outside it go first.
+/// How long the first in the queue lets clients outside it go first.
 const LATER: Duration = Duration::from_millis(10);
 
 /// How many characters of a claim name its client.
 const CLIENT: usize = 36;
 
-/// A claim's place in the line.
+/// A claim's place in the queue.
 #[derive(Debug, Default)]
 pub(super) struct Place {
     /// How many attempts asked for a place.
     beats: u64,
-    /// The last attempt that found it in the line, and the moment from before it was sent.
+    /// The last attempt that found it in the queue, and the moment from before it was sent.
     answered: Option<(u64, Moment)>,
     /// The record of the waiter.
     record: String,
@@ -42,12 +42,12 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Whether an attempt may have put it into the line.
+    /// Whether an attempt may have put it into the queue.
     pub(super) fn was_asked_for(&self) -> bool {
         self.beats > 0
     }
 
-    /// An attempt found the claim in the line.
+    /// An attempt found the claim in the queue.
     pub(super) fn found(&mut self, asked: Moment) {
         self.answered = Some((self.beats, asked));
     }
@@ -82,32 +82,32 @@ pub(super) fn probation(request: &Request) -> Duration {
     request.ttl.min(WAITER_LEASE)
 }
 
-/// How often a waiter in the line asks.
+/// How often a waiter in the queue asks.
 pub(super) fn heartbeat(request: &Request) -> Duration {
     (probation(request) / 3).max(SHORTEST_BEAT)
 }
 
 impl RedisClaim {
-    /// The channel on which this client is told about its claims in the line.
-    pub(super) fn line_channel(&self) -> String {
-        let mut channel = self.names.line_channel();
+    /// The channel on which this client is told about its claims in the queue.
+    pub(super) fn mutex_queue_channel(&self) -> String {
+        let mut channel = self.names.mutex_queue_channel();
         channel.push_str(&self.request.token.to_string()[..CLIENT]);
         channel
     }
 
-    /// Listens before the first attempt, if that needs no request: then the attempt can join the line.
+    /// Listens before the first attempt, if that needs no request: then the attempt can join the queue.
     pub(super) async fn listen_at_once(&mut self) {
         if self.own.is_none() && self.request.queue {
             let (slot, servers) = (self.names.slot(), &self.store.servers);
             if servers.may_listen() {
                 let token = self.request.token.to_string();
-                self.own = servers.listen_at_once(slot, &self.line_channel(), &token).await;
+                self.own = servers.listen_at_once(slot, &self.mutex_queue_channel(), &token).await;
             }
         }
     }
 
-    /// Acquires the mutex, or asks for a place in its line.
-    pub(super) async fn call_line(&mut self) -> redis::RedisResult<Reply> {
+    /// Acquires the mutex, or asks for a place in its queue.
+    pub(super) async fn call_mutex(&mut self) -> redis::RedisResult<Reply> {
         let listens = self.own.as_ref().is_some_and(Subscription::is_live);
         let join = self.request.queue && listens;
         let joins = match (join, self.place.beats) {
@@ -119,7 +119,6 @@ impl RedisClaim {
         let (token, identity) = (request.token.to_string(), request.identity());
         let record = record(request, &identity);
         let (ttl, life) = (millis(request.ttl), millis(life(request.ttl)));
-        let (wake, lease) = (self.names.line_channel(), millis(WAITER_LEASE));
         let mut place = String::new();
         if join {
             if self.place.beats == 0 {
@@ -129,31 +128,38 @@ impl RedisClaim {
             let (beat, lasts) = (self.place.beats, millis(probation(request)));
             place = format!("{beat}\t{lasts}\t{}", self.place.record);
         }
-        let publish = self.store.publish();
-        let mut args =
-            vec![life.as_str(), &ttl, &token, &record, joins, publish, &wake, &place, &lease];
+        let (publish, lease) = (self.store.publish(), millis(WAITER_LEASE));
+        let queue = format!("{joins}\t{publish}\t{lease}\t{place}");
+        let mut args = vec![life.as_str(), &ttl, &token, &record, &queue];
+        let mut keys = Vec::with_capacity(5);
+        keys.extend([self.names.lock().to_owned(), self.names.state(), self.names.mutex_queue()]);
+        let may_reserve = request.reserve > 0 && self.store.servers.is_single_server();
+        let reserve = may_reserve.then(|| request.reserve.to_string());
         let script: &'static Script = match request.owner {
             Some(_) => {
                 args.push(&identity);
                 &script::OWNED_MUTEX
             }
-            None => &script::MUTEX,
+            None => {
+                args.extend(reserve.as_deref());
+                &script::MUTEX
+            }
         };
-        let keys = self.line_keys();
+        keys.extend(self.last_keys());
         let replicas = settings.replicas;
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas };
         self.store.servers.call(self.names.slot(), &call).await
     }
 
-    /// Releases the mutex, or leaves its line.
-    pub(super) async fn call_line_release(&self) -> redis::RedisResult<Reply> {
+    /// Releases the mutex, or leaves its queue.
+    pub(super) async fn call_mutex_release(&self) -> redis::RedisResult<Reply> {
         let (request, names) = (&self.request, &self.names);
         let (token, identity) = (request.token.to_string(), request.identity());
         let (life, base) = (millis(life(request.ttl)), names.base_channel(Mode::Mutex));
-        let (wake, passes) = (names.line_channel(), self.place.passes.to_string());
-        let in_line = if self.stored == StoreState::Held { "0" } else { "1" };
+        let passes = self.place.passes.to_string();
+        let in_queue = if self.stored == StoreState::Held { "0" } else { "1" };
         let publish = self.store.publish();
-        let mut args = vec![life.as_str(), &token, publish, &base, &wake, &passes, in_line];
+        let mut args = vec![token.as_str(), publish, &base, &passes, in_queue, &life];
         let script: &'static Script = match request.owner {
             Some(_) => {
                 args.push(&identity);
@@ -161,20 +167,19 @@ impl RedisClaim {
             }
             None => &script::MUTEX_RELEASE,
         };
-        let mut keys = self.line_keys();
+        let mut keys = Vec::with_capacity(5);
         // What is told to a waiter must have been written: half a script would make two holders.
-        keys.insert(4 + usize::from(request.owner.is_some()), names.absent());
+        keys.extend([names.lock().to_owned(), names.mutex_queue(), names.absent()]);
+        keys.extend(self.last_keys());
         let call = Call { script, keys: &keys, args: &args, hinted: true, replicas: 0 };
         self.store.servers.call(names.slot(), &call).await
     }
 
-    fn line_keys(&self) -> Vec<String> {
-        let names = &self.names;
-        let mut keys = Vec::with_capacity(7);
-        keys.extend([names.lock().to_owned(), names.state(), names.line(), names.waiters()]);
-        keys.extend(self.request.owner.as_ref().map(|_| names.claims()));
-        keys.extend(self.store.settings.redisson_fence.then(|| names.token()));
-        keys
+    /// The keys that not every mutex has.
+    fn last_keys(&self) -> impl Iterator<Item = String> {
+        let (names, settings) = (&self.names, &self.store.settings);
+        let claims = self.request.owner.as_ref().map(|_| names.claims());
+        claims.into_iter().chain(settings.redisson_fence.then(|| names.token()))
     }
 }
 
