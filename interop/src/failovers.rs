@@ -12,7 +12,7 @@ use std::fmt::Write;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::server::eventually;
+use lockkeeper_testkit::server::{eventually, eventually_within};
 use lockkeeper_testkit::server::redis::{Sentinels, Server};
 
 use crate::arbiter::{Arbiter, Side, Tally};
@@ -33,6 +33,9 @@ const CALM: Duration = Duration::from_secs(2);
 
 /// How long it may take until every driver had a turn at the new master.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long sentinels may take. On a busy machine they may disagree several times, and then pause.
+const ELECTION: Duration = Duration::from_secs(120);
 
 const NAME: &str = "failover";
 
@@ -107,7 +110,7 @@ pub(crate) fn depose(servers: &Sentinels, master: &Server, cause: Cause) {
 
 /// Returns when the sentinels name another master.
 pub(crate) fn until_replaced(servers: &Sentinels, old: &Server) {
-    eventually("another server is the master", || {
+    eventually_within(ELECTION, "another server is the master", || {
         let now = servers.master().port();
         (now != old.port()).then_some(()).ok_or(format!("still {now}"))
     });

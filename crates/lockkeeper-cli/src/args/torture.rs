@@ -20,7 +20,7 @@ pub(crate) struct Torture {
     /// Simulate clients, network and store in one process, in simulated time
     ///
     /// Thousands of small systems, each determined by its seed.
-    #[arg(long, conflicts_with_all = ["url", "local", "clients", "tasks", "keys", "ttl", "kinds", "faults", "each"])]
+    #[arg(long, conflicts_with_all = ["url", "local", "clients", "tasks", "keys", "ttl", "kinds", "faults", "rate", "each"])]
     pub(crate) simulate: bool,
     /// How long to cause faults, for each engine
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "30s")]
@@ -52,6 +52,9 @@ pub(crate) struct Torture {
     /// The message about a fault that is not known lists the others.
     #[arg(long, value_name = "FAULT", value_delimiter = ',')]
     pub(crate) faults: Vec<String>,
+    /// How many brief faults each client process has in a second: drop, reset, swallow-reply
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rate: u32,
     /// Cause each fault alone, round by round, and all of them together in a last round
     ///
     /// The result then has a row for each fault. Begins again as long as there is time.

@@ -13,8 +13,10 @@ use super::{client, window};
 use crate::args::Torture;
 use crate::output::{human, stderr};
 
-/// The length of a round: the history of one is in memory when it is checked.
+/// The length of a round, and the grants after which it ends: the history of one is in memory when it
+/// is checked.
 const ROUND: Duration = Duration::from_secs(20);
+const GRANTS: usize = 500_000;
 
 /// What the faults of a row are called if they are not one alone.
 const ALL: &str = "all";
@@ -38,16 +40,21 @@ pub(super) async fn run(args: &Torture, target: &Target, plan: Plan, seed: u64) 
     };
     let mut rows: Vec<_> = themes(args, plan).into_iter().map(row).collect();
     let shortest = Duration::from_secs(1);
-    let round = ROUND.min(args.seconds / u32::try_from(rows.len()).unwrap_or(1)).max(shortest);
     let (mut n, count) = (0, rows.len());
+    // What a round takes besides its length: processes start, recover and end, the history is checked.
+    let mut besides = Duration::ZERO;
     // At least one round of each, however long servers took to start.
     loop {
-        let left = args.seconds.saturating_sub(started.elapsed()).max(shortest);
+        let rest = u32::try_from(count.saturating_sub(n)).unwrap_or(1).max(1);
+        let left = args.seconds.saturating_sub(started.elapsed()) / rest;
+        let length = left.saturating_sub(besides).clamp(shortest, ROUND);
         let sums = Sums::of(rows.iter().map(|row| &row.figures));
         let Row { figures, plan, random } = &mut rows[n % count];
         let plan = Plan {
-            length: Some(left.min(round)),
-            grants: args.cycles.map(|cycles| cycles.saturating_sub(sums.cycles)),
+            length: Some(length),
+            grants: Some(
+                args.cycles.map_or(GRANTS, |all| GRANTS.min(all.saturating_sub(sums.cycles))),
+            ),
             seed: Some(random.u64(..)),
             ..plan.clone()
         };
@@ -63,6 +70,7 @@ pub(super) async fn run(args: &Torture, target: &Target, plan: Plan, seed: u64) 
         }
         figures.add(&judgement, target.may_overlap());
         figures.seconds += since.elapsed().as_secs_f64();
+        besides = since.elapsed().saturating_sub(length);
         figures.repeat = repeat(args, target, figures);
         let hosts = target.servers.hosts().len();
         // A page with a timeline for each fault is too long: the last row is of all of them.
@@ -134,7 +142,12 @@ fn repeat(args: &Torture, target: &Target, row: &Figures) -> String {
     });
     let seconds = if args.each { row.seconds.ceil() } else { args.seconds.as_secs_f64() };
     words.push(format!("--seconds {seconds}s --seed {}", row.seed));
-    let numbers = [("clients", args.clients, 4), ("tasks", args.tasks, 32), ("keys", args.keys, 4)];
+    let numbers = [
+        ("clients", args.clients, 4),
+        ("tasks", args.tasks, 32),
+        ("keys", args.keys, 4),
+        ("rate", args.rate, 1),
+    ];
     for (name, value, _) in numbers.iter().filter(|(_, value, usual)| value != usual) {
         words.push(format!("--{name} {value}"));
     }

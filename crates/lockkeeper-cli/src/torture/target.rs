@@ -136,6 +136,7 @@ impl Target {
             prefix: format!("torture-{:08x}/", super::random()),
             ttl: args.ttl,
             faults: clients.into_iter().filter(|fault| chosen(fault.name())).collect(),
+            rate: args.rate,
             server_faults: Some(server_faults.collect()),
             is_fifo: self.guarantees.order == Order::Fifo,
             bug: args.mutant,

@@ -87,6 +87,11 @@ impl Resource {
         self.lock().log.clone()
     }
 
+    /// The same, which is then no longer kept.
+    pub(crate) fn take_log(&self) -> Vec<Access> {
+        std::mem::take(&mut self.lock().log)
+    }
+
     fn access(
         &self,
         object: &Object,

@@ -26,7 +26,8 @@ pub enum ClientFault {
     HoldRequests,
     /// The replies to it are held back for up to 1.5 leases.
     HoldReplies,
-    /// A request takes effect, and its reply is lost.
+    /// A request takes effect, and its reply is lost; the connection breaks at once or up to 1.5
+    /// leases later.
     SwallowReply,
     /// Everything takes 1 to 50 ms longer, each way, for up to 1.5 leases.
     Latency,
@@ -73,6 +74,11 @@ impl ClientFault {
     pub fn is_possible(self) -> bool {
         self != ClientFault::Clock
             || (!cfg!(target_feature = "crt-static") && WallClock::is_possible())
+    }
+
+    /// Whether it is over at once or soon: many of them leave time to work.
+    pub fn is_brief(self) -> bool {
+        matches!(self, ClientFault::DropFutures | ClientFault::Reset | ClientFault::SwallowReply)
     }
 
     /// Whether only a proxy can cause it.

@@ -72,7 +72,7 @@ pub struct Judgement {
 
 impl Judgement {
     pub(super) fn of(storm: Storm, left: Vec<String>, footprints: Vec<[Footprint; 2]>) -> Self {
-        let [accesses, twin] = storm.resource.logs();
+        let [accesses, twin] = storm.resource.take_logs();
         let mut history = History { left, accesses, ..History::default() };
         let mut surprises: Vec<_> = storm.surprises;
         let (mut losses, mut releases, mut failures) =

@@ -52,14 +52,17 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// The keys that a storm uses for this kind.
-    pub(crate) fn keys(self, prefix: &str, count: usize) -> Vec<String> {
-        let key = |n| match n {
+    /// The key with this number.
+    pub(super) fn key(self, prefix: &str, n: usize) -> String {
+        match n {
             0 => format!("{prefix}{}", self.name()),
             n => format!("{prefix}{}-{n}", self.name()),
-        };
+        }
+    }
+
+    /// How many keys a storm uses for this kind that is to use `count`.
+    pub(super) fn count(self, count: usize) -> usize {
         // It takes two different ones.
-        let count = if self == Kind::Multi { count.max(2) } else { count };
-        (0..count).map(key).collect()
+        if self == Kind::Multi { count.max(2) } else { count }
     }
 }

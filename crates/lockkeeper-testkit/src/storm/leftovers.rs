@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::{Client, Error};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Kind, Storm};
@@ -14,30 +15,14 @@ impl Storm {
             Ok(client) => client,
             Err(error) => return vec![format!("a fresh client cannot connect: {error}")],
         };
-        let mut left = Vec::new();
         // A killed process keeps its locks for a lease, or for a session of the server.
         let limit = self.plan.ttl * 2 + Duration::from_secs(30);
+        let mut tries = JoinSet::new();
         for (kind, key) in self.plan.keys() {
-            let lock = match kind {
-                Kind::Fair => client.mutex(&key).fair(),
-                Kind::ReadWrite => client.write(&key),
-                Kind::Permits => client.semaphore(&key, Kind::LIMIT).permits(Kind::LIMIT),
-                Kind::Election => {
-                    let election = client.election(&key);
-                    match timeout(limit, election.campaign()).await {
-                        Ok(Ok(term)) => drop(term.step_down().await),
-                        Ok(Err(error)) => left.push(format!("{key}: {error}")),
-                        Err(_) => left.push(format!("{key}: not elected within {limit:?}")),
-                    }
-                    continue;
-                }
-                Kind::Mutex | Kind::Reentrant | Kind::Multi => client.mutex(&key),
-            };
-            match lock.acquire_within(limit).await {
-                Ok(guard) => drop(guard.release().await),
-                Err(error) => left.push(format!("{key}: {error}")),
-            }
+            let client = client.clone();
+            tries.spawn(async move { unavailable(&client, kind, &key, limit).await });
         }
+        let mut left: Vec<_> = tries.join_all().await.into_iter().flatten().collect();
         left.extend(self.still_listed(&client, limit).await);
         client.close().await;
         left
@@ -59,5 +44,32 @@ impl Storm {
                 _ => sleep(Duration::from_millis(50)).await,
             }
         }
+    }
+}
+
+/// Why this lock cannot be had within this time.
+async fn unavailable(client: &Client, kind: Kind, key: &str, limit: Duration) -> Option<String> {
+    let lock = match kind {
+        Kind::Fair => client.mutex(key).fair(),
+        Kind::ReadWrite => client.write(key),
+        Kind::Permits => client.semaphore(key, Kind::LIMIT).permits(Kind::LIMIT),
+        Kind::Election => {
+            return match timeout(limit, client.election(key).campaign()).await {
+                Ok(Ok(term)) => {
+                    drop(term.step_down().await);
+                    None
+                }
+                Ok(Err(error)) => Some(format!("{key}: {error}")),
+                Err(_) => Some(format!("{key}: not elected within {limit:?}")),
+            };
+        }
+        Kind::Mutex | Kind::Reentrant | Kind::Multi => client.mutex(key),
+    };
+    match lock.acquire_within(limit).await {
+        Ok(guard) => {
+            drop(guard.release().await);
+            None
+        }
+        Err(error) => Some(format!("{key}: {error}")),
     }
 }

@@ -38,11 +38,12 @@ mod process;
 mod resource;
 mod route;
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::WallClock;
 use crate::holder::{Holder, Program};
@@ -62,6 +63,12 @@ pub use route::through_proxies;
 
 /// The duration of a storm unless `LOCKKEEPER_STORM_SECONDS` sets it, as `scripts/test` does.
 const SHORT: Duration = Duration::from_secs(5);
+
+/// How long the faults of a process lie apart, in milliseconds, except for the brief ones.
+const APART: Range<u64> = 80..1600;
+
+/// How often it is looked whether a fault is over.
+const TICK: Duration = Duration::from_millis(20);
 
 /// How long the slowest machine may take until every process got a lock again, once the faults have
 /// ended.
@@ -171,17 +178,15 @@ impl Storm {
         let length = self.plan.length.or_else(|| seconds().map(Duration::from_secs));
         let end = Instant::now() + length.unwrap_or(SHORT);
         let mut healed_at: Vec<Option<Instant>> = vec![None; proxies.len()];
-        let named = |network| {
-            let faults = self.plan.faults.iter().copied();
-            faults.filter(|fault| fault.is_network() == network).collect::<Vec<_>>()
-        };
-        let (network, process) = (named(true), named(false));
+        let possible = self.plan.faults.iter().copied();
+        let possible = possible.filter(|fault| !fault.is_network() || !proxies.is_empty());
+        let (brief, long): (Vec<_>, Vec<_>) = possible.partition(|fault| fault.is_brief());
+        let rate = u64::from(self.plan.rate.max(1));
         // One fault of the servers at a time; clients fail meanwhile.
         let mut striking: Option<(Struck, Striking<'_>)> = None;
+        let (mut next_brief, mut next_long) = (Instant::now(), Instant::now());
         while Instant::now() < end && !self.has_enough() {
-            // A process has as many faults in a storm of many as in one of few.
-            let few = self.random.u64(80..1600) / self.processes.len().max(1) as u64;
-            let pause = sleep(Duration::from_millis(few));
+            let pause = sleep_until(next_brief.min(next_long).min(Instant::now() + TICK));
             match &mut striking {
                 Some((_, fault)) => {
                     tokio::select! {
@@ -196,10 +201,22 @@ impl Storm {
             }
             self.resume(Instant::now());
             for (proxy, until) in proxies.iter().zip(&mut healed_at) {
-                if until.take_if(|until| *until <= Instant::now()).is_some() {
+                // A reply cannot be lost before there is a request.
+                let limit =
+                    self.plan.ttl.mul_f64(if proxy.still_to_swallow() > 0 { 1.5 } else { 0.0 });
+                if until.take_if(|until| *until + limit <= Instant::now()).is_some() {
                     proxy.heal().await;
                 }
             }
+            let now = Instant::now();
+            if next_brief <= now {
+                next_brief = now + self.apart(0..2000 / rate);
+                self.hurt(&brief, proxies, &mut healed_at);
+            }
+            if next_long > now {
+                continue;
+            }
+            next_long = now + self.apart(APART);
             // The caller's faults are rarer and more expensive: half of all faults are theirs, if
             // there are any.
             if !own.is_empty() && striking.is_none() && self.random.bool() {
@@ -208,13 +225,8 @@ impl Storm {
                 let start =
                     Struck { name: fault.name, target, time: now..now, forgets: fault.forgets };
                 striking = Some((start, (fault.strike)()));
-            } else if !proxies.is_empty() && !network.is_empty() && self.random.bool() {
-                let n = self.random.usize(..proxies.len());
-                let fault = network[self.random.usize(..network.len())];
-                self.hurt_network(fault, n, &proxies[n], &mut healed_at[n]);
-            } else if !process.is_empty() {
-                let fault = process[self.random.usize(..process.len())];
-                self.hurt_process(fault);
+            } else {
+                self.hurt(&long, proxies, &mut healed_at);
             }
         }
         if let Some((fault, rest)) = striking {
@@ -233,17 +245,48 @@ impl Storm {
     pub async fn judge(mut self, url: &str) -> Judgement {
         let mut left = Vec::new();
         let mut footprints = Vec::new();
-        for (n, process) in self.processes.iter_mut().enumerate() {
+        for process in &mut self.processes {
             if let Some(before) = process.footprint {
                 footprints.push([before, Footprint::of(&process.holder)]);
             }
             process.holder.finish();
+        }
+        for (n, process) in self.processes.iter_mut().enumerate() {
             if let Err(why) = process.holder.listen("done").await {
                 left.push(format!("process {n} did not come to an end: {why}"));
             }
         }
         left.extend(self.left(url).await);
         Judgement::of(self, left, footprints)
+    }
+
+    /// A random time between two faults. A process has as many in a storm of many as in one of few.
+    fn apart(&mut self, millis: Range<u64>) -> Duration {
+        let micros = self.random.u64(millis.start * 1000..=millis.end * 1000);
+        Duration::from_micros(micros / self.processes.len().max(1) as u64)
+    }
+
+    /// Causes one of these, if there are any: one of a connection as often as one of a process.
+    fn hurt(
+        &mut self,
+        faults: &[ClientFault],
+        proxies: &[Proxy],
+        healed_at: &mut [Option<Instant>],
+    ) {
+        let (network, process): (Vec<_>, Vec<_>) =
+            faults.iter().copied().partition(|fault| fault.is_network());
+        let is_network = process.is_empty() || (!network.is_empty() && self.random.bool());
+        let faults = if is_network { network } else { process };
+        if faults.is_empty() {
+            return;
+        }
+        let fault = faults[self.random.usize(..faults.len())];
+        if is_network {
+            let n = self.random.usize(..proxies.len());
+            self.hurt_network(fault, n, &proxies[n], &mut healed_at[n]);
+        } else {
+            self.hurt_process(fault);
+        }
     }
 
     fn hurt_process(&mut self, fault: ClientFault) {
@@ -287,17 +330,25 @@ impl Storm {
         if healed_at.is_some() {
             return;
         }
-        let (start, length) = (log::now(), self.plan.ttl.mul_f64(1.5 * self.random.f64()));
+        let (start, mut length) = (log::now(), self.plan.ttl.mul_f64(1.5 * self.random.f64()));
         match fault {
             ClientFault::HoldRequests => proxy.hold(Way::ToServer),
             ClientFault::HoldReplies => proxy.hold(Way::ToClient),
-            ClientFault::SwallowReply => proxy.swallow_reply_after(self.random.usize(..100)),
+            ClientFault::SwallowReply => {
+                proxy.swallow_reply_after(self.random.usize(..100));
+                if self.random.u8(..4) > 0 {
+                    length = Duration::ZERO;
+                }
+            }
             ClientFault::Latency => proxy.latency(Duration::from_millis(self.random.u64(1..50))),
             _ => proxy.reset(),
         }
         self.struck(fault.name(), Target::Network(n), start, false);
         if fault != ClientFault::Reset {
-            self.faults.last_mut().expect("it was added").time.end = start + length;
+            // The request whose reply is lost may come later.
+            let later =
+                if fault == ClientFault::SwallowReply { self.plan.ttl / 2 } else { Duration::ZERO };
+            self.faults.last_mut().expect("it was added").time.end = start + length + later;
             *healed_at = Some(Instant::now() + length);
         }
     }

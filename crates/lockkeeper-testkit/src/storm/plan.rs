@@ -25,6 +25,8 @@ pub struct Plan {
     pub ttl: Duration,
     /// The faults of processes and their connections.
     pub faults: Vec<ClientFault>,
+    /// How many of the [brief](ClientFault::is_brief) ones each process has in a second.
+    pub rate: u32,
     /// The faults of the servers, by their names; all of them if `None`.
     pub server_faults: Option<Vec<String>>,
     /// Whether fair locks are granted in order of arrival.
@@ -51,6 +53,7 @@ impl Default for Plan {
             prefix: String::new(),
             ttl: Duration::from_secs(2),
             faults: ClientFault::ALL.to_vec(),
+            rate: 1,
             server_faults: None,
             is_fifo: true,
             length: None,
@@ -66,8 +69,9 @@ impl Plan {
     /// The keys of all kinds.
     pub(super) fn keys(&self) -> Vec<(Kind, String)> {
         let kinds = Kind::ALL.into_iter().filter(|kind| self.kinds.contains(kind));
-        let keys = |kind: Kind| kind.keys(&self.prefix, self.keys).into_iter();
-        kinds.flat_map(|kind| keys(kind).map(move |key| (kind, key))).collect()
+        let keys = |kind: Kind| (0..kind.count(self.keys)).map(move |n| (kind, n));
+        let key = |(kind, n): (Kind, usize)| (kind, kind.key(&self.prefix, n));
+        kinds.flat_map(keys).map(key).collect()
     }
 }
 

@@ -2,16 +2,16 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::{Client, Error, Guard, Lock, Loss, Multi, MultiGuard, Owner, Result, Term};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Kind;
 use super::brief::Brief;
@@ -24,15 +24,27 @@ use crate::holder::say;
 /// How often a holder that keeps the lock for longer records that it still has it.
 const VOUCH: Duration = Duration::from_millis(20);
 
+/// What a task may still take at the end of the storm. One that waits for longer than it asked to is not
+/// cut short: it must be seen.
+const REST: Duration = Duration::from_millis(300);
+
+/// How long a task does other things between two long sections, on average.
+const BETWEEN_LONG: Duration = Duration::from_secs(45);
+
+/// Of this many tasks, one always uses the first key.
+const FIGHTERS: usize = 4;
+
 /// The threads of its executor.
 const THREADS: usize = 2;
 
 struct Shared {
     client: Client,
+    resource: Remote,
     log: Log,
     brief: Brief,
     grants: AtomicUsize,
-    stop: AtomicBool,
+    /// Whether the storm is over.
+    ended: watch::Receiver<bool>,
     /// Drops every acquire in progress.
     dropped: Arc<Notify>,
 }
@@ -52,20 +64,24 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
         .build()
         .expect("a runtime can be started");
     runtime.block_on(async {
-        let (ended, dropped) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
-        obey(ended.clone(), dropped.clone());
+        let (end, mut ended) = watch::channel(false);
+        let dropped = Arc::new(Notify::new());
+        obey(end, dropped.clone());
         let Some(client) = connect(&brief, &log, &ended).await else { return };
-        let (grants, stop, tasks) = (AtomicUsize::new(0), AtomicBool::new(false), brief.tasks);
-        let shared = Arc::new(Shared { client, log, brief, grants, stop, dropped });
+        let resource = match Remote::connect(&brief.resource).await {
+            Ok(resource) => resource,
+            Err(error) => return log.surprise(&format!("there is no resource: {error}")),
+        };
+        let (grants, tasks) = (AtomicUsize::new(0), brief.tasks);
+        let shared = Shared { client, resource, log, brief, grants, ended: ended.clone(), dropped };
+        let shared = Arc::new(shared);
         let mut set = JoinSet::new();
         for n in 0..tasks {
             let shared = shared.clone();
             set.spawn(async move { shared.task(n).await });
         }
-        while !ended.load(Ordering::Relaxed) {
-            sleep(Duration::from_millis(20)).await;
-        }
-        shared.stop.store(true, Ordering::Relaxed);
+        // Fails if there is nobody to say so, which is the end as well.
+        let _ = ended.wait_for(|ended| *ended).await;
         while let Some(task) = set.join_next().await {
             if let Err(error) = task {
                 shared.log.surprise(&format!("a task ended badly: {error}"));
@@ -78,8 +94,8 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
 }
 
 /// A server that is down at this moment is a fault like any other.
-async fn connect(brief: &Brief, log: &Log, ended: &AtomicBool) -> Option<Client> {
-    while !ended.load(Ordering::Relaxed) {
+async fn connect(brief: &Brief, log: &Log, ended: &watch::Receiver<bool>) -> Option<Client> {
+    while !*ended.borrow() {
         let client = async {
             let Some(bug) = brief.bug else { return Client::connect(&brief.url).await };
             let engine = lockkeeper::engines::open(Endpoint::parse(&brief.url)?).await?;
@@ -100,7 +116,7 @@ async fn connect(brief: &Brief, log: &Log, ended: &AtomicBool) -> Option<Client>
 }
 
 /// Carries out the lines of its input, until that ends.
-fn obey(ended: Arc<AtomicBool>, dropped: Arc<Notify>) {
+fn obey(ended: watch::Sender<bool>, dropped: Arc<Notify>) {
     let runtime = Handle::current();
     std::thread::spawn(move || {
         for line in std::io::stdin().lines().map_while(std::io::Result::ok) {
@@ -114,7 +130,7 @@ fn obey(ended: Arc<AtomicBool>, dropped: Arc<Notify>) {
                 None => dropped.notify_waiters(),
             }
         }
-        ended.store(true, Ordering::Relaxed);
+        ended.send_replace(true);
     });
 }
 
@@ -156,14 +172,18 @@ impl Held {
 }
 
 impl Shared {
+    /// Returns when the storm is over, unless a wait until this moment is over too by then, or almost.
+    async fn cut_short(&self, until: Instant) {
+        let _ = self.ended.clone().wait_for(|ended| *ended).await;
+        if until < Instant::now() + REST {
+            std::future::pending::<()>().await;
+        }
+    }
+
     async fn task(&self, n: usize) {
         let random = Rng::with_seed(self.brief.seed ^ ((n as u64) << 32));
-        let resource = match Remote::connect(&self.brief.resource).await {
-            Ok(resource) => resource,
-            Err(error) => return self.log.surprise(&format!("there is no resource: {error}")),
-        };
-        let mut task = Task { shared: self, n, random, resource };
-        while !self.stop.load(Ordering::Relaxed) {
+        let mut task = Task { shared: self, n, random, stayed: Instant::now() };
+        while !*self.ended.borrow() {
             match task.cycle().await {
                 Ok(()) => {}
                 // It was not free, neither now nor within the wait.
@@ -185,7 +205,8 @@ struct Task<'a> {
     shared: &'a Shared,
     n: usize,
     random: Rng,
-    resource: Remote,
+    /// When its last section began.
+    stayed: Instant,
 }
 
 impl Task<'_> {
@@ -217,12 +238,18 @@ impl Task<'_> {
         self.leave(&numbers, held).await
     }
 
-    /// The keys of this kind, in any order.
+    /// Two keys of this kind, or one if there is only one. Some tasks fight over the first key
+    /// together with those that happen to choose it: however many keys there are, one is contended.
     fn keys(&mut self, kind: Kind) -> Vec<String> {
         let brief = &self.shared.brief;
-        let mut keys = kind.keys(&brief.prefix, brief.keys);
-        self.random.shuffle(&mut keys);
-        keys
+        let count = kind.count(brief.keys);
+        let first = if self.n % FIGHTERS == 0 { 0 } else { self.random.usize(..count) };
+        let second = (first + self.random.usize(..count.max(2) - 1) + 1) % count;
+        let mut keys = vec![first, second];
+        if kind == Kind::Multi {
+            self.random.shuffle(&mut keys);
+        }
+        keys.into_iter().map(|n| kind.key(&brief.prefix, n)).collect()
     }
 
     /// Records grants, and returns their numbers in the log.
@@ -243,7 +270,10 @@ impl Task<'_> {
         owner: Option<&Owner>,
     ) -> Result<Option<Held>> {
         let brief = &self.shared.brief;
-        let patience = Duration::from_millis(self.random.u64(5..4000));
+        // One that waits for a lock that is held for long should not be all that a task does.
+        let longest = if self.random.u8(..8) == 0 { 4000 } else { 200 };
+        let patience = Duration::from_millis(self.random.u64(5..longest));
+        let until = Instant::now() + patience;
         let way = self.random.u8(..8);
         let client = &self.shared.client;
         let acquire = async {
@@ -275,6 +305,7 @@ impl Task<'_> {
         tokio::select! {
             held = acquire => held,
             () = self.shared.dropped.notified() => Ok(None),
+            () = self.shared.cut_short(until) => Ok(None),
         }
     }
 
@@ -301,7 +332,7 @@ impl Task<'_> {
             let shared = guard.mode() == lockkeeper::Mode::Read;
             let object = (guard.key().to_string(), guard.slots().first().copied().unwrap_or(0));
             let fence = guard.fence().get();
-            match self.resource.read(&object, fence, name, shared).await {
+            match self.shared.resource.read(&object, fence, name, shared).await {
                 Ok(read) => {
                     if read.value.is_none() {
                         self.shared.log.refused(*n);
@@ -318,7 +349,7 @@ impl Task<'_> {
             return;
         }
         for (n, object, fence, read) in saw {
-            match self.resource.write(&object, fence, name, read).await {
+            match self.shared.resource.write(&object, fence, name, read).await {
                 Ok(true) => {}
                 Ok(false) => self.shared.log.refused(n),
                 Err(error) => self.shared.log.surprise(&error.to_string()),
@@ -330,11 +361,14 @@ impl Task<'_> {
     async fn stay(&mut self, numbers: &[usize], held: &Held) {
         let log = &self.shared.log;
         // Usually short, sometimes long enough for others to be seen inside, and now and then longer
-        // than a lease.
+        // than a lease: as often in a slow store as in a fast one.
         let ttl = self.shared.brief.ttl;
+        let worked = std::mem::replace(&mut self.stayed, Instant::now()).elapsed();
         let length = match self.random.u16(..512) {
-            0 => ttl.mul_f64(1.5 * self.random.f64()),
-            1..32 => Duration::from_millis(self.random.u64(5..50)),
+            _ if self.random.f64() < worked.div_duration_f64(BETWEEN_LONG) => {
+                ttl.mul_f64(1.5 * self.random.f64())
+            }
+            ..32 => Duration::from_millis(self.random.u64(5..50)),
             _ => Duration::from_millis(self.random.u64(..3)),
         };
         let end = now() + length;
@@ -347,7 +381,8 @@ impl Task<'_> {
                 return;
             }
             numbers.iter().for_each(|n| log.vouched(*n, at));
-            let Some(left) = end.checked_sub(at).filter(|left| !left.is_zero()) else { return };
+            let left = end.checked_sub(at).filter(|left| !left.is_zero());
+            let Some(left) = left.filter(|_| !*self.shared.ended.borrow()) else { return };
             tokio::select! {
                 () = sleep(left.min(VOUCH)) => {}
                 reason = held.lost() => {

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 use crate::history::{Access, Object, Resource};
@@ -44,9 +46,9 @@ impl Served {
         Self { socket, both, task: tokio::spawn(accept).abort_handle() }
     }
 
-    /// The accesses to the resource so far, and those to its twin.
-    pub(super) fn logs(&self) -> [Vec<Access>; 2] {
-        [self.both.fenced.log(), self.both.twin.log()]
+    /// The accesses to the resource, and those to its twin. They are not kept.
+    pub(super) fn take_logs(&self) -> [Vec<Access>; 2] {
+        [self.both.fenced.take_log(), self.both.twin.take_log()]
     }
 }
 
@@ -59,10 +61,17 @@ impl Drop for Served {
 impl Both {
     async fn serve(&self, stream: UnixStream) -> io::Result<()> {
         let (input, mut output) = stream.into_split();
-        let mut lines = BufReader::new(input).lines();
-        while let Some(line) = lines.next_line().await? {
-            let answer = self.answer(&line).ok_or_else(|| io::Error::other(line))?;
-            output.write_all(answer.as_bytes()).await?;
+        let (mut input, mut line, mut answers) =
+            (BufReader::new(input), String::new(), String::new());
+        while input.read_line(&mut line).await? > 0 {
+            answers +=
+                &self.answer(line.trim_end()).ok_or_else(|| io::Error::other(line.clone()))?;
+            line.clear();
+            // Requests that arrive together are answered together.
+            if !input.buffer().contains(&b'\n') {
+                output.write_all(answers.as_bytes()).await?;
+                answers.clear();
+            }
         }
         Ok(())
     }
@@ -84,9 +93,9 @@ impl Both {
     }
 }
 
-/// A process's connection to both resources.
+/// A process's connection to both resources, which its tasks share.
 #[derive(Debug)]
-pub(super) struct Remote(BufReader<UnixStream>);
+pub(super) struct Remote(mpsc::UnboundedSender<(String, oneshot::Sender<Read>)>);
 
 /// What was read: the number of the last write, of the resource if it did not refuse, and of its
 /// twin.
@@ -98,11 +107,28 @@ pub(super) struct Read {
 
 impl Remote {
     pub(super) async fn connect(socket: &Path) -> io::Result<Self> {
-        Ok(Self(BufReader::new(UnixStream::connect(socket).await?)))
+        let (input, mut output) = UnixStream::connect(socket).await?.into_split();
+        let (requests, mut asked) = mpsc::unbounded_channel();
+        let (waiting, answered) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let mut some: Vec<(String, oneshot::Sender<Read>)> = Vec::new();
+            while asked.recv_many(&mut some, 64).await > 0 {
+                let mut lines = String::new();
+                for (line, answer) in some.drain(..) {
+                    lines += &line;
+                    let _ = waiting.send(answer);
+                }
+                if output.write_all(lines.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+        });
+        tokio::spawn(hear(BufReader::new(input), answered));
+        Ok(Self(requests))
     }
 
     pub(super) async fn read(
-        &mut self,
+        &self,
         object: &Object,
         fence: u64,
         owner: &str,
@@ -113,7 +139,7 @@ impl Remote {
 
     /// Writes on top of what was read. False if the resource refused, now or before.
     pub(super) async fn write(
-        &mut self,
+        &self,
         object: &Object,
         fence: u64,
         owner: &str,
@@ -125,7 +151,7 @@ impl Remote {
     }
 
     async fn ask(
-        &mut self,
+        &self,
         (key, slot): &Object,
         fence: u64,
         owner: &str,
@@ -134,12 +160,26 @@ impl Remote {
         twin: &str,
     ) -> io::Result<Read> {
         let line = format!("{key} {slot} {fence} {owner} {shared} {saw} {twin}\n");
-        self.0.get_mut().write_all(line.as_bytes()).await?;
-        let mut answer = String::new();
-        self.0.read_line(&mut answer).await?;
-        let parsed = answer.trim_end().split_once(' ').and_then(|(value, twin)| {
+        let (answer, answered) = oneshot::channel();
+        // Whether it was sent, the answer shows.
+        let _ = self.0.send((line, answer));
+        answered.await.map_err(|_| io::Error::other("the resource does not answer"))
+    }
+}
+
+/// Passes answers to those that wait for them, in the order in which they asked. Ends at the first
+/// that makes no sense.
+async fn hear(
+    mut input: BufReader<OwnedReadHalf>,
+    mut waiting: mpsc::UnboundedReceiver<oneshot::Sender<Read>>,
+) {
+    let mut line = String::new();
+    while input.read_line(&mut line).await.is_ok() {
+        let parsed = line.trim_end().split_once(' ').and_then(|(value, twin)| {
             Some(Read { value: value.parse().ok(), twin: twin.parse().ok()? })
         });
-        parsed.ok_or_else(|| io::Error::other(format!("the resource said {answer:?}")))
+        let (Some(read), Some(answer)) = (parsed, waiting.recv().await) else { return };
+        let _ = answer.send(read);
+        line.clear();
     }
 }

@@ -8,7 +8,8 @@ use lockkeeper_testkit::history::Violation;
 use lockkeeper_testkit::storm::{Judgement, Target};
 use serde::Serialize;
 
-/// A page with many more bars is slow, and large. Of more grants than these, some are left out.
+/// A page with many more bars is slow, and large. Of more grants than these, some are left out; and of
+/// more that were lost, more refused accesses and more faults.
 const MOST: usize = 1_500;
 
 /// How much of a round is shown.
@@ -73,16 +74,16 @@ impl Timeline {
         let inside = |n: &usize| (end.saturating_sub(LENGTH)..=end).contains(&all[*n].called);
         let mut order: Vec<_> = (0..all.len()).filter(inside).collect();
         order.sort_by_key(|n| all[*n].called);
-        let step = order.len().div_ceil(MOST).max(1);
         let refused: HashSet<_> = judgement.refused.iter().map(|(_, by)| *by).collect();
-        let shown_anyway = |n: usize| {
-            let in_violation = |violation: &Violation| violation.grants().contains(&all[n]);
-            all[n].lost.is_some()
-                || refused.contains(&n)
-                || violations().take(SHOWN).any(in_violation)
+        let is_special = |n: &usize| all[*n].lost.is_some() || refused.contains(n);
+        let is_wrong = |n: &usize| {
+            violations().take(SHOWN).any(|violation| violation.grants().contains(&all[*n]))
         };
-        let chosen = order.iter().enumerate().filter(|(at, n)| at % step == 0 || shown_anyway(**n));
-        let shown: Vec<_> = chosen.map(|(_, n)| *n).collect();
+        let mut shown = some(order.clone());
+        shown.extend(some(order.iter().copied().filter(is_special).collect()));
+        shown.extend(order.iter().copied().filter(is_wrong));
+        shown.sort_by_key(|n| (all[*n].called, *n));
+        shown.dedup();
         let start = shown.iter().map(|n| all[*n].called).min().unwrap_or_default();
         let ms = |at: Duration| (at.saturating_sub(start).as_micros() as f64) / 1e3;
         let (mut keys, mut modes) = (Vec::new(), Vec::new());
@@ -134,12 +135,18 @@ impl Timeline {
             all: order.len(),
             keys,
             modes,
-            faults: faults.map(fault).collect(),
-            refused: refusals.map(refused).collect(),
+            faults: some(faults.map(fault).collect()),
+            refused: some(refusals.map(refused).collect()),
             violations: violations.map(|(from, to)| [ms(*from), ms(*to)]).collect(),
             grants,
         }
     }
+}
+
+/// At most [`MOST`] of these, evenly.
+fn some<T>(all: Vec<T>) -> Vec<T> {
+    let step = all.len().div_ceil(MOST).max(1);
+    all.into_iter().step_by(step).collect()
 }
 
 /// The place of a name in a list, to which it is added.
