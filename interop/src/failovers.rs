@@ -12,8 +12,8 @@ use std::fmt::Write;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::server::{eventually, eventually_within};
 use lockkeeper_testkit::server::redis::{Sentinels, Server};
+use lockkeeper_testkit::server::{eventually, eventually_within};
 
 use crate::arbiter::{Arbiter, Side, Tally};
 use crate::driver::{Driver, Outcome, Program};

@@ -52,7 +52,8 @@ pub struct Judgement {
     pub unfenced_writes: usize,
     /// How often holders lost a lock, by reason.
     pub losses: BTreeMap<String, usize>,
-    /// How long before the next grant each loss by the clock was signalled, sorted.
+    /// How long before the next grant each loss by the clock was signalled, sorted; except around a fault
+    /// by which the store forgets locks.
     pub margins: Vec<Duration>,
     /// How long after the last fault every process had a lock again; `None` if one never had.
     pub recovery: Option<Duration>,
@@ -104,11 +105,17 @@ impl Judgement {
             .filter(|fault| fault.forgets)
             .map(|fault| fault.time.start..fault.time.end + storm.plan.ttl)
             .collect();
+        let forgets_at = |at: Duration| forgetful.iter().any(|fault| fault.contains(&at));
         let explained = |violation: &Violation| {
-            let at = entrant(violation).map(|entrant| entrant.returned);
-            at.is_some_and(|at| forgetful.iter().any(|fault| fault.contains(&at)))
+            entrant(violation).is_some_and(|entrant| forgets_at(entrant.returned))
         };
-        let (margins, late) = margins(&history.acquisitions, &expired);
+        let (all_margins, late) = margins(&history.acquisitions, &expired);
+        let mut margins: Vec<_> = all_margins
+            .into_iter()
+            .filter(|(_, granted)| !forgets_at(*granted))
+            .map(|(margin, _)| margin)
+            .collect();
+        margins.sort();
         let overtaken = match storm.plan.is_fifo {
             true => {
                 let waits = |((client, grants), gave_up)| Waits {

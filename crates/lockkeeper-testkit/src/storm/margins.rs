@@ -15,10 +15,13 @@ const RUNNING: Duration = Duration::from_millis(100);
 /// of the lease before its end.
 const LEAST: u32 = 6;
 
-/// How long before the next grant each of these losses was signalled, sorted, and the signals that
-/// came too late for it. Only holders that were running count, because no other can be signalled; and
+/// How long before the next grant each of these losses was signalled, and when that grant was made; and
+/// the signals that came too late for it. Only holders that were running count, because no other can be signalled; and
 /// only locks that were not released before the next grant.
-pub(super) fn margins(all: &[Acquisition], expired: &[usize]) -> (Vec<Duration>, Vec<Violation>) {
+pub(super) fn margins(
+    all: &[Acquisition],
+    expired: &[usize],
+) -> (Vec<(Duration, Duration)>, Vec<Violation>) {
     let mut keys: HashMap<&str, Vec<&Acquisition>> = HashMap::new();
     for acquisition in all {
         keys.entry(&acquisition.key).or_default().push(acquisition);
@@ -43,7 +46,7 @@ pub(super) fn margins(all: &[Acquisition], expired: &[usize]) -> (Vec<Duration>,
         match next.returned.checked_sub(signal) {
             Some(_) if lost.release.is_some_and(|release| release < next.returned) => {}
             Some(margin) => {
-                margins.push(margin);
+                margins.push((margin, next.returned));
                 if margin < least {
                     late.push(Violation::ThinMargin { pair: pair(), margin });
                 }
@@ -51,7 +54,6 @@ pub(super) fn margins(all: &[Acquisition], expired: &[usize]) -> (Vec<Duration>,
             None => late.push(Violation::LateSignal(pair())),
         }
     }
-    margins.sort();
     (margins, late)
 }
 
@@ -69,7 +71,7 @@ mod tests {
             ..Acquisition::of_test("first", 100)
         };
         let (margins, late) = margins(&[first, Acquisition::of_test("next", next)], &[0]);
-        (margins.iter().map(Duration::as_millis).collect(), late.len())
+        (margins.iter().map(|(margin, _)| margin.as_millis()).collect(), late.len())
     }
 
     #[test]
