@@ -37,6 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long sentinels may take. On a busy machine they may disagree several times, and then pause.
 const ELECTION: Duration = Duration::from_secs(120);
 
+/// After how long a planned failover must have been given up.
+const GIVEN_UP: Duration = Duration::from_secs(15);
+
 const NAME: &str = "failover";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +96,7 @@ pub(crate) fn failovers(
 fn fail_over(servers: &Sentinels, cause: Cause) -> &Server {
     let old = servers.master();
     depose(servers, old, cause);
-    until_replaced(servers, old);
+    until_replaced(servers, old, cause);
     old
 }
 
@@ -108,10 +111,16 @@ pub(crate) fn depose(servers: &Sentinels, master: &Server, cause: Cause) {
     }
 }
 
-/// Returns when the sentinels name another master.
-pub(crate) fn until_replaced(servers: &Sentinels, old: &Server) {
+/// Returns when the sentinels name another master. They may give up a planned failover, and do not
+/// begin again by themselves.
+pub(crate) fn until_replaced(servers: &Sentinels, old: &Server, cause: Cause) {
+    let mut asked = Instant::now();
     eventually_within(ELECTION, "another server is the master", || {
         let now = servers.master().port();
+        if now == old.port() && cause == Cause::Planned && asked.elapsed() > GIVEN_UP {
+            servers.sentinels[0].ask(&["SENTINEL", "FAILOVER", "main"]);
+            asked = Instant::now();
+        }
         (now != old.port()).then_some(()).ok_or(format!("still {now}"))
     });
 }

@@ -152,7 +152,7 @@ fn fail_over(servers: &Sentinels, failover: Failover, long: &AtomicBool) {
     let cause = if let Failover::Planned = failover { Cause::Planned } else { Cause::Crash };
     depose(servers, old, cause);
     replicas.for_each(|replica| replica.resume());
-    until_replaced(servers, old);
+    until_replaced(servers, old, cause);
     eprintln!("{failover:?}: another server is the master after {:.1?}", began.elapsed());
     until_settled(servers, old);
     sleep(SECTION.saturating_sub(began.elapsed()));
