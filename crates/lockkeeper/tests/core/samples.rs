@@ -372,7 +372,7 @@ async fn techniques_17_runs() {
     techniques_17(client.clone(), client, Owner::new(), Store).await.unwrap();
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn techniques_18_runs() {
     let client = Client::new(Memory::new());
     techniques_18(client.clone(), client, Owner::new(), Store).await.unwrap();
