@@ -3,6 +3,7 @@
 //! Identities can be secrets, so only their start is shown. Notes and names come from others, so what
 //! could move a terminal's cursor is not printed as it is.
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, IsTerminal};
 use std::time::SystemTime;
 
@@ -86,7 +87,7 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
     let client = Config::load()?.connect(&args.place).await?;
     let redraw = io::stdout().is_terminal() && !args.json;
     let follow = async {
-        let mut before: Vec<(String, Value)> = Vec::new();
+        let mut before = Locks::new();
         let mut outage = Outage::default();
         loop {
             let Some(mut snapshots) = outage.judge(client.list(&*args.prefix).await)? else {
@@ -108,7 +109,7 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
                 // Home, the text, then whatever is left of the last one.
                 print(&format!("\x1b[H\x1b[2J{body}"))?;
             } else {
-                let now: Vec<_> =
+                let now: Locks =
                     snapshots.iter().map(|s| (s.key.to_string(), lasting(s))).collect();
                 for line in changes(&before, &now, args.json) {
                     print(&line)?;
@@ -339,18 +340,18 @@ fn lasting(snapshot: &Snapshot) -> Value {
     value
 }
 
+/// Locks by their keys.
+type Locks = BTreeMap<String, Value>;
+
 /// One line per lock that changed.
-fn changes(before: &[(String, Value)], now: &[(String, Value)], json: bool) -> Vec<String> {
-    let find = |list: &[(String, Value)], key: &str| {
-        list.iter().find(|(k, _)| k == key).map(|(_, value)| value.clone())
-    };
+fn changes(before: &Locks, now: &Locks, json: bool) -> Vec<String> {
     let gone = before
         .iter()
-        .filter(|(key, _)| find(now, key).is_none())
+        .filter(|(key, _)| !now.contains_key(*key))
         .map(|(key, _)| (key, json!({"key": key, "fence": null, "holders": [], "waiters": [], "waiters_unknown": null})));
     let changed = now
         .iter()
-        .filter(|(key, value)| find(before, key).as_ref() != Some(value))
+        .filter(|(key, value)| before.get(*key) != Some(value))
         .map(|(key, value)| (key, value.clone()));
     gone.chain(changed)
         .map(|(key, value)| {
@@ -378,7 +379,7 @@ fn changes(before: &[(String, Value)], now: &[(String, Value)], json: bool) -> V
         .collect()
 }
 
-fn age(entry: &Entry) -> Option<std::time::Duration> {
+pub(crate) fn age(entry: &Entry) -> Option<std::time::Duration> {
     entry.since.and_then(|since| SystemTime::now().duration_since(since).ok())
 }
 
