@@ -242,7 +242,11 @@ impl Config {
 
     /// Opens the engine.
     pub(crate) async fn connect(&self, place: &Where) -> Result<Client, Failure> {
-        Ok(Client::connect(to_look(&self.endpoint(place)?)).await?)
+        Self::connect_to(&self.endpoint(place)?).await
+    }
+
+    pub(crate) async fn connect_to(endpoint: &Endpoint) -> Result<Client, Failure> {
+        Ok(Client::connect(to_look(endpoint)).await?)
     }
 
     fn duration(

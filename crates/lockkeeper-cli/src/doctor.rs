@@ -12,8 +12,9 @@ use crate::run::timeline::{Limit, Timeline};
 pub(crate) async fn doctor(args: Doctor) -> exit::Outcome {
     let place = Where { url: args.url, secret: args.secret };
     let config = Config::load()?;
-    let client = config.connect(&place).await?;
-    let url = client.place().to_owned();
+    let endpoint = config.endpoint(&place)?;
+    let client = Config::connect_to(&endpoint).await?;
+    let url = endpoint.to_string();
     let mut findings = client.doctor().await?;
     let limit = Limit::of(&client, config.ttl(None)?, None);
     if let Err(refused) = Timeline::new(limit, config.grace(None)?, config.on_lost(None)?) {
