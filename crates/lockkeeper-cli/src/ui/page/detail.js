@@ -74,8 +74,8 @@ function holders(list) {
   // The fence of a lock with one holder stands above.
   const fence = list.length > 1;
   return table("Holders", ["who", "command", "note", "for", "lease", ...(fence ? ["fence"] : [])], list.map((party) => [
-    nameOf(party), known(party.command), party.note ?? "", spell(since(party.since ?? party.seen)), lease(party),
-    ...(fence ? [known(party.fence)] : [])]));
+    nameOf(party) + (party.kept ? " (kept)" : ""), known(party.command), party.note ?? "",
+    spell(since(party.since ?? party.seen)), lease(party), ...(fence ? [known(party.fence)] : [])]));
 }
 
 function waiters(lock) {
