@@ -369,8 +369,9 @@ fn changes(before: &[(String, Value)], now: &[(String, Value)], json: bool) -> V
                 value[list].as_array().into_iter().flatten().filter_map(who).collect::<Vec<_>>()
             };
             let key = plain(key);
-            let mut holders = value["holders"].as_array().into_iter().flatten();
-            let held = if holders.all(|holder| holder["kept"] == true) { "kept" } else { "held" };
+            let kept =
+                |all: &Vec<Value>| !all.is_empty() && all.iter().all(|one| one["kept"] == true);
+            let held = if value["holders"].as_array().is_some_and(kept) { "kept" } else { "held" };
             match (names("holders"), names("waiters").len()) {
                 (holders, 0) if holders.is_empty() => format!("{time} {key}: free\n"),
                 (holders, 0) => format!("{time} {key}: {held} by {}\n", holders.join(", ")),
