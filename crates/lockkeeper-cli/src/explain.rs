@@ -81,6 +81,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         survives,
         reentrance,
         hand_over,
+        keep,
         ..
     } = *g;
     let scope = match scope {
@@ -179,6 +180,13 @@ fn sentences(g: &Guarantees) -> Vec<String> {
             format!("Tasks of one process do not hand a lock over among themselves: {reason}.")
         }
     };
+    let keep = match keep {
+        Support::Yes => "A program may keep a released mutex until somebody else wants it \
+                         (Lock::keep), and take it again without the store. \
+                         If it crashes meanwhile, the lock stays until its lease expires."
+            .to_owned(),
+        Support::No(reason) => format!("A released lock cannot be kept (Lock::keep): {reason}."),
+    };
     vec![
         scope.to_owned(),
         death.to_owned(),
@@ -198,6 +206,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         },
         reentrance.to_owned(),
         hand_over,
+        keep,
     ]
 }
 

@@ -79,7 +79,7 @@ pub(crate) async fn show(args: Show) -> exit::Outcome {
             }
         }
     }
-    Ok(u8::from(snapshot.is_none_or(|snapshot| snapshot.holders.is_empty())))
+    Ok(u8::from(snapshot.is_none_or(|snapshot| snapshot.holders.iter().all(|holder| holder.kept))))
 }
 
 pub(crate) async fn watch(args: Watch) -> exit::Outcome {
@@ -242,10 +242,11 @@ fn table_of(snapshots: &[Snapshot], most_waiters: usize) -> String {
     for snapshot in snapshots {
         let waiters = snapshot.waiters.iter().flatten().enumerate().take(most_waiters);
         let waiting = snapshot.waiters.as_ref().map_or(0, Vec::len);
-        let rows = snapshot.holders.iter().map(|holder| ("held".to_owned(), holder));
+        let state = |holder: &Entry| if holder.kept { "kept" } else { "held" };
+        let rows = snapshot.holders.iter().map(|holder| (state(holder).to_owned(), holder));
         for (state, entry) in rows.chain(waiters.map(|(n, e)| (format!("waits {}", n + 1), e))) {
             let unknown = || "unknown".to_owned();
-            let held = state == "held";
+            let held = matches!(state.as_str(), "held" | "kept");
             table.row([
                 snapshot.key.to_string(),
                 state,
@@ -311,6 +312,7 @@ fn entry_to_json(entry: &Entry) -> Value {
         "lease_left": entry.left.map(|left| left.as_secs_f64()),
         "fence": entry.fence.map(|fence| fence.get()),
         "slots": entry.slots,
+        "kept": entry.kept,
     })
 }
 
@@ -368,11 +370,14 @@ fn changes(before: &Locks, now: &Locks, json: bool) -> Vec<String> {
                 value[list].as_array().into_iter().flatten().filter_map(who).collect::<Vec<_>>()
             };
             let key = plain(key);
+            let kept =
+                |all: &Vec<Value>| !all.is_empty() && all.iter().all(|one| one["kept"] == true);
+            let held = if value["holders"].as_array().is_some_and(kept) { "kept" } else { "held" };
             match (names("holders"), names("waiters").len()) {
                 (holders, 0) if holders.is_empty() => format!("{time} {key}: free\n"),
-                (holders, 0) => format!("{time} {key}: held by {}\n", holders.join(", ")),
+                (holders, 0) => format!("{time} {key}: {held} by {}\n", holders.join(", ")),
                 (holders, n) => {
-                    format!("{time} {key}: held by {}; {n} waiting\n", holders.join(", "))
+                    format!("{time} {key}: {held} by {}; {n} waiting\n", holders.join(", "))
                 }
             }
         })

@@ -289,7 +289,8 @@ fn detail(
         lines.push(Line::styled(format!("deadlock: {}", plain(deadlock)), alarm()));
     }
     for holder in &lock.holders {
-        lines.push(Line::styled(format!("held by {}", plain(&holder.name())), bold));
+        let held = if holder.kept { "kept" } else { "held" };
+        lines.push(Line::styled(format!("{held} by {}", plain(&holder.name())), bold));
         lines.extend(about(holder, now, format!("lease {}", lease(holder, now))));
     }
     match &lock.waiters {

@@ -74,7 +74,7 @@ function holders(list) {
   // The fence of a lock with one holder stands above.
   const fence = list.length > 1;
   return table("Holders", ["who", "command", "note", "for", "lease", ...(fence ? ["fence"] : [])], list.map((party) => [
-    nameOf(party), known(party.command), party.note ?? "", lasts(party), lease(party),
+    nameOf(party) + (party.kept ? " (kept)" : ""), known(party.command), party.note ?? "", lasts(party), lease(party),
     ...(fence ? [known(party.fence)] : [])]));
 }
 

@@ -121,7 +121,7 @@ function line(row, n) {
   const link = el("a", { href: linkTo(row), "aria-label": `${row.key}: details` }, row.key);
   const tag = row.trouble && row.trouble !== "waiting"
     ? el("span", { class: `tag ${row.trouble}` }, WORDS[row.trouble]) : null;
-  const holderText = holder ? nameOf(holder) + more : "nobody";
+  const holderText = holder ? nameOf(holder) + (holder.kept ? " (kept)" : "") + more : "nobody";
   const about = [holderText, holder?.command, holder?.note].filter(Boolean).join(": ");
   const stale = row.stale ? el("span", { class: "tag stale", title: "the engine does not answer: this was seen last" }, "stale") : null;
   const tr = el("tr", {
