@@ -45,17 +45,21 @@ SCENARIOS = [
     Scenario("waiters512", "512 clients, one key", processes=4, clients=128, seconds=3.0, engines=("redis",)),
     Scenario("rivals", "Two processes, one key, guards dropped and taken again at once", processes=2, seconds=2.0,
              engines=("redis",), ours_only=True),
+    Scenario("wanted", "One task, a key that another client keeps between the visits", engines=("redis",), ours_only=True),
 ]
 
 JVM = 4.0
 OURS = Client("lockkeeper", "ours", "`mutex(key).acquire()`, `release().await`")
 DROPPED = Client("lockkeeper-dropped", "ours", "`mutex(key).acquire()`, the guard is dropped", scenarios=("one", "rivals"))
 BASE = [OURS, DROPPED]
+KEPT = Client("lockkeeper-kept", "ours", "`mutex(key).keep(60s)`, `release().await`", scenarios=("one",))
+WANTED = Client("lockkeeper-wanted", "ours", "`mutex(key).acquire()`, while another client has `keep(60s)`", scenarios=("wanted",))
 
 CLIENTS = {
     "redis": BASE + [
+        KEPT, WANTED,
         Client("lockkeeper-fair", "ours", "`mutex(key).fair()`", scenarios=("hot8", "section", "waiters4", "waiters64", "waiters256", "waiters512")),
-        Client("socket", "ours", "two `PING`s by a blocking socket", scenarios=("one", "rivals"), floor=True),
+        Client("socket", "ours", "two `PING`s by a blocking socket", scenarios=("one", "rivals", "wanted"), floor=True),
         Client("set-nx", "peers", "`SET NX PX`, then compare and delete, by the crate redis", scenarios=("one", "own64"), floor=True),
         Client("rslock", "peers", "`LockManager::acquire`, `release().await`; defaults", most=256),
         Client("redsync", "go", "`NewMutex`, `Lock`, `Unlock`; defaults", most=256),
@@ -109,7 +113,7 @@ def warm_up(client, scenario):
 def baselines(scenario, clients):
     """Our own clients again, by the worker with the library of another revision. Variants are left out where they are
     not the point."""
-    variants = ("lockkeeper-fair",) if scenario.name == "rivals" else ("lockkeeper-fair", "lockkeeper-dropped")
+    variants = ("lockkeeper-fair", KEPT.name, WANTED.name, *(() if scenario.name == "rivals" else (DROPPED.name,)))
     return [dataclasses.replace(client, name=client.name.replace("lockkeeper", "baseline"), program="baseline")
             for client in clients if client.program == "ours" and not client.floor and client.name not in variants]
 

@@ -61,6 +61,12 @@ def rows(results):
     at_most("the same: commands at the server per hand-off", None if None in commands else max(commands), 20, "")
     at_least("Redis, 16 tasks of one process, one key: hand-offs against those between 8 processes",
              ratio(r.get("redis", "tasks16", "lockkeeper", "handoffs"), handoffs), 20)
+    ping = r.cycle("redis", "one", "socket")
+    at_most("Redis, one task, a kept lock: the cycle against a `PING`",
+            ratio(r.cycle("redis", "one", "lockkeeper-kept"), ping / 2 if ping else None), 0.05)
+    ping = r.cycle("redis", "wanted", "socket")
+    at_most("Redis, a lock that another client keeps: the wait, in `PING`s",
+            ratio(r.get("redis", "wanted", "lockkeeper-wanted", "wait", "p50"), ping / 2 if ping else None), 3)
     for peer in ("curator", "zookeeper-client"):
         at_least(f"ZooKeeper, 8 processes, one key: against {peer}",
                  ratio(r.rate("zookeeper", "hot8"), r.rate("zookeeper", "hot8", peer)), 1)

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use lockkeeper_testkit::server::redis::{Sentinels, Server};
 use lockkeeper_testkit::server::{eventually, eventually_within};
 
-use crate::arbiter::{Arbiter, Side, Tally};
+use crate::arbiter::Arbiter;
 use crate::driver::{Driver, Outcome, Program};
+use crate::resource::{Side, Tally};
 
 /// The variable that sets the number of failovers; the default is one.
 const COUNT: &str = "LOCKKEEPER_INTEROP_FAILOVERS";

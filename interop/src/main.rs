@@ -18,6 +18,7 @@ mod ours;
 mod own;
 mod pairs;
 mod peers;
+mod resource;
 mod scenes;
 mod store;
 mod table;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::{Backoff, Client, Error, Guard, Lock, Multi, MultiGuard, Owner, Release, Result};
 use tokio::runtime::Runtime;
 
-use crate::arbiter::PERMITS;
+use crate::resource::PERMITS;
 
 /// How long it may take to reach the servers, which are already running.
 const PATIENCE: Duration = Duration::from_secs(60);

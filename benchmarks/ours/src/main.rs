@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use lockkeeper::{Client, Lock};
 use lockkeeper_benchmarks::{Contender, Failure, Order, Section, serve};
@@ -24,24 +25,38 @@ enum End {
     Dropped,
 }
 
+/// How long a lock is kept: for the whole run, unless it is wanted.
+const KEPT: Duration = Duration::from_secs(60);
+
 struct Ours {
     lock: Lock,
     end: End,
+    /// The same lock of another client, which keeps it between the visits.
+    keeper: Option<Lock>,
 }
 
 async fn ours(order: &Order) -> Result<Vec<Ours>, Failure> {
-    let (fair, end) = match order.client.as_str() {
-        "lockkeeper" => (false, End::Awaited),
-        "lockkeeper-fair" => (true, End::Awaited),
-        "lockkeeper-dropped" => (false, End::Dropped),
+    let end = match order.client.as_str() {
+        "lockkeeper" | "lockkeeper-fair" | "lockkeeper-kept" | "lockkeeper-wanted" => End::Awaited,
+        "lockkeeper-dropped" => End::Dropped,
         other => return Err(format!("there is no client {other}").into()),
     };
     let mut contenders = Vec::new();
     for _ in 0..order.clients {
         let client = Client::connect(&order.address).await?;
+        let keeper = match order.client.as_str() {
+            "lockkeeper-wanted" => Some(Client::connect(&order.address).await?),
+            _ => None,
+        };
         for task in 0..order.tasks {
             let lock = client.mutex(order.key(task));
-            contenders.push(Ours { lock: if fair { lock.fair() } else { lock }, end });
+            let lock = match order.client.as_str() {
+                "lockkeeper-fair" => lock.fair(),
+                "lockkeeper-kept" => lock.keep(KEPT),
+                _ => lock,
+            };
+            let keeper = keeper.as_ref().map(|keeper| keeper.mutex(order.key(task)).keep(KEPT));
+            contenders.push(Ours { lock, end, keeper });
         }
     }
     Ok(contenders)
@@ -56,6 +71,9 @@ impl Contender for Ours {
                 guard.release().await?;
             }
             End::Dropped => drop(guard),
+        }
+        if let Some(keeper) = &self.keeper {
+            keeper.clone().acquire().await?.release().await?;
         }
         Ok(())
     }

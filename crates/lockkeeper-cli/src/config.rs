@@ -140,10 +140,23 @@ impl Config {
                 .iter()
                 .map(|name| match self.file.engines.get(name) {
                     Some(url) => of_file(name, url),
-                    None => plain(Some(name)),
+                    None if name.contains(':') => plain(Some(name)),
+                    None => Err(self.no_engine(name)),
                 })
                 .collect(),
         }
+    }
+
+    fn no_engine(&self, name: &str) -> Failure {
+        let known = self.file.engines.keys().map(|name| format!("{name:?}")).collect::<Vec<_>>();
+        let known = match known.as_slice() {
+            [] => format!("{} names no engines", self.path.display()),
+            known => format!("{} names {}", self.path.display(), known.join(", ")),
+        };
+        Failure::usage(format!(
+            "{name:?} is neither the URL of an engine, such as redis://host or file:///dir, nor a \
+             name in the configuration: {known}"
+        ))
     }
 
     /// An engine with its password.
@@ -229,7 +242,11 @@ impl Config {
 
     /// Opens the engine.
     pub(crate) async fn connect(&self, place: &Where) -> Result<Client, Failure> {
-        Ok(Client::connect(to_look(&self.endpoint(place)?)).await?)
+        Self::connect_to(&self.endpoint(place)?).await
+    }
+
+    pub(crate) async fn connect_to(endpoint: &Endpoint) -> Result<Client, Failure> {
+        Ok(Client::connect(to_look(endpoint)).await?)
     }
 
     fn duration(

@@ -1,6 +1,7 @@
 //! `explain`: what an engine promises and what it does not, in plain sentences.
 //!
-//! Every sentence comes from one field of [`Guarantees`], so a new field cannot be forgotten.
+//! Every sentence about a promise comes from one field of [`Guarantees`], so a new field cannot be
+//! forgotten.
 
 use lockkeeper::endpoint::Endpoint;
 use lockkeeper::engine::{
@@ -34,7 +35,32 @@ pub(crate) fn explain(args: Explain) -> exit::Outcome {
     for sentence in sentences(&guarantees) {
         text += &format!("- {sentence}\n");
     }
+    if let Some(sentence) = deployment(&guarantees) {
+        text += &format!("- {sentence}\n");
+    }
     print(&text).map(|()| 0)
+}
+
+/// What a client finds out about the servers when it connects, and what follows from it.
+fn deployment(g: &Guarantees) -> Option<&'static str> {
+    Some(match (g.engine, g.death, g.wakeup) {
+        ("postgres", Death::Lease, Wakeup::Push) => {
+            "It works behind a transaction-mode pooler, which is detected when a client connects; there, \
+             waiters poll instead."
+        }
+        ("postgres", Death::Session, _) => {
+            "It is refused behind a transaction-mode pooler, which is detected when a client connects: \
+             such a lock lives in a session. strategy=lease works there."
+        }
+        ("mysql", Death::Lease, _) => {
+            "It works through all members of a Galera cluster or a multi-primary group at once."
+        }
+        ("mysql", Death::Session, _) => {
+            "It is refused at members of a Galera cluster or a multi-primary group: the other members \
+             know nothing of such locks. strategy=lease works there."
+        }
+        _ => return None,
+    })
 }
 
 /// For promises that were added to the library after this command was built.
@@ -55,6 +81,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         survives,
         reentrance,
         hand_over,
+        keep,
         ..
     } = *g;
     let scope = match scope {
@@ -153,6 +180,13 @@ fn sentences(g: &Guarantees) -> Vec<String> {
             format!("Tasks of one process do not hand a lock over among themselves: {reason}.")
         }
     };
+    let keep = match keep {
+        Support::Yes => "A program may keep a released mutex until somebody else wants it \
+                         (Lock::keep), and take it again without the store. \
+                         If it crashes meanwhile, the lock stays until its lease expires."
+            .to_owned(),
+        Support::No(reason) => format!("A released lock cannot be kept (Lock::keep): {reason}."),
+    };
     vec![
         scope.to_owned(),
         death.to_owned(),
@@ -172,6 +206,7 @@ fn sentences(g: &Guarantees) -> Vec<String> {
         },
         reentrance.to_owned(),
         hand_over,
+        keep,
     ]
 }
 

@@ -3,6 +3,7 @@
 //! Identities can be secrets, so only their start is shown. Notes and names come from others, so what
 //! could move a terminal's cursor is not printed as it is.
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, IsTerminal};
 use std::time::SystemTime;
 
@@ -78,7 +79,7 @@ pub(crate) async fn show(args: Show) -> exit::Outcome {
             }
         }
     }
-    Ok(u8::from(snapshot.is_none_or(|snapshot| snapshot.holders.is_empty())))
+    Ok(u8::from(snapshot.is_none_or(|snapshot| snapshot.holders.iter().all(|holder| holder.kept))))
 }
 
 pub(crate) async fn watch(args: Watch) -> exit::Outcome {
@@ -86,7 +87,7 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
     let client = Config::load()?.connect(&args.place).await?;
     let redraw = io::stdout().is_terminal() && !args.json;
     let follow = async {
-        let mut before: Vec<(String, Value)> = Vec::new();
+        let mut before = Locks::new();
         let mut outage = Outage::default();
         loop {
             let Some(mut snapshots) = outage.judge(client.list(&*args.prefix).await)? else {
@@ -108,7 +109,7 @@ pub(crate) async fn watch(args: Watch) -> exit::Outcome {
                 // Home, the text, then whatever is left of the last one.
                 print(&format!("\x1b[H\x1b[2J{body}"))?;
             } else {
-                let now: Vec<_> =
+                let now: Locks =
                     snapshots.iter().map(|s| (s.key.to_string(), lasting(s))).collect();
                 for line in changes(&before, &now, args.json) {
                     print(&line)?;
@@ -241,10 +242,11 @@ fn table_of(snapshots: &[Snapshot], most_waiters: usize) -> String {
     for snapshot in snapshots {
         let waiters = snapshot.waiters.iter().flatten().enumerate().take(most_waiters);
         let waiting = snapshot.waiters.as_ref().map_or(0, Vec::len);
-        let rows = snapshot.holders.iter().map(|holder| ("held".to_owned(), holder));
+        let state = |holder: &Entry| if holder.kept { "kept" } else { "held" };
+        let rows = snapshot.holders.iter().map(|holder| (state(holder).to_owned(), holder));
         for (state, entry) in rows.chain(waiters.map(|(n, e)| (format!("waits {}", n + 1), e))) {
             let unknown = || "unknown".to_owned();
-            let held = state == "held";
+            let held = matches!(state.as_str(), "held" | "kept");
             table.row([
                 snapshot.key.to_string(),
                 state,
@@ -310,6 +312,7 @@ fn entry_to_json(entry: &Entry) -> Value {
         "lease_left": entry.left.map(|left| left.as_secs_f64()),
         "fence": entry.fence.map(|fence| fence.get()),
         "slots": entry.slots,
+        "kept": entry.kept,
     })
 }
 
@@ -339,18 +342,18 @@ fn lasting(snapshot: &Snapshot) -> Value {
     value
 }
 
+/// Locks by their keys.
+type Locks = BTreeMap<String, Value>;
+
 /// One line per lock that changed.
-fn changes(before: &[(String, Value)], now: &[(String, Value)], json: bool) -> Vec<String> {
-    let find = |list: &[(String, Value)], key: &str| {
-        list.iter().find(|(k, _)| k == key).map(|(_, value)| value.clone())
-    };
+fn changes(before: &Locks, now: &Locks, json: bool) -> Vec<String> {
     let gone = before
         .iter()
-        .filter(|(key, _)| find(now, key).is_none())
+        .filter(|(key, _)| !now.contains_key(*key))
         .map(|(key, _)| (key, json!({"key": key, "fence": null, "holders": [], "waiters": [], "waiters_unknown": null})));
     let changed = now
         .iter()
-        .filter(|(key, value)| find(before, key).as_ref() != Some(value))
+        .filter(|(key, value)| before.get(*key) != Some(value))
         .map(|(key, value)| (key, value.clone()));
     gone.chain(changed)
         .map(|(key, value)| {
@@ -367,18 +370,21 @@ fn changes(before: &[(String, Value)], now: &[(String, Value)], json: bool) -> V
                 value[list].as_array().into_iter().flatten().filter_map(who).collect::<Vec<_>>()
             };
             let key = plain(key);
+            let kept =
+                |all: &Vec<Value>| !all.is_empty() && all.iter().all(|one| one["kept"] == true);
+            let held = if value["holders"].as_array().is_some_and(kept) { "kept" } else { "held" };
             match (names("holders"), names("waiters").len()) {
                 (holders, 0) if holders.is_empty() => format!("{time} {key}: free\n"),
-                (holders, 0) => format!("{time} {key}: held by {}\n", holders.join(", ")),
+                (holders, 0) => format!("{time} {key}: {held} by {}\n", holders.join(", ")),
                 (holders, n) => {
-                    format!("{time} {key}: held by {}; {n} waiting\n", holders.join(", "))
+                    format!("{time} {key}: {held} by {}; {n} waiting\n", holders.join(", "))
                 }
             }
         })
         .collect()
 }
 
-fn age(entry: &Entry) -> Option<std::time::Duration> {
+pub(crate) fn age(entry: &Entry) -> Option<std::time::Duration> {
     entry.since.and_then(|since| SystemTime::now().duration_since(since).ok())
 }
 

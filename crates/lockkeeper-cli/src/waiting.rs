@@ -12,9 +12,9 @@ use lockkeeper::{Client, whoami};
 use nix::unistd::{getpgrp, tcgetpgrp};
 use tokio::time::Instant;
 
-use crate::inspect::describe;
+use crate::inspect::{age, describe};
 use crate::output::{Say, human, stderr, tell};
-use crate::table::{clipped, plain, shortened};
+use crate::table::{clipped, cut, plain, shortened};
 
 /// A shorter wait is not reported.
 pub(crate) const WORTH_A_WORD: Duration = Duration::from_millis(500);
@@ -65,20 +65,22 @@ impl Waiting<'_> {
     }
 
     /// What is left out first is what `show` tells as well; the holder stays to the end.
-    fn lines(&self, seen: &Seen) -> [String; 8] {
-        let (key, time) = (self.key, self.time());
-        let Seen { place, brief_place, holders: [all, age, command, who] } = seen;
+    fn lines(&self, seen: &Seen) -> Vec<String> {
+        let (key, [time, brief_time]) = (self.key, self.times());
+        let Seen { place, brief_place, holders, brief_holders } = seen;
         let name = shortened(&format!("{key:?}"), NAME);
-        [
-            format!("waiting for lock {key:?} for {time}{place}{all}"),
-            format!("waiting for lock {key:?} for {time}{place}{age}"),
-            format!("waiting for {name} {time}{brief_place}{command}"),
-            format!("{name} {time}{brief_place}{command}"),
-            format!("waiting for {name} {time}{brief_place}{who}"),
-            format!("{name} {time}{brief_place}{who}"),
-            format!("waiting for {name} {time}{who}"),
-            format!("{name}{who}"),
-        ]
+        let mut lines = vec![format!("waiting for lock {key:?} for {time}{place}{holders}")];
+        let time = brief_time;
+        if let [all, .., who] = brief_holders.as_slice() {
+            lines.push(format!("waiting for lock {name} {time}{brief_place}{all}"));
+            let brief = |holders: &String| format!("lock {name} {time}{brief_place}{holders}");
+            lines.extend(brief_holders.iter().map(brief));
+            lines.push(format!("lock {name} {time}{who}"));
+            lines.push(format!("{name}{who}"));
+        } else {
+            lines.push(format!("lock {name} {time}{brief_place}{holders}"));
+        }
+        lines
     }
 
     /// The holders and waiters, or why the engine does not report them.
@@ -94,15 +96,14 @@ impl Waiting<'_> {
         }
     }
 
-    fn time(&self) -> String {
+    /// The time waited and the time left, and the same in fewer words.
+    fn times(&self) -> [String; 2] {
         let waited = human(whole(self.since.elapsed()));
-        match self.until {
-            Some(until) => {
-                let left = until.saturating_duration_since(Instant::now());
-                format!("{waited} ({} left)", human(whole(left)))
-            }
-            None => waited,
-        }
+        let Some(until) = self.until else { return [waited.clone(), waited] };
+        let left = until.saturating_duration_since(Instant::now()).as_secs_f64().ceil();
+        let left = human(Duration::from_secs_f64(left));
+        let brief = left.split(' ').next().unwrap_or(&left);
+        [left.as_str(), brief].map(|left| format!("{waited} ({left} left)"))
     }
 }
 
@@ -113,36 +114,27 @@ struct Seen {
     place: String,
     /// The same, in fewer words.
     brief_place: String,
-    /// The holders: with all that is known, with their age, with their command, and only who they
-    /// are.
-    holders: [String; 4],
+    /// The holders, with all that is known, or why they are not known.
+    holders: String,
+    /// The holders in fewer and fewer words. The last one has only who they are.
+    brief_holders: Vec<String>,
 }
+
+/// How much of a command is shown where there is not enough room for all of it.
+const COMMANDS: [usize; 5] = [usize::MAX, 48, 32, 20, 12];
 
 impl Seen {
     fn of(snapshot: &Snapshot, ordered: bool) -> Self {
-        let briefly = |holder: &Entry| {
-            let mut holder = holder.clone();
-            (holder.command, holder.note) = (None, None);
-            holder
-        };
-        let with_command = |holder: &Entry| {
-            let mut holder = holder.clone();
-            (holder.since, holder.note) = (None, None);
-            holder
-        };
-        let only_who = |holder: &Entry| {
-            let mut holder = briefly(holder);
-            holder.since = None;
-            holder
-        };
-        let parts = [&Entry::clone as &dyn Fn(&Entry) -> Entry, &briefly, &with_command, &only_who];
-        let holders = parts.map(|part| match snapshot.holders.as_slice() {
-            [] => String::new(),
-            [one] => format!("; held by {}", describe(&part(one))),
-            [first, others @ ..] => {
-                format!("; held by {} and {} more", describe(&part(first)), others.len())
-            }
-        });
+        let (mut holders, mut brief_holders) = (String::new(), Vec::new());
+        if let [first, others @ ..] = snapshot.holders.as_slice() {
+            let more = match others.len() {
+                0 => String::new(),
+                others => format!(" and {others} more"),
+            };
+            holders = format!("; held by {}{more}", describe(first));
+            let brief = |what: String| format!("; held by {what}{more}");
+            brief_holders = in_brief(first).into_iter().map(brief).collect();
+        }
         let us = whoami();
         let waiters = snapshot.waiters.as_deref().unwrap_or_default();
         let ours = |waiter: &Entry| waiter.who.as_ref() == Some(&us);
@@ -151,14 +143,30 @@ impl Seen {
             (all, Some(at)) if ordered => (format!(", {} of {all}", at + 1), " in the queue"),
             (all, _) => (format!(", {all} waiting"), ""),
         };
-        Self { place: format!("{brief_place}{rest}"), brief_place, holders }
+        Self { place: format!("{brief_place}{rest}"), brief_place, holders, brief_holders }
     }
 
     /// Nothing, and the reason.
     fn none(why: String) -> Self {
-        let holders = [why.clone(), why.clone(), why.clone(), why];
-        Self { place: String::new(), brief_place: String::new(), holders }
+        Self { holders: why, ..Self::default() }
     }
+}
+
+/// A holder in fewer and fewer words: without its note, with less of its command, without its age.
+fn in_brief(holder: &Entry) -> Vec<String> {
+    let mut bare = holder.clone();
+    (bare.command, bare.since, bare.note) = (None, None, None);
+    let who = describe(&bare);
+    let age = age(holder).map(|age| format!(" {}", human(whole(age)))).unwrap_or_default();
+    let note = holder.note.as_ref().map(|note| format!(" ({note})"));
+    let command = holder.command.as_deref();
+    let commands = COMMANDS.into_iter().filter_map(|most| Some(cut(command?, most)));
+    let mut forms: Vec<_> = commands.map(|command| format!("{who} {command:?}{age}")).collect();
+    let shortest = COMMANDS.last().and_then(|most| Some(cut(command?, *most)));
+    forms.extend(shortest.map(|command| format!("{who} {command:?}")));
+    forms.extend([format!("{who}{age}"), who]);
+    let all = note.and_then(|note| Some(format!("{}{note}", forms.first()?)));
+    all.into_iter().chain(forms).collect()
 }
 
 /// Without the fraction of a second, which would flicker.
@@ -184,9 +192,10 @@ impl Line {
         Self { quiet: say.quiet, drawn: io::stderr().is_terminal() && !dumb, used: false }
     }
 
-    /// Shows the longest of these texts that fits.
+    /// Shows the longest of these texts that fits. Only the first one says whose it is: the others
+    /// need the room.
     pub(crate) fn show(&mut self, texts: &[String]) {
-        let [longest, .., shortest] = texts else { return };
+        let [longest, shorter @ ..] = texts else { return };
         if self.quiet {
         } else if !self.drawn {
             tell(plain(longest));
@@ -194,10 +203,11 @@ impl Line {
             // In the background it would be drawn into what the user types.
             let width =
                 terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| width.0);
-            let line = |text: &String| format!("lockkeeper: {}", plain(text));
-            let fits = |line: &String| clipped(line, width.into()) == *line;
-            let line = texts.iter().map(line).find(fits).unwrap_or_else(|| line(shortest));
-            stderr(&format!("\r{}\x1b[K", clipped(&line, width.into())));
+            let mut lines: Vec<_> = shorter.iter().map(|text| plain(text)).collect();
+            lines.insert(0, format!("lockkeeper: {}", plain(longest)));
+            let fits = |line: &&String| clipped(line, width.into()) == **line;
+            let Some(line) = lines.iter().find(fits).or(lines.last()) else { return };
+            stderr(&format!("\r{}\x1b[K", clipped(line, width.into())));
             self.used = true;
         }
     }
@@ -218,6 +228,8 @@ impl Drop for Line {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use lockkeeper::{Key, Mode};
 
     use super::*;
@@ -230,13 +242,13 @@ mod tests {
     fn the_holders_and_our_place_are_named() {
         let mut snapshot = Snapshot::new(Key::new("k").unwrap());
         let held_by = |snapshot: &Snapshot, ordered| {
-            let Seen { place, holders: [all, ..], .. } = Seen::of(snapshot, ordered);
-            place + &all
+            let Seen { place, holders, .. } = Seen::of(snapshot, ordered);
+            place + &holders
         };
         assert_eq!(held_by(&snapshot, true), "");
         snapshot.holders = vec![entry("ann@web1 7 sleep 60")];
         assert_eq!(held_by(&snapshot, true), "; held by ann@web1 7 running \"sleep 60\"");
-        assert_eq!(Seen::of(&snapshot, true).holders[3], "; held by ann@web1 7");
+        assert_eq!(Seen::of(&snapshot, true).brief_holders.last().unwrap(), "; held by ann@web1 7");
         snapshot.holders.push(entry("bob@web2 8"));
         snapshot.waiters = Some(vec![entry("eve@web3 9"), entry(&whoami())]);
         let both = "; held by ann@web1 7 running \"sleep 60\" and 1 more";
@@ -244,27 +256,37 @@ mod tests {
         assert_eq!(held_by(&snapshot, false), format!(", 2 waiting{both}"));
     }
 
-    #[test]
-    fn eighty_columns_have_room_for_the_place_and_the_command() {
-        let mut snapshot = Snapshot::new(Key::new("k").unwrap());
-        snapshot.holders = vec![entry("ann@web1 7 sleep 60")];
-        snapshot.waiters = Some(vec![entry(&whoami()), entry("eve@web3 9")]);
-        let until = Some(Instant::now() + Duration::from_secs(60));
-        let waiting = Waiting { key: "k", since: Instant::now(), until, drawn: true };
+    /// The line on a terminal of this width.
+    fn drawn(key: &str, held_for: u64, command: &str, note: &str, width: usize) -> String {
+        let mut snapshot = Snapshot::new(Key::new(key).unwrap());
+        let mut holder = entry(&format!("root@vm 14934 {command}"));
+        holder.since = SystemTime::now().checked_sub(Duration::from_secs(held_for));
+        holder.note = (!note.is_empty()).then(|| note.to_owned());
+        snapshot.holders = vec![holder];
+        snapshot.waiters = Some(vec![entry("eve@web3 9"), entry(&whoami())]);
+        let until = Some(Instant::now() + Duration::from_millis(1_194_500));
+        let waiting = Waiting { key, since: Instant::now(), until, drawn: true };
         let lines = waiting.lines(&Seen::of(&snapshot, true));
-        let line = lines.iter().find(|line| "lockkeeper: ".len() + line.len() <= 80).unwrap();
-        assert!(line.ends_with(", 1 of 2; held by ann@web1 7 running \"sleep 60\""), "{line}");
+        lines.into_iter().find(|line| clipped(line, width) == *line).expect("a line that fits")
     }
 
     #[test]
-    fn the_place_is_left_out_after_the_command() {
-        let mut snapshot = Snapshot::new(Key::new("deploy/web").unwrap());
-        snapshot.holders = vec![entry("root@vm 14934 sleep 900")];
-        snapshot.waiters = Some(vec![entry("eve@web3 9"), entry(&whoami())]);
-        let until = Some(Instant::now() + Duration::from_secs(1195));
-        let waiting = Waiting { key: "deploy/web", since: Instant::now(), until, drawn: true };
-        let lines = waiting.lines(&Seen::of(&snapshot, true));
-        let line = lines.iter().find(|line| "lockkeeper: ".len() + line.len() <= 80).unwrap();
-        assert!(line.ends_with(" left), 2 of 2; held by root@vm 14934"), "{line}");
+    fn eighty_columns_have_room_for_everything_but_the_note() {
+        let line = drawn("deploy", 240, "sleep 9", "nightly run", 80);
+        let rest = " (19m left), 2 of 2; held by root@vm 14934 \"sleep 9\" 4m";
+        assert!(line.starts_with("lock \"deploy\" 0ms") && line.ends_with(rest), "{line}");
+        let line = drawn("k", 240, "sh", "nightly", 80);
+        assert!(line.ends_with(" \"sh\" 4m (nightly)"), "{line}");
+    }
+
+    #[test]
+    fn the_holder_stays_to_the_end() {
+        let command = "tar --create --file /backup/monday.tar /home";
+        let line = drawn("deploy/web", 240, command, "", 80);
+        assert!(line.ends_with("; held by root@vm 14934 4m"), "{line}");
+        let line = drawn("db", 240, command, "", 80);
+        assert!(line.ends_with(", 2 of 2; held by root@vm 14934 \"tar --creat…\" 4m"), "{line}");
+        let line = drawn("deploy/web", 240, command, "", 40);
+        assert_eq!(line, "\"deploy/web\"; held by root@vm 14934");
     }
 }

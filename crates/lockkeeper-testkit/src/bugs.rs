@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use lockkeeper::clock::{Clock, Moment};
 use lockkeeper::engine::{
     Break, Breaker, Claim, Engine, Entry, Grant, Guarantees, Held, Lease, Mode, Query, Released,
-    Renewal, Request, Snapshot,
+    Renewal, Request, Signal, Snapshot,
 };
 use lockkeeper::{Fence, Key, Result, Token};
 
@@ -85,6 +85,8 @@ bugs! {
     ReservedFencesNotKept = "reserved-fences-not-kept",
     /// The first of the reserved fences is that of the grant: it is passed on with the lock.
     FencePassedOn = "fence-passed-on",
+    /// A client that keeps a lock after its release does not learn that others want it.
+    WishIgnored = "wish-ignored",
 }
 
 /// An engine with a bug.
@@ -220,6 +222,20 @@ impl Held for Endless {
     }
 }
 
+/// A hold that nobody's wish reaches.
+#[derive(Debug)]
+struct Deaf(Arc<dyn Held>);
+
+impl Held for Deaf {
+    fn expires(&self) -> bool {
+        self.0.expires()
+    }
+
+    fn wanted(&self) -> Option<Signal> {
+        self.0.wanted().map(|_| -> Signal { Box::pin(std::future::pending()) })
+    }
+}
+
 #[derive(Debug)]
 struct BuggyClaim {
     claim: Box<dyn Claim>,
@@ -276,6 +292,7 @@ impl Claim for BuggyClaim {
             Bug::FencePassedOn if grant.reserved > 0 => {
                 grant.fence = Fence::new(grant.fence.get() - 1);
             }
+            Bug::WishIgnored => grant.held = Arc::new(Deaf(grant.held)),
             Bug::OneSlotForAll => grant.slots.fill(0),
             _ => {}
         }

@@ -121,4 +121,5 @@ found! {
     fences_from_a_lost_counter_are_found: FenceFromLostCounter,
     reserved_fences_that_are_granted_twice_are_found: ReservedFencesNotKept,
     a_fence_that_is_passed_on_is_found: FencePassedOn,
+    a_wish_that_is_ignored_is_found: WishIgnored,
 }

@@ -315,6 +315,7 @@ impl Client {
     /// Locks that are still held stay held, and are released when their guards are dropped. The
     /// wait ends after ten seconds if the engine does not answer.
     pub async fn close(self) {
+        self.inner.keep_no_more();
         self.flush().await;
         self.inner.engine.close().await;
     }

@@ -40,6 +40,7 @@ pub struct Lock {
     owner: Option<Owner>,
     note: Option<Arc<str>>,
     hand_over: bool,
+    keep: Option<Duration>,
     /// A number of permits that was set on a lock that is no semaphore.
     misplaced_permits: Option<u32>,
 }
@@ -59,6 +60,7 @@ impl Lock {
             owner: None,
             note: None,
             hand_over: true,
+            keep: None,
             misplaced_permits: None,
         }
     }
@@ -137,6 +139,28 @@ impl Lock {
     /// [whose grants reserve no fences](crate::Guarantees::hand_over).
     pub fn hand_over(mut self, on: bool) -> Self {
         self.hand_over = on;
+        self
+    }
+
+    /// Keeps the lock for up to `keep` after its release, as long as nobody else wants it: tasks of
+    /// this client acquire it again without the store, each time with a fence of its own.
+    ///
+    /// When any other client asks for the lock, this client learns of it at once and releases a kept
+    /// lock; one that is held is not kept any more when its guard is released. The time counts from
+    /// the first release after the store granted the lock, so clients that wait without asking, such
+    /// as those of other libraries, wait for at most `keep` longer.
+    ///
+    /// The price: if the process crashes, or ends without dropping its last handle, a kept lock
+    /// stays until its lease has expired, although nobody held it. A single attempt of another
+    /// client finds a kept lock busy, and makes it free for the next one.
+    ///
+    /// Only a mutex can be kept, and only on an engine that [can](crate::Guarantees::keep); a lock
+    /// that is [fair](Lock::fair), has a [fixed lease](Lock::lease) or an [owner](Lock::owner) is
+    /// refused. All tasks that share a kept lock ask for it on the same terms; one that does not
+    /// asks the store. A grant that reserved no fences is not kept: the first of a key, and one that
+    /// another client handed over.
+    pub fn keep(mut self, keep: Duration) -> Self {
+        self.keep = Some(keep);
         self
     }
 
@@ -340,6 +364,7 @@ impl Lock {
                     .to_owned(),
             ));
         }
+        self.check_keep()?;
         if let Mode::Permits { take, limit } = self.mode
             && (take == 0 || take > limit)
         {
@@ -386,7 +411,38 @@ impl Lock {
                 && !self.fixed
                 && self.owner.is_none()
                 && guarantees.hand_over == Support::Yes,
+            keep: self.keep,
         })
+    }
+
+    /// Refuses to keep what cannot be kept.
+    fn check_keep(&self) -> Result<()> {
+        let Some(keep) = self.keep else { return Ok(()) };
+        let guarantees = &self.inner().guarantees;
+        if let Support::No(reason) = guarantees.keep {
+            let what = format!("keep a released lock ({reason})");
+            return Err(Error::Unsupported { engine: guarantees.engine, what });
+        }
+        let other = match self.mode {
+            Mode::Mutex if self.fair => Some("a fair lock, which goes to whoever came first"),
+            Mode::Mutex if self.fixed => Some("a fixed lease, which counts from its grant"),
+            Mode::Mutex if self.owner.is_some() => {
+                Some("a lock with an owner, which may enter it from elsewhere")
+            }
+            Mode::Mutex => None,
+            _ => Some("a lock that is no mutex"),
+        };
+        if let Some(other) = other {
+            return Err(Error::Config(format!(
+                "cannot keep {other}; only a mutex that is not fair and has a ttl and no owner is kept"
+            )));
+        }
+        if keep.is_zero() {
+            return Err(Error::Config(
+                "a lock cannot be kept for no time; keep takes a time, or leave it out".to_owned(),
+            ));
+        }
+        Ok(())
     }
 }
 

@@ -10,9 +10,9 @@ use lockkeeper_testkit::WallClock;
 use lockkeeper_testkit::server::redis::{Server, VOLATILE};
 
 use super::{LEASE, NAME, Peer, Verdict};
-use crate::arbiter::{Side, Tally};
 use crate::driver::{Driver, Outcome};
 use crate::pairs::Run;
+use crate::resource::{Side, Tally};
 
 /// How often each fault is tried with each client.
 const ROUNDS: u64 = 5;

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use lockkeeper_testkit::server::redis::Sentinels;
 
 use super::{NAME, Peer, Verdict};
-use crate::arbiter::{Arbiter, Tally};
+use crate::arbiter::Arbiter;
 use crate::driver::{Driver, Outcome};
 use crate::failovers::{Cause, depose, until_replaced, until_settled};
 use crate::pairs::Run;
+use crate::resource::Tally;
 
 /// The variable that sets the number of failovers for each library.
 const COUNT: &str = "LOCKKEEPER_INTEROP_FAILOVERS";

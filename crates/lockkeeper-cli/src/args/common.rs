@@ -1,5 +1,6 @@
 //! Options that several verbs share.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -154,6 +155,22 @@ pub(super) fn host_name(text: &str) -> Result<String, String> {
         true => Ok(text.to_ascii_lowercase()),
         false => Err("it is a name such as locks.example, without a port".to_owned()),
     }
+}
+
+/// An address to listen on.
+pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
+    let port = text.strip_prefix("localhost:").and_then(|port| port.parse().ok());
+    let local = port.map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    local.or_else(|| text.parse().ok()).ok_or_else(|| {
+        "it is an address and a port, for instance 127.0.0.1:7717 or [::1]:7717; port 0 takes a \
+         free one"
+            .to_owned()
+    })
+}
+
+/// A number of waiters.
+pub(super) fn waiters(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "it is a number of waiters, from 0 on".to_owned())
 }
 
 /// A process id, as shown by `ps`.

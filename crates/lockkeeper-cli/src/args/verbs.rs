@@ -9,8 +9,8 @@ use clap::{Args, ValueHint};
 use clap_complete::Shell;
 
 use super::common::{
-    OnYield, Secret, Supervision, Terms, Where, duration, host_name, pid, processes, some_time,
-    words,
+    OnYield, Secret, Supervision, Terms, Where, address, duration, host_name, pid, processes,
+    some_time, waiters, words,
 };
 
 #[derive(Debug, Args)]
@@ -167,7 +167,7 @@ pub(crate) struct Ui {
     /// The address to serve the page on
     ///
     /// An address that other machines can reach requires a token. Port 0 selects a free port.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7717")]
+    #[arg(long, value_name = "ADDR", value_parser = address, default_value = "127.0.0.1:7717")]
     pub(crate) listen: SocketAddr,
     /// A file with the token that browsers must send; or set LOCKKEEPER_UI_TOKEN to the token
     #[arg(long, value_name = "PATH")]
@@ -179,7 +179,7 @@ pub(crate) struct Ui {
     #[arg(long, value_name = "DURATION", value_parser = some_time, allow_negative_numbers = true, default_value = "2s")]
     pub(crate) interval: Duration,
     /// Report contention when more than this many wait
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = waiters, allow_negative_numbers = true, default_value = "0")]
     pub(crate) contention: usize,
     /// Allow operators to ask holders to yield, and to break locks, from the page
     ///

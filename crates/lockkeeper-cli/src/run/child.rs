@@ -37,11 +37,11 @@ pub(crate) struct Job {
 /// A command under a guardian. Dropping it ends the command.
 #[derive(Debug)]
 pub(crate) struct Child {
-    leash: UnixStream,
+    reports: UnixStream,
     /// The same socket: orders are short and sent at once, without the runtime.
     orders: StdStream,
     backstop: Backstop,
-    heard: Vec<u8>,
+    unread: Vec<u8>,
 }
 
 impl Child {
@@ -58,18 +58,18 @@ impl Child {
     /// May be dropped at any await; no report is lost.
     pub(crate) async fn report(&mut self) -> Option<Report> {
         loop {
-            if let Some((frame, rest)) = self.heard.split_first_chunk::<FRAME>() {
+            if let Some((frame, rest)) = self.unread.split_first_chunk::<FRAME>() {
                 let report = Report::decode(frame);
-                self.heard = rest.to_vec();
+                self.unread = rest.to_vec();
                 if let Some(Report::Started(pid)) = report {
                     self.backstop.set_group(Pid::from_raw(pid));
                 }
                 return report;
             }
-            if self.leash.readable().await.is_err() {
+            if self.reports.readable().await.is_err() {
                 return None;
             }
-            match self.leash.try_read_buf(&mut self.heard) {
+            match self.reports.try_read_buf(&mut self.unread) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(n) if n > 0 => {}
                 // Reports come before the end, so this guardian was killed.
@@ -116,7 +116,7 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
     let (ours, theirs) = StdStream::pair()?;
     ours.set_nonblocking(true)?;
     let orders = ours.try_clone()?;
-    let leash = UnixStream::from_std(ours)?;
+    let reports = UnixStream::from_std(ours)?;
     // Before it starts, so that there is never a moment without a deadline.
     (&orders).write_all(&Order::Deadline(deadline).encode())?;
 
@@ -157,5 +157,5 @@ fn start(job: Job, deadline: Deadline) -> io::Result<Child> {
     // This very program, even if its file was replaced while we waited for the lock.
     let guardian = posix_spawn(c"/proc/self/exe", &files, &attributes, &args, &environment)?;
     let backstop = Backstop::start(guardian, spared)?;
-    Ok(Child { leash, orders, backstop, heard: Vec::new() })
+    Ok(Child { reports, orders, backstop, unread: Vec::new() })
 }

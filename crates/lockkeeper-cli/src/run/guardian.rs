@@ -81,7 +81,7 @@ struct Guardian {
     /// Whether the time for KILL has come.
     killing: bool,
     /// Whether the wrapper lives.
-    leashed: bool,
+    connected: bool,
 }
 
 impl Guardian {
@@ -123,7 +123,7 @@ impl Guardian {
             deadline: Deadline::NEVER,
             ending: false,
             killing: false,
-            leashed: true,
+            connected: true,
         };
         guardian.obey(Order::Deadline(deadline))?;
         Ok(guardian)
@@ -152,10 +152,10 @@ impl Guardian {
             }
             self.host.iter_mut().for_each(Host::welcome);
             // All of them before the clock: after a stop, only the last one counts.
-            while self.leashed && has_order()? {
+            while self.connected && has_order()? {
                 match next_order()? {
                     Some(order) => self.obey(order)?,
-                    None => self.leashed = false,
+                    None => self.connected = false,
                 }
             }
             self.look_at_the_clock()?;
@@ -169,7 +169,7 @@ impl Guardian {
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
         ];
-        if self.leashed {
+        if self.connected {
             fds.push(PollFd::new(stdin.as_fd(), PollFlags::POLLIN));
         }
         if let Some(host) = &self.host {
@@ -211,7 +211,7 @@ impl Guardian {
         if self.killing {
             return Ok(());
         }
-        if !self.leashed || now >= self.deadline.kill {
+        if !self.connected || now >= self.deadline.kill {
             self.ending = true;
             self.killing = true;
             // `watch` does it, repeatedly until nothing is left.

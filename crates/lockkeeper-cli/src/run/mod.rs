@@ -18,6 +18,7 @@ pub(crate) mod status;
 pub(crate) mod supervise;
 pub(crate) mod terminal;
 pub(crate) mod timeline;
+pub(crate) mod troubles;
 pub(crate) mod wanted;
 
 use std::env;

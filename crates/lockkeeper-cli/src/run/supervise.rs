@@ -20,6 +20,7 @@ use crate::run::protocol::{Deadline, Order, Report};
 use crate::run::signals::Signals;
 use crate::run::terminal::{Terminal, someone_would_continue_us, stop};
 use crate::run::timeline::Timeline;
+use crate::run::troubles::Troubles;
 use crate::table::plain;
 
 /// The lock and the settings that a command runs under.
@@ -59,8 +60,7 @@ impl Supervisor<'_> {
             terminal,
             deadline,
             stage: Stage::Running,
-            failures: 0,
-            outage: false,
+            troubles: Troubles::new(self.guard, self.client, self.say),
             lost: None,
             max_hold: false,
             asked_to_end: false,
@@ -127,10 +127,7 @@ struct Watch<'a> {
     /// The last deadline sent to the guardian.
     deadline: Deadline,
     stage: Stage,
-    /// How many consecutive failed renewals were reported.
-    failures: u32,
-    /// Whether an outage was reported that no renewal failed in.
-    outage: bool,
+    troubles: Troubles<'a>,
     lost: Option<String>,
     max_hold: bool,
     asked_to_end: bool,
@@ -180,7 +177,7 @@ impl Watch<'_> {
                 signal = supervisor.signals.next() => self.signalled(signal),
                 reason = &mut lost, if self.lost.is_none() => self.lock_lost(&reason),
                 outage = supervisor.outage(&mut outages), if self.lost.is_none() => {
-                    self.tell_outage(outage);
+                    self.troubles.tell_outage(outage);
                 }
                 request = &mut asked, if !self.asked => self.give_way(&request),
                 () = &mut enough, if max_hold.is_some() && !self.max_hold => {
@@ -189,7 +186,7 @@ impl Watch<'_> {
                     self.order_deadline(supervisor.timeline.enough(supervisor.remaining()));
                 }
                 _ = rounds.tick(), if supervisor.guard.is_some() && self.lost.is_none() => {
-                    self.tell_failed_renewals();
+                    self.troubles.tell_failed_renewals();
                     if leased && !self.max_hold && supervisor.guard.is_some_and(|g| g.check().is_ok()) {
                         self.order_deadline(supervisor.deadline());
                     }
@@ -243,52 +240,6 @@ impl Watch<'_> {
         }
     }
 
-    /// Reports that the engine does not answer, or answers again.
-    fn tell_outage(&mut self, outage: Option<Outage>) {
-        self.tell_failed_renewals();
-        let place = self.supervisor.client.map_or("the engine", Client::place);
-        match outage {
-            Some(outage) if self.failures == 0 => {
-                self.outage = true;
-                self.supervisor.say.warn(format_args!("{place} does not answer: {}", outage.cause));
-            }
-            None if std::mem::take(&mut self.outage) => {
-                self.supervisor.say.warn(format_args!("{place} answers again"));
-            }
-            _ => {}
-        }
-    }
-
-    /// Reports the first failed renewal; with `-v`, each one.
-    fn tell_failed_renewals(&mut self) {
-        let say = self.supervisor.say;
-        match self.supervisor.guard.and_then(Guard::trouble) {
-            Some(trouble) if trouble.failures > self.failures => {
-                let told = format!("cannot renew the lock, trying again: {}", trouble.error);
-                if self.failures == 0 && !self.outage {
-                    say.warn(told)
-                } else {
-                    say.note(told)
-                }
-                self.failures = trouble.failures;
-            }
-            None if self.failures > 0 => {
-                self.failures = 0;
-                self.outage = false;
-                say.warn("the lock is renewed again");
-            }
-            _ => {}
-        }
-    }
-
-    /// Why a lease ran out: the errors of its last renewals.
-    fn with_cause(&self, reason: &str) -> String {
-        match self.supervisor.guard.and_then(Guard::trouble) {
-            Some(trouble) => format!("{reason}: {}", trouble.error),
-            None => reason.to_owned(),
-        }
-    }
-
     fn signalled(&mut self, signal: Signal) {
         match signal {
             // Even if we do not know of a stop: the report may be on its way.
@@ -320,7 +271,7 @@ impl Watch<'_> {
         let supervisor = self.supervisor;
         // A lease that ran out ends the command on the timeline that the guardian already has.
         let lost = match reason {
-            Loss::Expired => self.with_cause(&reason.to_string()),
+            Loss::Expired => self.troubles.with_cause(&reason.to_string()),
             Loss::Ended => reason.to_string(),
             _ => {
                 self.order_deadline(supervisor.timeline.gone());
@@ -338,9 +289,9 @@ impl Watch<'_> {
         if !self.max_hold && self.lost.is_none() {
             let reason = match self.supervisor.fixed {
                 true => Loss::Ended.to_string(),
-                false => {
-                    self.with_cause("its lease was about to run out, and nothing had renewed it")
-                }
+                false => self
+                    .troubles
+                    .with_cause("its lease was about to run out, and nothing had renewed it"),
             };
             self.supervisor.say.warn(format_args!("the lock is lost: {reason}"));
             self.lost = Some(reason);

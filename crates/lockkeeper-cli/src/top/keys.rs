@@ -9,8 +9,9 @@ use super::list::{Shown, Sort};
 pub(super) struct View {
     pub(super) filter: String,
     pub(super) sort: Sort,
-    /// The engine and the key of the selected lock.
-    pub(super) chosen: Option<(String, String)>,
+    pub(super) chosen: Option<Name>,
+    /// Its position when it was last on the screen.
+    at: usize,
     /// Whether the waiters of the selected lock are shown below it.
     pub(super) expanded: bool,
     pub(super) mode: Mode,
@@ -22,7 +23,11 @@ pub(super) struct View {
     pub(super) is_used: bool,
 }
 
-/// What keys do at the moment.
+/// The engine and the key of a lock.
+pub(super) type Name = (String, String);
+
+/// What keys do at the moment. A question is about the lock for which it was asked, whatever is
+/// selected when it is answered.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum Mode {
     #[default]
@@ -31,11 +36,11 @@ pub(super) enum Mode {
     Detail,
     Help,
     /// Confirming a yield request.
-    Yield,
+    Yield(Name),
     /// Typing the reason of a break.
-    Why(String),
+    Why(Name, String),
     /// Confirming a break.
-    Break(String),
+    Break(Name, String),
 }
 
 /// The effect of a key.
@@ -54,12 +59,19 @@ pub(super) enum Order {
 }
 
 impl View {
-    /// Keeps the selection on an existing lock.
+    /// Keeps the selection on an existing lock: the one that takes the place of one that is gone.
     pub(super) fn settle(&mut self, shown: &Shown) {
-        if !self.is_used || self.place(shown).is_none() {
-            self.chosen = shown.items.first().map(|item| item.name());
-            if self.mode == Mode::Detail && self.chosen.is_none() {
-                self.mode = Mode::Table;
+        match self.place(shown).filter(|_| self.is_used) {
+            Some(at) => self.at = at,
+            None => {
+                if self.mode == Mode::Detail {
+                    let key = self.chosen.as_ref().map_or("", |(_, key)| key);
+                    self.news = Some(format!("{key:?} is no longer in the list"));
+                    self.mode = Mode::Table;
+                }
+                let at = if self.is_used { self.at } else { 0 };
+                let item = shown.items.get(at).or(shown.items.last());
+                self.chosen = item.map(|item| item.name());
             }
         }
     }
@@ -80,28 +92,26 @@ impl View {
             Mode::Filter => self.press_in_filter(key.code),
             Mode::Help => Step::Stay,
             Mode::Detail => self.press_in_detail(key.code),
-            Mode::Yield => match (key.code, self.chosen.clone()) {
-                (KeyCode::Char('y'), Some((engine, key))) => Step::Do(Order::Yield { engine, key }),
+            Mode::Yield((engine, lock)) => match key.code {
+                KeyCode::Char('y') => Step::Do(Order::Yield { engine, key: lock }),
                 _ => Step::Stay,
             },
-            Mode::Why(mut why) => {
+            Mode::Why(lock, mut why) => {
                 match key.code {
                     KeyCode::Esc => return Step::Stay,
                     KeyCode::Enter if !why.trim().is_empty() => {
-                        self.mode = Mode::Break(why);
+                        self.mode = Mode::Break(lock, why);
                         return Step::Stay;
                     }
                     KeyCode::Char(c) => why.push(c),
                     KeyCode::Backspace => drop(why.pop()),
                     _ => {}
                 }
-                self.mode = Mode::Why(why);
+                self.mode = Mode::Why(lock, why);
                 Step::Stay
             }
-            Mode::Break(why) => match (key.code, self.chosen.clone()) {
-                (KeyCode::Char('y'), Some((engine, key))) => {
-                    Step::Do(Order::Break { engine, key, why })
-                }
+            Mode::Break((engine, lock), why) => match key.code {
+                KeyCode::Char('y') => Step::Do(Order::Break { engine, key: lock, why }),
                 _ => Step::Stay,
             },
         }
@@ -124,11 +134,16 @@ impl View {
             KeyCode::Enter if self.chosen.is_some() => {
                 (self.mode, self.scrolled) = (Mode::Detail, 0);
             }
-            KeyCode::Char('y') if self.chosen.is_some() => self.mode = Mode::Yield,
-            KeyCode::Char('b') if self.chosen.is_some() => self.mode = Mode::Why(String::new()),
+            KeyCode::Char(key @ ('y' | 'b')) => self.ask(key),
             _ => {}
         }
         Step::Stay
+    }
+
+    /// Asks whether the selected lock is to be yielded or broken.
+    fn ask(&mut self, key: char) {
+        let Some(lock) = self.chosen.clone() else { return };
+        self.mode = if key == 'y' { Mode::Yield(lock) } else { Mode::Why(lock, String::new()) };
     }
 
     fn press_in_filter(&mut self, code: KeyCode) -> Step {
@@ -153,8 +168,11 @@ impl View {
             KeyCode::Esc | KeyCode::Enter => self.mode = Mode::Table,
             KeyCode::Char('j') | KeyCode::Down => self.scrolled = self.scrolled.saturating_add(1),
             KeyCode::Char('k') | KeyCode::Up => self.scrolled = self.scrolled.saturating_sub(1),
-            KeyCode::Char('y') => self.mode = Mode::Yield,
-            KeyCode::Char('b') => self.mode = Mode::Why(String::new()),
+            KeyCode::PageDown => self.scrolled = self.scrolled.saturating_add(10),
+            KeyCode::PageUp => self.scrolled = self.scrolled.saturating_sub(10),
+            KeyCode::Home => self.scrolled = 0,
+            KeyCode::End => self.scrolled = u16::MAX,
+            KeyCode::Char(key @ ('y' | 'b')) => self.ask(key),
             _ => {}
         }
         Step::Stay

@@ -3,8 +3,10 @@
 use std::cmp::Reverse;
 use std::time::{Duration, SystemTime};
 
-use super::keys::View;
+use super::keys::{Mode, Name, View};
+use crate::output::human;
 use crate::ui::collect::State;
+use crate::ui::history::{Record, Span};
 use crate::ui::model::{Lock, Party};
 use crate::ui::rows::{Row, Strip};
 
@@ -19,7 +21,12 @@ pub(super) struct Shown {
     pub(super) all: usize,
     /// Whether it has to be said which engine a lock is on.
     pub(super) several_engines: bool,
+    /// The last holders of the lock whose details are shown, newest first.
+    pub(super) past: Vec<Span>,
 }
+
+/// How many of the last holders are shown.
+const MOST_PAST: usize = 10;
 
 /// A lock, with all its holders and known waiters.
 #[derive(Debug)]
@@ -62,13 +69,18 @@ impl Sort {
 
 impl Item {
     /// What identifies it on the screen.
-    pub(super) fn name(&self) -> (String, String) {
+    pub(super) fn name(&self) -> Name {
         (self.lock.engine.to_string(), self.lock.key.clone())
     }
 
     /// How long its first holder has held it.
-    pub(super) fn age(&self, now: SystemTime) -> Option<Duration> {
-        self.lock.holders.iter().map(|holder| age(holder, now)).max()
+    fn age(&self, now: SystemTime) -> Option<Duration> {
+        self.first().map(|holder| age(holder, now))
+    }
+
+    /// The holder that has held it for the longest.
+    pub(super) fn first(&self) -> Option<&Party> {
+        self.lock.holders.iter().min_by_key(|holder| holder.began())
     }
 
     fn matches(&self, filter: &str) -> bool {
@@ -83,8 +95,15 @@ impl Item {
     }
 }
 
-/// How long a holder has held or a waiter has waited.
-pub(super) fn age(party: &Party, now: SystemTime) -> Duration {
+/// How long a holder has held or a waiter has waited, in words. Without a beginning in the store, it
+/// is at least as long as it has been seen.
+pub(super) fn age_in_words(party: &Party, now: SystemTime) -> String {
+    let over = if party.since.is_none() { ">" } else { "" };
+    format!("{over}{}", human(age(party, now)))
+}
+
+/// How long it is known to have held or waited.
+fn age(party: &Party, now: SystemTime) -> Duration {
     now.duration_since(party.began()).unwrap_or_default()
 }
 
@@ -118,5 +137,20 @@ pub(super) fn list(state: &State, view: &View, now: SystemTime) -> Shown {
         Some(if named { error.clone() } else { format!("{}: {error}", engine.name) })
     });
     let several_engines = state.engines.len() > 1;
-    Shown { strip: state.strip(now), silent: silent.collect(), items, all, several_engines }
+    let silent = silent.collect();
+    let past = match (&view.mode, &view.chosen) {
+        (Mode::Detail, Some(lock)) => last_holders(state, lock),
+        _ => Vec::new(),
+    };
+    Shown { strip: state.strip(now), silent, items, all, several_engines, past }
+}
+
+fn last_holders(state: &State, (engine, key): &Name) -> Vec<Span> {
+    let ours = |record: &&Record| record.engine() == engine && record.key() == key;
+    let holds = state.history.records().map(|record| &**record).filter(ours);
+    let spans = holds.filter_map(|record| match record {
+        Record::Hold(span) => Some(span.clone()),
+        _ => None,
+    });
+    spans.take(MOST_PAST).collect()
 }

@@ -12,11 +12,12 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table, TableState, Wrap};
 use unicode_width::UnicodeWidthStr;
 
-use super::keys::{Mode, View};
-use super::list::{Item, Shown, age};
+use super::keys::{Mode, Name, View};
+use super::list::{Item, Shown, age_in_words};
 use crate::inspect::waiters_unknown;
 use crate::output::human;
 use crate::table::{cut, end, plain, shortened};
+use crate::ui::history::{Outcome, Span as Past};
 use crate::ui::model::Party;
 use crate::ui::rows::Trouble;
 
@@ -51,9 +52,9 @@ pub(super) fn draw(frame: &mut Frame, shown: &Shown, view: &mut View, now: Syste
     let words = Paragraph::new(words.collect::<Vec<_>>()).wrap(Wrap { trim: true });
     frame.render_widget(words, errors);
     let chosen = view.place(shown).map(|at| &shown.items[at]);
-    match (&view.mode, chosen) {
-        (Mode::Detail, Some(item)) => detail(frame, middle, item, view, now),
-        _ => table(frame, middle, shown, view, now),
+    match chosen.filter(|_| view.mode == Mode::Detail) {
+        Some(item) => detail(frame, middle, item, &shown.past, view, now),
+        None => table(frame, middle, shown, view, now),
     }
     frame.render_widget(Paragraph::new(last_line(shown, view, bottom.width.into())), bottom);
     if view.mode == Mode::Help {
@@ -95,28 +96,49 @@ fn strip(shown: &Shown, width: u16) -> Paragraph<'static> {
     Paragraph::new(parts.join(space)).style(Style::new().add_modifier(Modifier::REVERSED))
 }
 
-/// The columns that fit into a width.
-fn columns(width: u16, several_engines: bool) -> Vec<(&'static str, Constraint)> {
-    let mut columns = vec![("KEY", Constraint::Fill(3)), ("HOLDER", Constraint::Fill(3))];
-    if several_engines && width >= 60 {
-        columns.insert(1, ("ENGINE", Constraint::Fill(3)));
-    }
+/// The columns of a screen of this width.
+fn columns(width: u16, several_engines: bool) -> Vec<&'static str> {
+    let mut columns = vec!["KEY", "HOLDER", "AGE", "WAIT"];
     if width >= 60 {
-        columns.push(("AGE", Constraint::Length(8)));
-        columns.push(("LEASE", Constraint::Length(7)));
+        columns.insert(3, "LEASE");
+        if several_engines {
+            columns.insert(1, "ENGINE");
+        }
     }
-    columns.push(("WAIT", Constraint::Length(4)));
     if width >= if several_engines { 140 } else { 100 } {
-        columns.insert(1, ("KIND", Constraint::Length(20)));
+        columns.insert(1, "KIND");
     }
     if width >= 100 {
-        columns.push(("COMMAND", Constraint::Fill(3)));
+        columns.push("COMMAND");
     }
     if width >= 140 {
-        columns.push(("NOTE", Constraint::Fill(2)));
-        columns.push(("FENCE", Constraint::Length(17)));
+        columns.extend(["NOTE", "FENCE"]);
     }
     columns
+}
+
+/// The width of a column that has the same one on every screen of this width, so that nothing moves
+/// as time passes.
+fn fixed(column: &str, screen: u16) -> Option<u16> {
+    match column {
+        "AGE" if screen < 60 => Some(5),
+        "AGE" => Some(8),
+        "LEASE" => Some(7),
+        "WAIT" => Some(4),
+        _ => None,
+    }
+}
+
+/// The widths of the columns: what they need, and less for the widest of them if that is too much.
+fn widths(mut needed: Vec<u16>, is_fixed: impl Fn(usize) -> bool, room: u16) -> Vec<u16> {
+    let mut over = needed.iter().sum::<u16>().saturating_sub(room);
+    while over > 0 {
+        let free = needed.iter_mut().enumerate().filter(|(n, width)| !is_fixed(*n) && **width > 1);
+        let Some((_, widest)) = free.max_by_key(|(_, width)| **width) else { break };
+        *widest -= 1;
+        over -= 1;
+    }
+    needed
 }
 
 fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemTime) {
@@ -129,33 +151,38 @@ fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemT
         frame.render_widget(Paragraph::new(words), area);
         return;
     }
-    let (columns, widths): (Vec<_>, Vec<_>) =
-        columns(area.width, shown.several_engines).into_iter().unzip();
-    let widths = Layout::horizontal(widths).spacing(1).split(area);
-    let row = |cell: &dyn Fn(&str) -> String| {
-        let cells = columns.iter().zip(widths.iter());
-        // What is cut shows that it is.
-        Row::new(
-            cells.map(|(name, area)| fitted(name, &cell(name), area.width)).collect::<Vec<_>>(),
-        )
-    };
+    let columns = columns(area.width, shown.several_engines);
     let place = view.place(shown);
     let mut rows = Vec::new();
     let mut chosen = None;
+    let row = |cell: &dyn Fn(&str) -> String| -> Vec<String> {
+        columns.iter().map(|name| cell(name)).collect()
+    };
     for (at, item) in shown.items.iter().enumerate() {
         if place == Some(at) {
             chosen = Some(rows.len());
         }
         let trouble = matches!(item.row.trouble, Some(Trouble::Deadlock | Trouble::LeaseLow));
         let style = if trouble { alarm() } else { Style::new() };
-        rows.push(row(&|name| cell(name, item, now)).style(style));
+        rows.push((row(&|name| cell(name, item, now)), style));
         if place == Some(at) && view.expanded {
             let waiters = item.lock.waiting().iter().enumerate();
-            rows.extend(waiters.map(|(n, waiter)| row(&|name| waiter_cell(name, n, waiter, now))));
+            rows.extend(
+                waiters.map(|(n, waiter)| {
+                    (row(&|name| waiter_cell(name, n, waiter, now)), Style::new())
+                }),
+            );
         }
     }
+    let widths = fitting(&columns, rows.iter().map(|(cells, _)| cells), area.width);
+    let rows = rows.into_iter().map(|(cells, style)| {
+        let cells = cells.iter().zip(&columns).zip(&widths);
+        // What is cut shows that it is.
+        Row::new(cells.map(|((cell, name), width)| fitted(name, cell, *width)).collect::<Vec<_>>())
+            .style(style)
+    });
     let heading = Row::new(columns.iter().map(|name| Cell::from(*name)).collect::<Vec<_>>());
-    let table = Table::new(rows, widths.iter().map(|area| Constraint::Length(area.width)))
+    let table = Table::new(rows, widths.iter().map(|width| Constraint::Length(*width)))
         .header(heading.style(Style::new().add_modifier(Modifier::BOLD)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
         .column_spacing(1);
@@ -163,10 +190,32 @@ fn table(frame: &mut Frame, area: Rect, shown: &Shown, view: &View, now: SystemT
     frame.render_stateful_widget(table, area, &mut state);
 }
 
+/// The widths for columns with these cells on a screen of this width.
+fn fitting<'a>(
+    columns: &[&str],
+    rows: impl Iterator<Item = &'a Vec<String>>,
+    screen: u16,
+) -> Vec<u16> {
+    let mut needed: Vec<u16> =
+        columns.iter().map(|name| fixed(name, screen).unwrap_or(name.width() as u16)).collect();
+    let is_fixed = |n: usize| fixed(columns[n], screen).is_some();
+    for cells in rows {
+        for (n, cell) in cells.iter().enumerate().filter(|(n, _)| !is_fixed(*n)) {
+            needed[n] = needed[n].max(cell.width().min(screen.into()) as u16);
+        }
+    }
+    let spaces = columns.len().saturating_sub(1) as u16;
+    widths(needed, is_fixed, screen.saturating_sub(spaces))
+}
+
 /// Names are told apart by their ends too, such as a port.
 fn fitted(column: &str, text: &str, width: u16) -> String {
     match column {
         "KEY" | "ENGINE" => shortened(text, width.into()),
+        // The larger of the two units says enough where there is no room for both.
+        "AGE" if text.width() > width.into() => {
+            cut(text.split(' ').next().unwrap_or(text), width.into())
+        }
         _ => cut(text, width.into()),
     }
 }
@@ -184,7 +233,7 @@ fn cell(column: &str, item: &Item, now: SystemTime) -> String {
             (Some(one), 1) => plain(&one.name()),
             (Some(one), all) => format!("{} +{}", plain(&one.name()), all - 1),
         },
-        "AGE" => item.age(now).map(human).unwrap_or_default(),
+        "AGE" => item.first().map(|holder| age_in_words(holder, now)).unwrap_or_default(),
         "LEASE" => holder.map(|holder| lease(holder, now)).unwrap_or_default(),
         "WAIT" => lock.waiters.as_ref().map_or("?".to_owned(), |waiters| waiters.len().to_string()),
         "COMMAND" => text(holder.and_then(|holder| holder.command.as_ref())),
@@ -195,10 +244,10 @@ fn cell(column: &str, item: &Item, now: SystemTime) -> String {
 
 fn waiter_cell(column: &str, n: usize, waiter: &Party, now: SystemTime) -> String {
     match column {
-        "KEY" => format!("  waits {}", n + 1),
+        "KEY" => format!("    waits {}", n + 1),
         "KIND" => waiter.kind.clone(),
         "HOLDER" => plain(&waiter.name()),
-        "AGE" => human(age(waiter, now)),
+        "AGE" => age_in_words(waiter, now),
         "COMMAND" => waiter.command.as_deref().map(plain).unwrap_or_default(),
         "NOTE" => waiter.note.as_deref().map(plain).unwrap_or_default(),
         _ => String::new(),
@@ -211,7 +260,7 @@ fn mark(trouble: Option<Trouble>) -> &'static str {
         Some(Trouble::Deadlock) => "X ",
         Some(Trouble::LeaseLow) => "! ",
         Some(Trouble::Waiting) => "* ",
-        None => "",
+        None => "  ",
     }
 }
 
@@ -222,7 +271,14 @@ fn lease(holder: &Party, now: SystemTime) -> String {
     }
 }
 
-fn detail(frame: &mut Frame, area: Rect, item: &Item, view: &View, now: SystemTime) {
+fn detail(
+    frame: &mut Frame,
+    area: Rect,
+    item: &Item,
+    past: &[Past],
+    view: &mut View,
+    now: SystemTime,
+) {
     let lock = &item.lock;
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let mut lines = vec![
@@ -233,7 +289,8 @@ fn detail(frame: &mut Frame, area: Rect, item: &Item, view: &View, now: SystemTi
         lines.push(Line::styled(format!("deadlock: {}", plain(deadlock)), alarm()));
     }
     for holder in &lock.holders {
-        lines.push(Line::styled(format!("held by {}", plain(&holder.name())), bold));
+        let held = if holder.kept { "kept" } else { "held" };
+        lines.push(Line::styled(format!("{held} by {}", plain(&holder.name())), bold));
         lines.extend(about(holder, now, format!("lease {}", lease(holder, now))));
     }
     match &lock.waiters {
@@ -246,14 +303,38 @@ fn detail(frame: &mut Frame, area: Rect, item: &Item, view: &View, now: SystemTi
             }
         }
     }
+    if !past.is_empty() {
+        lines.push(Line::styled("last holders", bold));
+        lines.extend(past.iter().map(|span| Line::from(ended(span, now))));
+    }
+    view.scrolled = view.scrolled.min(lines.len().saturating_sub(1).try_into().unwrap_or(u16::MAX));
     let text = Paragraph::new(lines).wrap(Wrap { trim: false }).scroll((view.scrolled, 0));
     frame.render_widget(text, area);
+}
+
+/// A hold that is over: whose it was, when it ended and how.
+fn ended(span: &Past, now: SystemTime) -> String {
+    let who = span.who.clone().unwrap_or_else(|| format!("{}…", span.id));
+    let to = span.to.unwrap_or(now);
+    let held = human(to.duration_since(span.from).unwrap_or_default());
+    let ago = human(now.duration_since(to).unwrap_or_default());
+    let outcome = match (span.outcome, &span.broken_by) {
+        (Outcome::Broken, Some(by)) => {
+            let why = span.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+            format!("broken by {by}{why}")
+        }
+        (Outcome::Broken, None) => "broken".to_owned(),
+        (Outcome::Expired, _) => "lease expired".to_owned(),
+        (Outcome::Unknown, _) => "unknown end".to_owned(),
+        _ => "ended".to_owned(),
+    };
+    plain(&format!("   {who} for {held}, {ago} ago: {outcome}"))
 }
 
 /// What is known about a holder or a waiter, one line each.
 fn about(party: &Party, now: SystemTime, lease: String) -> Vec<Line<'static>> {
     let mut lines =
-        vec![Line::from(format!("   {} for {}  {lease}", party.kind, human(age(party, now))))];
+        vec![Line::from(format!("   {} for {}  {lease}", party.kind, age_in_words(party, now)))];
     for (name, text) in [("command", &party.command), ("note", &party.note)] {
         lines.extend(text.as_ref().map(|text| Line::from(format!("   {name}: {}", plain(text)))));
     }
@@ -262,49 +343,73 @@ fn about(party: &Party, now: SystemTime, lease: String) -> Vec<Line<'static>> {
 
 /// The input or question, the last outcome, or the most important keys, in one line of this width.
 fn last_line(shown: &Shown, view: &View, width: usize) -> Line<'static> {
-    let key = view.chosen.as_ref().map_or_else(String::new, |(engine, key)| {
-        match shown.several_engines {
-            true => format!("{} on {}", plain(key), plain(engine)),
-            false => plain(key),
-        }
-    });
+    let named = |(engine, key): &Name| match shown.several_engines {
+        true => format!("{} on {}", plain(key), plain(engine)),
+        false => plain(key),
+    };
     let strong =
         |text: String| Line::from(Span::styled(text, Style::new().add_modifier(Modifier::BOLD)));
     match &view.mode {
         Mode::Filter => strong(typed("/", &plain(&view.filter), width)),
-        Mode::Yield => strong(question(
+        Mode::Yield(lock) => strong(question(
             &[("ask the holder of ", " to give way? y/n"), ("yield ", "? y/n")],
-            &key,
+            &named(lock),
             width,
         )),
-        Mode::Why(why) => {
+        Mode::Why(lock, why) => {
             // The name makes room for what is typed, down to a part by which it is recognised.
             let why = plain(why);
             let fixed = "break  because: ▏".width() + why.width();
-            let key = shortened(&key, width.saturating_sub(fixed).max(NAME));
+            let key = shortened(&named(lock), width.saturating_sub(fixed).max(NAME));
             strong(typed(&format!("break {key} because: "), &why, width))
         }
-        Mode::Break(_) => strong(question(
+        Mode::Break(lock, _) => strong(question(
             &[("break ", "? its holder may be at work. y/n"), ("break ", "? y/n")],
-            &key,
+            &named(lock),
             width,
         )),
         _ => match &view.news {
             Some(news) => strong(plain(news)),
             None => {
+                let sort = format!("s sort: {}", view.sort.name());
                 let filter = match view.filter.as_str() {
-                    "" => String::new(),
-                    filter => {
-                        format!("  /{} {} of {}", plain(filter), shown.items.len(), shown.all)
-                    }
+                    "" => "/ filter".to_owned(),
+                    filter => format!("/{} {} of {}", plain(filter), shown.items.len(), shown.all),
                 };
+                let (y, b) = ("y yield", "b break");
                 Line::from(match view.mode {
-                    Mode::Detail => "? keys  Esc back  y yield  b break".to_owned(),
-                    _ => format!("? keys  q quit  s sort: {}{filter}", view.sort.name()),
+                    Mode::Detail => as_many_as_fit(&["? keys", "Esc back", y, b, "q quit"], width),
+                    _ => as_many_as_fit(
+                        &[
+                            "? keys",
+                            "q quit",
+                            &sort,
+                            &filter,
+                            "Enter details",
+                            y,
+                            b,
+                            "Space waiters",
+                        ],
+                        width,
+                    ),
                 })
             }
         },
     }
+}
+
+/// The first of these words, as far as they fit into a line.
+fn as_many_as_fit(words: &[&str], width: usize) -> String {
+    let mut line = String::new();
+    for word in words {
+        let space = if line.is_empty() { "" } else { "  " };
+        if line.width() + space.len() + word.width() > width {
+            break;
+        }
+        line += space;
+        line += word;
+    }
+    line
 }
 
 /// The first of these questions about a name for which there is enough room, with all of the name or
@@ -330,4 +435,29 @@ fn help(frame: &mut Frame) {
         KEYS.iter().map(|(key, what)| Line::from(format!("{key:<8} {what}"))).collect();
     frame.render_widget(Clear, place);
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" keys ")), place);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_widest_columns_make_room_for_the_others() {
+        let none = |_| false;
+        assert_eq!(widths(vec![10, 20, 5], none, 40), [10, 20, 5]);
+        assert_eq!(widths(vec![10, 20, 5], none, 30), [10, 15, 5]);
+        assert_eq!(widths(vec![30, 30, 5], none, 25), [10, 10, 5]);
+        assert_eq!(widths(vec![30, 8, 5], |n| n == 1, 20), [7, 8, 5]);
+        assert_eq!(widths(vec![3, 3], none, 0), [1, 1]);
+    }
+
+    #[test]
+    fn a_column_has_room_for_what_is_in_it() {
+        let rows = [vec!["  k".to_owned(), "ann@web1 7".to_owned()]];
+        assert_eq!(fitting(&["KEY", "HOLDER"], rows.iter(), 80), [3, 10]);
+        let rows = [vec!["x".repeat(300), "ann@web1 7".to_owned()]];
+        assert_eq!(fitting(&["KEY", "HOLDER"], rows.iter(), 40), [29, 10]);
+        assert_eq!(fitted("AGE", "59m 59s", 5), "59m");
+        assert_eq!(fitted("AGE", ">59m 59s", 8), ">59m 59s");
+    }
 }

@@ -27,6 +27,8 @@ pub(crate) struct Blocking {
 #[derive(Debug, Serialize)]
 pub(crate) struct Node {
     pub(crate) process: String,
+    /// The first characters of its command line, if the store knows them.
+    pub(crate) command: Option<String>,
     /// Why it waits for the node above; `null` at the top.
     pub(crate) waits: Option<Reason>,
     pub(crate) blocks: Vec<Node>,
@@ -52,6 +54,8 @@ pub(crate) struct Deadlock {
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Link {
     pub(crate) process: String,
+    /// As for a [`Node`].
+    pub(crate) command: Option<String>,
     pub(crate) waits: Reason,
 }
 
@@ -86,6 +90,8 @@ pub(crate) type Holders = HashMap<(String, u32), Name>;
 
 #[derive(Debug, Default)]
 struct Graph {
+    /// The commands of the processes, as far as they are known.
+    commands: HashMap<Name, String>,
     /// What each process waits for: all of these.
     waits: BTreeMap<Name, Vec<Wait>>,
 }
@@ -112,7 +118,7 @@ impl Blocking {
         let mut left = MOST_NODES;
         let blocked_by = graph.reversed();
         for process in blocked_by.keys().filter(|process| !graph.waits.contains_key(**process)) {
-            let tree = grow(process, None, &blocked_by, &mut Vec::new(), &mut left);
+            let tree = graph.grow(process, None, &blocked_by, &mut Vec::new(), &mut left);
             blocking.trees.extend(tree);
         }
         blocking.truncated = left == 0;
@@ -140,28 +146,6 @@ impl Blocking {
     }
 }
 
-/// The tree of the processes that wait for a process. A process that is its own ancestor is left
-/// out there.
-fn grow(
-    process: &str,
-    waits: Option<Reason>,
-    blocked_by: &BTreeMap<&str, Vec<(&str, &Reason)>>,
-    above: &mut Vec<Name>,
-    left: &mut usize,
-) -> Option<Node> {
-    if *left == 0 || above.len() >= DEEPEST || above.iter().any(|name| name == process) {
-        return None;
-    }
-    *left -= 1;
-    above.push(process.to_owned());
-    let below = blocked_by.get(process).into_iter().flatten();
-    let blocks = below
-        .filter_map(|(name, reason)| grow(name, Some((*reason).clone()), blocked_by, above, left))
-        .collect();
-    above.pop();
-    Some(Node { process: process.to_owned(), waits, blocks })
-}
-
 impl Graph {
     fn new<'a>(
         locks: impl Iterator<Item = &'a Lock> + Clone,
@@ -173,6 +157,11 @@ impl Graph {
             locks.clone().flat_map(|lock| &lock.holders).filter_map(place).collect();
         for lock in locks {
             let waiters = lock.waiting();
+            for party in lock.holders.iter().chain(waiters) {
+                if let Some(command) = &party.command {
+                    graph.commands.entry(party.name()).or_insert_with(|| command.clone());
+                }
+            }
             for (n, waiter) in waiters.iter().enumerate() {
                 graph.add_wait(lock, waiter, &waiters[..n]);
                 for parent in parents(waiter, &holders) {
@@ -186,6 +175,31 @@ impl Graph {
             }
         }
         graph
+    }
+
+    /// The tree of the processes that wait for a process. A process that is its own ancestor is left
+    /// out there.
+    fn grow(
+        &self,
+        process: &str,
+        waits: Option<Reason>,
+        blocked_by: &BTreeMap<&str, Vec<(&str, &Reason)>>,
+        above: &mut Vec<Name>,
+        left: &mut usize,
+    ) -> Option<Node> {
+        if *left == 0 || above.len() >= DEEPEST || above.iter().any(|name| name == process) {
+            return None;
+        }
+        *left -= 1;
+        above.push(process.to_owned());
+        let below = blocked_by.get(process).into_iter().flatten();
+        let grow = |(name, reason): &(&str, &Reason)| {
+            self.grow(name, Some((*reason).clone()), blocked_by, above, left)
+        };
+        let blocks = below.filter_map(grow).collect();
+        above.pop();
+        let command = self.commands.get(process).cloned();
+        Some(Node { process: process.to_owned(), command, waits, blocks })
     }
 
     fn add_wait(&mut self, lock: &Lock, waiter: &Party, ahead: &[Party]) {
@@ -237,6 +251,7 @@ impl Graph {
                 done.extend(ring.iter().map(|(process, _)| *process));
                 let link = |(process, waits): (&str, &Reason)| Link {
                     process: process.to_owned(),
+                    command: self.commands.get(process).cloned(),
                     waits: waits.clone(),
                 };
                 found.push(Deadlock { ring: ring.into_iter().map(link).collect() });

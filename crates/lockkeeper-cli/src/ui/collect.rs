@@ -29,7 +29,11 @@ use crate::output::tell;
 /// How long an engine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The pause between polls is at least this many times the duration of the last one.
+/// An engine that has not answered for this long is reported before its answer or failure is known,
+/// unless its polls usually take a third of that or more.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// The pause after a poll that was answered is at least this many times its duration.
 const EASE: u32 = 19;
 
 /// The shortest interval at which an engine is polled that notifies its clients of changes.
@@ -83,6 +87,9 @@ pub(crate) struct EngineState {
     pub(crate) looked: Option<SystemTime>,
     /// How long that took, in seconds.
     pub(crate) took: f64,
+    /// Whether the error only says that the current poll takes long.
+    #[serde(skip)]
+    slow: bool,
     #[serde(skip)]
     pub(crate) looks: u64,
     #[serde(skip)]
@@ -149,8 +156,10 @@ impl Collector {
     pub(crate) async fn poll(&self, n: usize) {
         loop {
             let started = Instant::now();
-            self.look(n).await;
-            sleep(self.pause(n).max(EASE * started.elapsed())).await;
+            let answered = self.look(n).await;
+            // What took long to fail was no work for the store.
+            let ease = if answered { EASE * started.elapsed() } else { Duration::ZERO };
+            sleep(self.pause(n).max(ease)).await;
         }
     }
 
@@ -167,15 +176,30 @@ impl Collector {
         self.interval.max(work).max(least)
     }
 
-    /// Polls an engine once.
-    pub(crate) async fn look(&self, n: usize) {
+    /// Polls an engine once. False if it does not answer.
+    pub(crate) async fn look(&self, n: usize) -> bool {
         let started = Instant::now();
-        let seen = match timeout(PATIENCE, self.sources[n].list()).await {
+        let mut listing = std::pin::pin!(self.sources[n].list());
+        let usual = Duration::from_secs_f64(self.state().engines[n].took);
+        let slow = SLOW.max(3 * usual).min(PATIENCE);
+        let seen = match timeout(slow, &mut listing).await {
+            Ok(seen) => Ok(seen),
+            Err(_) => {
+                self.publish(&self.state().note_silence(n, slow, SystemTime::now()));
+                timeout(PATIENCE - slow, listing).await
+            }
+        };
+        let seen = match seen {
             Ok(Ok(seen)) => Ok(seen),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err(format!("no answer for {} s", PATIENCE.as_secs())),
         };
-        let message = self.state().note(n, seen, SystemTime::now(), started.elapsed());
+        let answered = seen.is_ok();
+        self.publish(&self.state().note(n, seen, SystemTime::now(), started.elapsed()));
+        answered
+    }
+
+    fn publish(&self, message: &Value) {
         // There may be no subscriber.
         let _ = self.events.send(message.to_string().into());
     }
@@ -263,6 +287,16 @@ impl State {
         })
     }
 
+    /// A poll has not been answered for some time, and may still be.
+    fn note_silence(&mut self, n: usize, waited: Duration, now: SystemTime) -> Value {
+        let engine = &mut self.engines[n];
+        if engine.error.is_none() {
+            engine.error = Some(format!("no answer for {} s", waited.as_secs()));
+            engine.slow = true;
+        }
+        self.changes(now)
+    }
+
     /// Processes the result of a poll, and returns what changed.
     fn note(
         &mut self,
@@ -282,7 +316,8 @@ impl State {
                 let locks: Locks =
                     snapshots.into_iter().map(fresh).map(|lock| (lock.key.clone(), lock)).collect();
                 let before = std::mem::replace(&mut engine.locks, locks);
-                let blind = engine.error.take().is_some();
+                let blind = engine.error.take().is_some() && !engine.slow;
+                engine.slow = false;
                 let interval = Interval { from: engine.looked, to: now, blind };
                 (engine.looked, engine.took) = (Some(now), took.as_secs_f64());
                 self.history.observe(&engine.name, &before, &engine.locks, &breaks, interval);
@@ -294,7 +329,7 @@ impl State {
             }
             Err(error) => {
                 engine.failures += 1;
-                engine.error = Some(error);
+                (engine.error, engine.slow) = (Some(error), false);
             }
         }
         self.changes(now)

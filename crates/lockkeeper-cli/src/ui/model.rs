@@ -89,6 +89,8 @@ pub(crate) struct Party {
     pub(crate) lease: Option<f64>,
     pub(crate) fence: Option<u64>,
     pub(crate) slots: Vec<u32>,
+    /// Whether a holder has released the lock and keeps it.
+    pub(crate) kept: bool,
 }
 
 /// A lease end that moved by less than this was not renewed: clocks and network jitter.
@@ -156,6 +158,7 @@ impl Party {
             lease: entry.left.map(|left| left.as_secs_f64()),
             fence: entry.fence.map(|fence| fence.get()),
             slots: entry.slots,
+            kept: entry.kept,
         }
     }
 

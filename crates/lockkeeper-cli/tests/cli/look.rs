@@ -153,6 +153,12 @@ fn explain_names_the_servers_and_the_pooler() {
         ("postgres://h/db", "is the engine postgres.\n"),
         ("postgres://h/db?pooler=transaction", "postgres, behind a transaction-mode pooler.\n"),
         ("postgres://h/db?pooler=transaction", "- Waiters poll"),
+        ("postgres://h/db", "- It works behind a transaction-mode pooler, which is detected"),
+        ("postgres://h/db?strategy=row", "- It is refused behind a transaction-mode pooler"),
+        ("postgres://h/db?strategy=advisory", "- It is refused behind a transaction-mode pooler"),
+        ("mysql://h/db", "- It works through all members of a Galera cluster"),
+        ("mysql://h/db?strategy=named", "- It is refused at members of a Galera cluster"),
+        ("mysql://h/db?strategy=row", "- It is refused at members of a Galera cluster"),
     ] {
         let told = place.run(&format!("explain {url}")).exits(0).stdout;
         assert!(told.contains(what), "{told}");

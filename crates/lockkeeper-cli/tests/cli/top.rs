@@ -143,7 +143,8 @@ fn locks_are_shown_at_every_size_and_nothing_is_left_behind() {
         }
         // Wide enough, it also shows what runs.
         assert_eq!(seen.contains("sh -c sleep 60"), cols == 200, "{seen}");
-        assert_eq!(seen.contains("AGE"), cols >= 80, "{seen}");
+        assert!(seen.contains("AGE"), "{seen}");
+        assert_eq!(seen.contains("LEASE"), cols >= 80, "{seen}");
         screen.keys("?");
         screen.shows("this list");
         screen.keys("?q");
@@ -193,7 +194,7 @@ fn a_holder_is_asked_and_a_lock_is_broken_only_after_a_confirmation() {
     let polite = place.start("run k -- trap 'exit 3' TERM; while :; do sleep 0.1; done");
     place.until("k", 1, 0);
     let mut screen = Screen::open(&place, &place.url(), 24, 80);
-    screen.until("the lock", |text| text.lines().any(|line| line.starts_with("k ")));
+    screen.until("the lock", |text| text.lines().any(|line| line.starts_with("  k ")));
     screen.keys("yn");
     screen.shows("? keys");
     screen.keys("y");
@@ -220,6 +221,64 @@ fn a_holder_is_asked_and_a_lock_is_broken_only_after_a_confirmation() {
 }
 
 /// What is typed and what is asked is on the screen, however narrow it is and long the names are.
+#[test]
+fn a_question_is_about_the_lock_for_which_it_was_asked() {
+    let place = Place::new();
+    let first = place.start("run a -- sleep 60");
+    let second = place.start("run b -- sleep 60");
+    place.until("a", 1, 0);
+    place.until("b", 1, 0);
+    let mut screen = Screen::open(&place, "", 24, 80);
+    screen.until("both", |text| text.contains("  a ") && text.contains("  b "));
+    screen.keys("k");
+    for keys in ["y", "bgone\r"] {
+        screen.keys(keys);
+        screen.shows("y/n");
+        if keys == "y" {
+            first.signal(Signal::SIGTERM);
+            screen.until("it is gone", |text| text.contains("held 1"));
+            screen.shows("ask the holder of a to give way? y/n");
+            screen.keys("y");
+            screen.shows("nobody holds \"a\" any more");
+        } else {
+            screen.shows("break b?");
+            screen.keys("n");
+        }
+    }
+    // The details of a lock that is gone are not those of another one.
+    let third = place.start("run c -- sleep 60");
+    screen.until("both", |text| text.contains("  b ") && text.contains("  c "));
+    screen.keys("j\r");
+    screen.shows("on file:");
+    third.signal(Signal::SIGTERM);
+    let seen = screen.shows("\"c\" is no longer in the list");
+    assert!(seen.contains("KEY"), "the table is back: {seen}");
+    first.end().exits(143);
+    third.end().exits(143);
+    place.until("b", 1, 0);
+    second.signal(Signal::SIGTERM);
+    second.end().exits(143);
+}
+
+#[test]
+fn the_details_have_the_last_holders() {
+    let place = Place::new();
+    let first = place.start("run k -- sleep 60");
+    place.until("k", 1, 0);
+    let second = place.start("run -q k -- sleep 60");
+    place.until("k", 1, 1);
+    let mut screen = Screen::open(&place, "", 24, 80);
+    screen.shows("* k");
+    screen.keys("\r");
+    screen.shows("1 waiting");
+    place.run("break -y --why stuck k").exits(0);
+    let seen = screen.shows("last holders");
+    assert!(seen.contains("broken by ") && seen.contains(": stuck"), "{seen}");
+    first.end().exits(79);
+    second.signal(Signal::SIGTERM);
+    second.end().exits(143);
+}
+
 #[test]
 fn questions_fit_on_a_narrow_screen() {
     let place = Place::new();

@@ -49,9 +49,9 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
         session.keys(&format!(
             "stty rows 24 cols 70; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"
         ));
-        // As much as fits, so that the next one can be drawn over it: the holder, and no command.
-        let seen = session.shows("\rlockkeeper: waiting for \"k\" 1s, 1 of 1; held by ");
-        assert!(!seen.contains("running"), "{seen:?}");
+        // As much as fits, so that the next one can be drawn over it.
+        session.shows("\rlock \"k\" 1s, 1 of 1; held by ");
+        session.shows(" \"sh -c sleep 60\" ");
         end(holder);
         session.shows("\r\x1b[Kin");
         session.shows("42");
@@ -66,16 +66,15 @@ fn a_wait_is_drawn_on_a_terminal_and_leaves_nothing() {
         session.keys(&format!(
             "stty rows 24 cols 30; export TERM=xterm; lk {verb}; echo $((40 + 2))\n"
         ));
-        session.shows("\rlockkeeper: \"k\"; held by ");
-        let end = session.shows("…\x1b[K");
-        assert!("lockkeeper: \"k\"; held by ".len() + end.chars().count() < 30 - 2, "{end:?}");
+        session.shows("\r\"k\"; held by ");
+        let end = session.shows("\x1b[K");
+        assert!("\"k\"; held by ".len() + end.chars().count() < 30, "{end:?}");
         session.keys("\x03");
         session.shows("^C\r\x1b[K");
     }
     let mut session = Session::at(&place);
     session.keys("stty rows 24 cols 30; export TERM=xterm; lk run -w 2 k -- true; echo code $?\n");
-    session.shows("\rlockkeeper: \"k\"; held by ");
-    session.shows("…\x1b[K");
+    session.shows("\r\"k\"; held by ");
     session.shows("code 75");
     let mut session = Session::at(&place);
     session.keys("export TERM=xterm; lk run -q -w 1 k -- true; echo code $?\n");

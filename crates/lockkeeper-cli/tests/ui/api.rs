@@ -242,6 +242,22 @@ fn an_engine_that_is_down_does_not_hide_the_others() {
     page.until("/api/v1/locks", |answer| error(answer).is_none().then_some(()));
 }
 
+/// A poll that fails slowly does not put off the next one.
+#[test]
+fn an_engine_that_hung_is_back_soon() {
+    let server = Server::start();
+    let place = Place::at(&server.url());
+    let page = Page::start(&place, "");
+    let error = |answer: &Value| answer["engines"][0]["error"].as_str().map(str::to_owned);
+    page.until("/api/v1/locks", |answer| answer["engines"][0]["looked"].is_string().then_some(()));
+    server.pause();
+    page.until("/api/v1/locks", error);
+    server.resume();
+    let resumed = Instant::now();
+    page.until("/api/v1/locks", |answer| error(answer).is_none().then_some(()));
+    assert!(resumed.elapsed() < Duration::from_secs(15), "{:?}", resumed.elapsed());
+}
+
 /// What was seen last of an engine that does not answer is marked, and no figure is made of it.
 #[test]
 fn locks_of_an_engine_that_fell_silent_are_stale() {

@@ -22,6 +22,7 @@ mod faults;
 mod fences;
 mod hand_over;
 mod inspect;
+mod keep;
 mod leases;
 mod multi;
 mod names;
@@ -122,6 +123,16 @@ macro_rules! __cases {
             hand_over::a_lock_is_not_handed_over_against_the_wish_of_its_holder
             hand_over::tasks_that_hand_a_lock_over_let_other_clients_in
             hand_over::a_loss_reaches_the_task_that_a_lock_was_handed_over_to
+
+            keep::a_kept_lock_is_taken_again_without_the_store
+            keep::a_kept_lock_goes_to_whoever_wants_it
+            keep::a_kept_lock_is_shown_as_kept
+            keep::a_kept_lock_is_released_when_its_time_is_over
+            keep::a_kept_lock_that_is_broken_or_asked_for_is_let_go
+            keep::a_client_that_ends_releases_what_it_keeps
+            keep::a_kept_lock_of_other_terms_is_asked_for_again
+            keep::what_cannot_be_kept_is_refused
+            keep::a_killed_keeper_costs_its_lease
 
             leases::a_fixed_lease_ends_by_itself
             leases::a_fixed_lease_lasts_as_long_as_asked_whatever_was_before

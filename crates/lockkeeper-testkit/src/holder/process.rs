@@ -15,7 +15,7 @@ use super::MARK;
 /// Runs a holder process.
 ///
 /// Arguments: `--url URL --key KEY`, and optionally `--kind mutex|read|write|semaphore`, `--limit
-/// N` and `--take N` for permits, `--ttl D` or `--lease D`, `--within D`, `--owner ID`, `--note
+/// N` and `--take N` for permits, `--ttl D` or `--lease D`, `--keep D`, `--within D`, `--owner ID`, `--note
 /// TEXT`, `--fair`, and `--cycles N --arbiter DIR` to acquire and release it this many times
 /// against a directory in which two holders would collide. With `--fork N`, this many children do
 /// that, which are forked after the lock was used once, and each connects its own client. With
@@ -116,6 +116,7 @@ struct Plan {
     take: u32,
     ttl: Option<Duration>,
     lease: Option<Duration>,
+    keep: Option<Duration>,
     within: Option<Duration>,
     owner: Option<Owner>,
     note: Option<String>,
@@ -154,6 +155,7 @@ impl Plan {
                 "--take" => plan.take = number()?,
                 "--ttl" => plan.ttl = Some(parse_duration(&value)?),
                 "--lease" => plan.lease = Some(parse_duration(&value)?),
+                "--keep" => plan.keep = Some(parse_duration(&value)?),
                 "--within" => plan.within = Some(parse_duration(&value)?),
                 "--owner" => plan.owner = Some(Owner::named(value)?),
                 "--note" => plan.note = Some(value),
@@ -183,6 +185,9 @@ impl Plan {
         }
         if let Some(lease) = self.lease {
             lock = lock.lease(lease);
+        }
+        if let Some(keep) = self.keep {
+            lock = lock.keep(keep);
         }
         if let Some(owner) = &self.owner {
             lock = lock.owner(owner);

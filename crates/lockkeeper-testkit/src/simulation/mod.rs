@@ -127,10 +127,12 @@ impl Simulation {
         }
         nemesis.await.expect("the nemesis ends by itself");
         sleep(QUIET).await;
-        let left = store.left().await;
+        let mut left = store.left(false).await;
         drop(clients);
         workers.shutdown().await;
         sleep(Duration::from_secs(1)).await;
+        // What is kept goes with the client that keeps it.
+        left.extend(store.left(true).await);
         let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
         if tasks > 0 {
             surprises.push(format!("{tasks} tasks outlive all clients"));

@@ -64,10 +64,15 @@ impl Store {
         }
     }
 
-    /// All holders and waiters that are still in the store.
-    pub(super) async fn left(&self) -> Vec<String> {
+    /// All holders and waiters that are still in the store, apart from what is kept if `kept` is
+    /// not set.
+    pub(super) async fn left(&self, kept: bool) -> Vec<String> {
         let all = Query::Prefix(String::new());
-        let snapshots = self.memory.inspect(&all).await.expect("memory does not fail");
+        let mut snapshots = self.memory.inspect(&all).await.expect("memory does not fail");
+        let counts = |entry: &Entry| kept || !entry.kept;
+        snapshots.retain(|seen| {
+            seen.holders.iter().any(counts) || seen.waiters.as_ref().is_some_and(|w| !w.is_empty())
+        });
         let each = |snapshot: &Snapshot| {
             let (holders, waiters) = (snapshot.holders.len(), snapshot.waiters.iter().flatten());
             format!("{holders} holders and {} waiters of {}", waiters.count(), snapshot.key)

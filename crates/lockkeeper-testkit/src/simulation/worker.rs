@@ -44,6 +44,7 @@ impl Worker {
             let outcome = match self.random.u32(0..100) {
                 0..10 => self.take_two(n).await,
                 10..25 => self.take_in_a_crowd(n).await,
+                25..40 => self.take_again_and_again().await,
                 _ => self.take_one(n).await,
             };
             match outcome {
@@ -111,6 +112,32 @@ impl Worker {
             outcome = outcome.and(member.expect("a member of a crowd does not panic"));
         }
         outcome
+    }
+
+    /// Takes the same lock several times, and keeps it in between.
+    async fn take_again_and_again(&mut self) -> Result<()> {
+        let ttl = Duration::from_millis(if self.chance(20) { 300 } else { 5_000 });
+        // Far longer than anybody can wait, or short.
+        let keep = if self.chance(50) { Duration::from_secs(3_600) } else { self.some(1_000) };
+        let lock = self.clients[self.home].mutex("m0").ttl(ttl);
+        let lock = lock.keep(keep.max(Duration::from_millis(1)));
+        for n in 0..self.random.usize(2..8) {
+            let owner = format!("{}.{n}", self.name);
+            let wish = Wish { lock: lock.clone(), ttl, owner, reentrant: false };
+            let called = self.recorder.now();
+            let Some(guard) = self.acquire(wish.lock.clone()).await? else { continue };
+            let mark = self.mark(&guard, &wish, called);
+            listen(&guard, &mark);
+            self.access(&guard, &mark, &wish.owner, true, 20).await;
+            mark.releasing();
+            match self.random.bool() {
+                true => drop(guard),
+                false => _ = guard.release().await,
+            }
+            mark.released();
+            sleep(self.some(200)).await;
+        }
+        Ok(())
     }
 
     async fn take_briefly(&mut self, ttl: Duration) -> Result<()> {

@@ -76,6 +76,12 @@ impl Lock {
         self
     }
 
+    /// See [`crate::Lock::keep`].
+    pub fn keep(mut self, keep: Duration) -> Self {
+        self.lock = self.lock.keep(keep);
+        self
+    }
+
     /// See [`crate::Lock::note`].
     pub fn note(mut self, note: impl AsRef<str>) -> Self {
         self.lock = self.lock.note(note);

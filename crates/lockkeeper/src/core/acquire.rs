@@ -88,6 +88,11 @@ async fn acquire_in_turn(inner: &Arc<Inner>, terms: &Terms, once: bool) -> Resul
             },
             Enter::Again(guard) => return Ok(Some(guard)),
             Enter::Leaving(hold) => begin_release(&hold).await,
+            Enter::LetGo(hold) => {
+                if hold.let_go() {
+                    begin_release(&hold).await;
+                }
+            }
             Enter::Busy => return Ok(None),
             Enter::Upgrade => {
                 return Err(Error::Unsupported {

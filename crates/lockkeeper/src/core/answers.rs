@@ -10,7 +10,7 @@ use crate::guard::Trouble;
 pub(crate) struct Answers {
     /// How many renewals are in progress.
     under_way: u32,
-    /// Set while none of them has been answered.
+    /// Set from the first of them until one is answered. One that failed was not.
     silence: Option<Silence>,
     trouble: Option<Trouble>,
 }
@@ -49,11 +49,11 @@ impl Answers {
         Self { trouble: self.trouble.clone(), ..Self::default() }
     }
 
-    /// A renewal is sent. True if the previous one is still in progress; that one is late, and
-    /// counts as failed if `counts` is set.
+    /// A renewal is sent. True if the previous one is still in progress, and nothing was answered
+    /// meanwhile; that one is late, and counts as failed if `counts` is set.
     pub(super) fn asking(&mut self, place: &str, counts: bool) -> bool {
         self.under_way += 1;
-        let late = self.under_way > 1;
+        let late = self.under_way > 1 && self.silence.is_some();
         let silence =
             self.silence.get_or_insert_with(|| Silence { since: Instant::now(), cause: None });
         if late && counts {
@@ -66,10 +66,10 @@ impl Answers {
     /// A renewal has ended; an error means that it got no answer.
     pub(super) fn asked(&mut self, error: Option<String>, counts: bool) {
         self.under_way -= 1;
-        if self.under_way == 0 {
+        let Some(error) = error else {
             self.silence = None;
-        }
-        let Some(error) = error else { return };
+            return;
+        };
         if let Some(silence) = &mut self.silence {
             silence.cause = Some(error.clone());
         }
@@ -106,5 +106,32 @@ impl Answers {
     fn failed(&mut self, error: String) {
         let failures = self.trouble.as_ref().map_or(0, |trouble| trouble.failures);
         self.trouble = Some(Trouble { failures: failures.saturating_add(1), error });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_counts_from_the_first_request_and_a_timeout_does_not_end_it() {
+        let mut answers = Answers::default();
+        assert!(!answers.asking("there:", true));
+        advance(Duration::from_secs(2)).await;
+        answers.asked(Some("timed out".to_owned()), true);
+        assert!(!answers.asking("there:", true));
+        assert!(answers.asking("there:", true), "the one before is late");
+        assert_eq!(answers.trouble().unwrap().error, "no answer from there: for 2.0 s: timed out");
+        advance(Duration::from_secs(3)).await;
+        answers.never_came("there:");
+        assert_eq!(answers.trouble().unwrap().error, "no answer from there: for 5.0 s: timed out");
+        answers.asked(None, true);
+        answers.came();
+        assert!(!answers.asking("there:", true), "the store has just answered");
+        assert!(answers.trouble().is_none());
     }
 }

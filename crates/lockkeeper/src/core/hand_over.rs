@@ -2,7 +2,8 @@
 //!
 //! A grant that reserved fences is handed over to the first task in this client's queue, if that
 //! one wants the lock on the same terms. Every task gets a hold of its own with the next reserved
-//! fence; the claim, its token and the validity stay those of the grant.
+//! fence; the claim, its token and the validity stay those of the grant. If no task waits, it may be
+//! [kept](super::keep) for the next.
 //!
 //! Easy to get wrong: the store knows the grant, not which task has it. If it reports a loss to a
 //! hold that was handed over, the task that has the lock now must learn of it ([`Hold::end`]).
@@ -16,10 +17,10 @@ use tokio::time::Instant;
 
 use super::clock::Moment;
 use super::hold::{Hold, State, next_id, span};
+use super::keep::Keep;
 use super::terms::Terms;
 use crate::engine::{Claim, Fence, Grant};
 use crate::error::Loss;
-use crate::guard::Guard;
 
 /// How long after the store granted a lock it is handed over; then the store decides again.
 ///
@@ -31,23 +32,31 @@ const TURN: Duration = Duration::from_millis(10);
 /// counter has to spare.
 pub(super) const PASSES: u32 = 10_000;
 
+/// How many fences a grant that may be kept should reserve: enough to be taken every microsecond.
+pub(super) fn passes(keep: Duration) -> u32 {
+    u32::try_from(keep.as_micros()).unwrap_or(u32::MAX).max(PASSES)
+}
+
 /// What the holds of one grant share.
 pub(super) struct HandOver {
-    terms: Terms,
+    pub(super) terms: Terms,
     /// The fence that the store knows.
     granted: Fence,
     /// The last fence that the grant reserved.
     last: Fence,
-    /// The end of its turn.
+    /// The end of its turn, unless it is kept as long as nobody else wants it.
     until: Instant,
+    pub(super) keep: Option<Keep>,
     /// The hold that has the lock now.
     current: Mutex<Weak<Hold>>,
 }
 
 impl HandOver {
-    /// `None` if the grant cannot be handed over.
-    pub(super) fn of(terms: &Terms, grant: &Grant) -> Option<Arc<Self>> {
-        if !terms.hand_over || grant.reserved == 0 {
+    /// `None` if the grant cannot be handed over. `heard` means that the client learns of others
+    /// that want it.
+    pub(super) fn of(terms: &Terms, grant: &Grant, heard: bool) -> Option<Arc<Self>> {
+        let keep = terms.keep.filter(|_| heard);
+        if grant.reserved == 0 || !terms.hand_over && keep.is_none() {
             return None;
         }
         Some(Arc::new(Self {
@@ -55,6 +64,7 @@ impl HandOver {
             granted: grant.fence,
             last: Fence::new(grant.fence.get().saturating_add(grant.reserved.into())),
             until: Instant::now() + TURN,
+            keep: keep.map(Keep::new),
             current: Mutex::default(),
         }))
     }
@@ -66,6 +76,11 @@ impl HandOver {
     /// The hold that has the lock now, if its guard is not gone.
     pub(super) fn holder(&self) -> Option<Arc<Hold>> {
         self.current().upgrade()
+    }
+
+    /// Whether the store has to decide again.
+    fn is_over(&self, now: Instant) -> bool {
+        self.keep.as_ref().map_or(now >= self.until, |keep| keep.is_over(now))
     }
 
     fn current(&self) -> MutexGuard<'_, Weak<Hold>> {
@@ -85,20 +100,20 @@ impl Hold {
         hand_over.map_or([self.fence; 2], |hand_over| [hand_over.granted, hand_over.last])
     }
 
-    /// Ends this hold, whose only guard is being dropped, and passes its grant on. `None` if the
-    /// store has to decide again. Called with `local` locked.
-    pub(super) fn pass_on(self: &Arc<Self>) -> Option<Guard> {
+    /// Ends this hold, whose only guard is being dropped, and passes its grant on: to a task, or to
+    /// be kept for one. `None` if the store has to decide again. Called with `local` locked.
+    pub(super) fn pass_on(self: &Arc<Self>, kept: bool) -> Option<Arc<Hold>> {
         let hand_over = self.hand_over.as_ref()?;
+        if kept && hand_over.keep.is_none() {
+            return None;
+        }
         let now = self.inner.clock.now();
-        if self.fence >= hand_over.last
-            || now.runtime() >= hand_over.until
-            || self.inner.is_stopping()
-        {
+        let is_over = hand_over.is_over(now.runtime());
+        if self.fence >= hand_over.last || is_over || !self.inner.keeps() {
             return None;
         }
         let mut state = self.state();
-        // The answer to a renewal under way would extend a hold that is over.
-        if state.over.is_some() || state.answers.are_missing() {
+        if state.over.is_some() {
             return None;
         }
         // The next task has to have time for its work, or for the next renewal.
@@ -106,18 +121,24 @@ impl Hold {
             return None;
         }
         let claim = self.take_claim()?;
-        let next = Arc::new(self.successor(claim, &mut state, now));
+        let next = Arc::new(self.successor(claim, &mut state, now, kept));
         // Before this one is over: `end` looks for the other as soon as it is.
         hand_over.set_current(&next);
         state.over = Some(Loss::Released);
+        drop(state);
         self.remove_guard();
-        Some(Guard::first(&next))
+        if let Some(keep) = &hand_over.keep {
+            keep.released(kept, now.runtime());
+        }
+        Some(next)
     }
 
     /// Finishes what `pass_on` began, with `local` unlocked.
-    pub(super) fn passed_on_to(&self, next: &Arc<Hold>) {
-        self.inner.meters.ended(self.mode, &Loss::Released, self.since.elapsed());
-        self.inner.meters.held(next.mode);
+    pub(super) fn passed_on(&self, kept: bool) {
+        self.inner.meters.ended(self.mode, &Loss::Released, self.held_for());
+        if !kept {
+            self.inner.meters.held(self.mode);
+        }
         self.changed.notify_waiters();
     }
 
@@ -132,8 +153,14 @@ impl Hold {
         }
     }
 
-    /// The hold of the task that this grant is handed over to at `now`.
-    fn successor(&self, claim: Box<dyn Claim>, state: &mut State, now: Moment) -> Self {
+    /// The hold that has the grant now: this one, or the one that it was passed on to.
+    pub(super) fn current(self: &Arc<Self>) -> Arc<Hold> {
+        let hand_over = self.hand_over.as_ref().filter(|_| self.is_over());
+        hand_over.and_then(|hand_over| hand_over.holder()).unwrap_or_else(|| self.clone())
+    }
+
+    /// The hold that this grant is passed on to at `now`.
+    fn successor(&self, claim: Box<dyn Claim>, state: &mut State, now: Moment, kept: bool) -> Self {
         let fence = self.fence.next();
         Self {
             id: next_id(),
@@ -149,14 +176,17 @@ impl Hold {
             margin: self.margin,
             kept_when_lost: self.kept_when_lost,
             since: now.runtime(),
-            guards: AtomicUsize::new(1),
+            guards: AtomicUsize::new(usize::from(!kept)),
             state: Mutex::new(State {
                 length: state.length,
                 validity: state.validity,
                 over: None,
                 asking_why: false,
                 due: None,
+                kept,
+                taken: None,
                 listener: state.listener.take(),
+                attendant: state.attendant.take(),
                 answers: state.answers.hand_over(),
             }),
             changed: Notify::new(),

@@ -14,6 +14,7 @@ use super::answers::Answers;
 use super::clock::{Moment, Validity};
 use super::hand_over::HandOver;
 use super::inner::Inner;
+use super::keep;
 use super::terms::Terms;
 use crate::engine::{Claim, Fence, Grant, Held, Lease, Mode};
 use crate::error::Loss;
@@ -67,9 +68,24 @@ pub(crate) struct State {
     pub(super) asking_why: bool,
     /// When the renewals check it next.
     pub(super) due: Option<Instant>,
+    /// Whether it has no guard and is [kept](super::keep) for the next task.
+    pub(super) kept: bool,
+    /// When a task took it after it was kept.
+    pub(super) taken: Option<Instant>,
     /// The task that waits for the engine to report the lock gone.
     pub(super) listener: Option<AbortHandle>,
+    /// The task of a grant that may be kept.
+    pub(super) attendant: Option<AbortHandle>,
     pub(crate) answers: Answers,
+}
+
+impl State {
+    /// Ends the tasks that listen for what happens to the lock.
+    pub(super) fn stop_listening(&mut self) {
+        for task in [self.listener.take(), self.attendant.take()].into_iter().flatten() {
+            task.abort();
+        }
+    }
 }
 
 impl Hold {
@@ -82,7 +98,8 @@ impl Hold {
         grant: Grant,
         asked: Moment,
     ) -> (Arc<Self>, Guard) {
-        let hand_over = HandOver::of(terms, &grant);
+        let wanted = terms.keep.and_then(|_| grant.held.wanted());
+        let hand_over = HandOver::of(terms, &grant, wanted.is_some());
         let Grant { fence, slots, ttl, since, held, .. } = grant;
         let limited = terms.fixed || held.expires();
         // A session or a connection grants less than a long fixed lease at a time, and is renewed
@@ -106,6 +123,7 @@ impl Hold {
                 mode: terms.mode,
                 ttl,
                 held: held.clone(),
+                kept: None,
             },
             fixed,
             limit,
@@ -119,7 +137,10 @@ impl Hold {
                 over: None,
                 asking_why: false,
                 due: None,
+                kept: false,
+                taken: None,
                 listener: None,
+                attendant: None,
                 answers: Answers::default(),
             }),
             changed: Notify::new(),
@@ -145,6 +166,10 @@ impl Hold {
                 }
             });
             hold.state().listener = Some(task.abort_handle());
+        }
+        if let (Some(wanted), Some(hand_over)) = (wanted, &hold.hand_over) {
+            let task = inner.runtime.spawn(keep::attend(hand_over.clone(), wanted));
+            hold.state().attendant = Some(task.abort_handle());
         }
         // After the listener is set: ending the hold aborts the listener too.
         let due = if fixed { length } else { length / 3 };
@@ -173,8 +198,14 @@ impl Hold {
         self.owner.as_ref()
     }
 
-    pub(crate) fn lease(&self) -> &Lease {
-        &self.lease
+    /// What the engine is asked to extend, as of now.
+    pub(crate) fn lease_now(&self) -> Lease {
+        Lease { kept: self.kept_now(), ..self.lease.clone() }
+    }
+
+    /// How long a task has had it.
+    pub(super) fn held_for(&self) -> Duration {
+        self.state().taken.unwrap_or(self.since).elapsed()
     }
 
     /// What the engine knows about it.
@@ -202,7 +233,7 @@ impl Hold {
 
     /// Whether it has no guard and its release has not begun.
     pub(crate) fn is_leaving(&self) -> bool {
-        !self.is_wanted() && self.claim().is_some()
+        !self.is_wanted() && !self.is_kept() && self.claim().is_some()
     }
 
     /// Whether exactly one guard is left.

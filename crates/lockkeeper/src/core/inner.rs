@@ -49,6 +49,8 @@ pub(crate) struct Inner {
     /// The number of guards, of locks that are held or lost, plus the acquires in progress.
     pub(crate) guards: Arc<Count>,
     stopping: AtomicBool,
+    /// Whether the engine is being closed, and no released lock is kept.
+    closing: AtomicBool,
     /// Notified once `stopping` is set.
     stopped: Notify,
 }
@@ -83,6 +85,7 @@ impl Inner {
             pending: Arc::default(),
             guards: Arc::default(),
             stopping: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
             stopped: Notify::new(),
         });
         if let Some(broken) = inner.engine.disconnected() {
@@ -97,9 +100,12 @@ impl Inner {
         self.handles.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One less. The last one waits for pending releases.
+    /// One less. The last one releases what is kept, and waits for pending releases.
     pub(crate) fn remove_handle(&self) {
         if self.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
+            if !self.is_inherited() {
+                self.local.let_go_of_all();
+            }
             self.linger();
         }
     }
@@ -110,9 +116,21 @@ impl Inner {
         // flag; we set the flag, then count.
         self.stopping.store(true, Ordering::SeqCst);
         self.stopped.notify_waiters();
+        self.local.let_go_of_all();
         for hold in self.local.holds() {
             hold.look_at_the_clock();
         }
+    }
+
+    /// Keeps no released lock from now on.
+    pub(crate) fn keep_no_more(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+        self.local.let_go_of_all();
+    }
+
+    /// Whether a lock may be passed on or kept without the store.
+    pub(crate) fn keeps(&self) -> bool {
+        !self.is_stopping() && !self.closing.load(Ordering::SeqCst)
     }
 
     pub(crate) fn engine_name(&self) -> &'static str {

@@ -46,6 +46,9 @@ pub(crate) enum Enter {
     Upgrade,
     /// This hold is being released; send its release, then enter again.
     Leaving(Arc<Hold>),
+    /// This hold is kept, on other terms or for too long: let it go, send its release, then enter
+    /// again.
+    LetGo(Arc<Hold>),
     /// The lock is busy, and the task did not want to wait.
     Busy,
 }
@@ -108,6 +111,13 @@ impl LocalQueues {
         if let Some(hold) = queue.holders.iter().find(|hold| hold.is_leaving()) {
             return Enter::Leaving(hold.clone());
         }
+        // Beside it there is no other holder, and nobody waits.
+        if let Some(hold) = queue.holders.iter().find(|hold| hold.is_kept()) {
+            return match hold.take_kept(terms) {
+                Some(guard) => Enter::Again(guard),
+                None => Enter::LetGo(hold.clone()),
+            };
+        }
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let ticket = |id| Ticket { inner: inner.clone(), key: key.clone(), id };
         if once {
@@ -129,9 +139,10 @@ impl LocalQueues {
         Enter::Wait(ticket(Some(id)), woken)
     }
 
-    /// Hands a lock that is no longer needed over to the first task in the queue. False if the store
-    /// has to decide: nobody waits, the first task wants it on other terms, or the grant has been
-    /// [handed over](super::hand_over) often enough.
+    /// Hands a lock that is no longer needed over to the first task in the queue, or [keeps](super::keep)
+    /// it for the next one. False if the store has to decide: nobody waits and it is not kept, the
+    /// first task wants it on other terms, or the grant has been [handed over](super::hand_over)
+    /// often enough.
     pub(crate) fn hand_over(&self, hold: &Arc<Hold>) -> bool {
         if hold.hand_over.is_none() {
             return false;
@@ -139,15 +150,28 @@ impl LocalQueues {
         let mut queues = self.lock();
         let Some(queue) = queues.get_mut(hold.key()) else { return false };
         let Some((next, wake)) = queue.hand_over(hold) else { return false };
-        let holder = next.hold().clone();
         // Before that task can hand it over again, or the schedule would miss a hold in between.
-        hold.inner().renewals.replace(hold, &holder);
+        hold.inner().renewals.replace(hold, &next);
         // Nothing is lost if that task stops waiting: its guard is dropped, and hands it over again.
-        let unwanted = wake.send(Wake::Granted(next));
+        let is_kept = wake.is_none();
+        let unwanted = wake.map(|wake| wake.send(Wake::Granted(Guard::first(&next))));
         drop(queues);
-        hold.passed_on_to(&holder);
+        hold.passed_on(is_kept);
         drop(unwanted);
         true
+    }
+
+    /// The hold of a key that is kept.
+    pub(super) fn kept(&self, key: &Key) -> Option<Arc<Hold>> {
+        let queues = self.lock();
+        queues.get(key)?.holders.iter().find(|hold| hold.is_kept()).cloned()
+    }
+
+    /// Releases all locks that are kept.
+    pub(crate) fn let_go_of_all(&self) {
+        for hold in self.holds() {
+            hold.let_go_in_background();
+        }
     }
 
     /// Drops one guard of a hold. True if it was the last, and the hold must be released.
@@ -319,20 +343,27 @@ impl KeyQueue {
         }
     }
 
-    /// Takes the first task out of the queue, with a guard for it, if it can take over this hold.
-    fn hand_over(&mut self, hold: &Arc<Hold>) -> Option<(Guard, oneshot::Sender<Wake>)> {
+    /// Passes this hold on: to the first task, which is taken out of the queue, or to be kept if
+    /// there is none.
+    fn hand_over(
+        &mut self,
+        hold: &Arc<Hold>,
+    ) -> Option<(Arc<Hold>, Option<oneshot::Sender<Wake>>)> {
         while self.waiters.front().is_some_and(|first| first.wake.is_closed()) {
             self.waiters.pop_front();
         }
-        let first = self.waiters.front()?;
-        if self.gate.is_some() || !hold.suits(&first.terms) {
+        let first = self.waiters.front();
+        if self.gate.is_some() || first.is_some_and(|first| !hold.suits(&first.terms)) {
+            return None;
+        }
+        let is_kept = first.is_none();
+        if is_kept && self.holders.len() > 1 {
             return None;
         }
         let listed = self.holders.iter_mut().find(|other| Arc::ptr_eq(other, hold))?;
-        let guard = hold.pass_on()?;
-        *listed = guard.hold().clone();
-        let first = self.waiters.pop_front().expect("there is a first");
-        Some((guard, first.wake))
+        let next = hold.pass_on(is_kept)?;
+        *listed = next.clone();
+        Some((next, self.waiters.pop_front().map(|first| first.wake)))
     }
 
     fn step_away(&mut self, id: Option<usize>) {

@@ -36,7 +36,7 @@ impl Hold {
 
     /// Ends the hold for this reason; the first reason counts.
     pub(crate) fn end(self: &Arc<Self>, loss: Loss) {
-        {
+        let kept = {
             let mut state = self.state();
             if state.over.is_some() {
                 drop(state);
@@ -46,13 +46,18 @@ impl Hold {
                 state.answers.never_came(&self.inner.place);
             }
             state.over = Some(loss.clone());
-            state.asking_why = loss == Loss::Gone;
-            if let Some(listener) = state.listener.take() {
-                listener.abort();
-            }
-        }
-        self.inner.meters.ended(self.mode, &loss, self.since.elapsed());
+            let kept = std::mem::take(&mut state.kept);
+            state.asking_why = loss == Loss::Gone && !kept;
+            state.stop_listening();
+            kept
+        };
         self.inner.renewals.forget(self);
+        if kept {
+            // Nobody uses it, so nobody is told. What the store may still have of it is released.
+            tracing::debug!(key = %self.key, reason = %loss, "a kept lock is gone");
+            return self.inner.in_background(BackgroundWork::Release(self.clone()));
+        }
+        self.inner.meters.ended(self.mode, &loss, self.held_for());
         if loss != Loss::Released {
             tracing::warn!(parent: &self.span, key = %self.key, reason = %loss, "lock lost");
             // Other tasks of this process may ask for it again, like clients elsewhere.

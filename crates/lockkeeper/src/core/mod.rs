@@ -10,6 +10,7 @@ pub(crate) mod count;
 mod hand_over;
 pub(crate) mod hold;
 pub(crate) mod inner;
+mod keep;
 pub(crate) mod local_queue;
 mod loss;
 pub(crate) mod outage;

@@ -21,6 +21,9 @@ use crate::error::{Error, Result};
 /// How long everything may take to be answered after a connection broke, before that is an outage.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(500);
 
+/// The cause of an outage if nothing else is known.
+const NO_NEW_ONE: &str = "the connection broke, and no new one is answered";
+
 /// A time during which the engine does not answer; see [`Client::outages`](crate::Client::outages).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -78,9 +81,9 @@ impl Outages {
 enum State {
     #[default]
     Reachable,
-    /// A connection broke, or a request failed: the next answer decides.
+    /// A connection broke, or a request failed, and why: the next answer decides.
     InDoubt {
-        failed: bool,
+        failed: Option<String>,
     },
     Unreachable(Outage),
 }
@@ -124,10 +127,10 @@ impl Reachability {
         }
         self.change(|state| match state {
             State::Unreachable(_) => None,
-            State::InDoubt { failed: true } => {
+            State::InDoubt { failed: Some(_) } => {
                 Some(State::Unreachable(Outage::new(error.to_string())))
             }
-            _ => Some(State::InDoubt { failed: true }),
+            _ => Some(State::InDoubt { failed: Some(error.to_string()) }),
         });
     }
 
@@ -147,7 +150,7 @@ impl Reachability {
     /// Something may be wrong.
     fn doubt(&self) {
         self.change(|state| {
-            matches!(state, State::Reachable).then_some(State::InDoubt { failed: false })
+            matches!(state, State::Reachable).then_some(State::InDoubt { failed: None })
         });
     }
 
@@ -221,10 +224,9 @@ async fn settle(
         }
         match state {
             State::Unreachable(_) => out = true,
-            _ if began.elapsed() >= ANSWERED_WITHIN => {
-                let why = engine.why_silent().await;
-                let why = why.unwrap_or_else(|| "the connection broke".to_owned());
-                inner.reachability.silent(why);
+            State::InDoubt { failed } if began.elapsed() >= ANSWERED_WITHIN => {
+                let why = engine.why_silent().await.or(failed);
+                inner.reachability.silent(why.unwrap_or_else(|| NO_NEW_ONE.to_owned()));
             }
             _ => {}
         }

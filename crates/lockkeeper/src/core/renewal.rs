@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::acquire::CALL_LIMIT;
 use super::hold::Hold;
-use crate::core::clock::Clock;
+use crate::core::clock::{Clock, Moment};
 use crate::core::telemetry::Meters;
 use crate::engine::{Engine, Renewal};
 use crate::error::{Loss, Result};
@@ -219,6 +219,27 @@ pub(crate) async fn renew_now(hold: &Arc<Hold>) -> Option<Result<Renewal>> {
     Some(answers.map(|answers| answers.first().copied().unwrap_or(Renewal::Unknown)))
 }
 
+/// Renews a hold now, to tell the store whether it is kept.
+pub(super) async fn tell(hold: Arc<Hold>) {
+    let inner = hold.inner().clone();
+    let (renewals, engine) = (inner.renewals.clone(), inner.engine.clone());
+    // What it is answered concerns the hold itself.
+    let _ = renew(renewals, engine, vec![hold], inner.clock, inner.meters.clone()).await;
+}
+
+/// A renewal sent at `asked` was confirmed. It counts for the grant, which may have been passed on
+/// since.
+fn renewed(renewals: &Renewals, mut hold: Arc<Hold>, asked: Moment) {
+    while !hold.renewed(asked) {
+        let current = hold.current();
+        if Arc::ptr_eq(&current, &hold) {
+            return;
+        }
+        hold = current;
+    }
+    renewals.watch(&hold, asked.runtime() + hold.pace(hold.ttl() / 3));
+}
+
 async fn renew(
     renewals: Arc<Renewals>,
     engine: Arc<dyn Engine>,
@@ -226,7 +247,7 @@ async fn renew(
     clock: Clock,
     meters: Arc<Meters>,
 ) -> Result<Vec<Renewal>> {
-    let leases: Vec<_> = holds.iter().map(|hold| hold.lease().clone()).collect();
+    let leases: Vec<_> = holds.iter().map(|hold| hold.lease_now()).collect();
     let asked = clock.now();
     let late: Vec<_> = holds.iter().filter(|hold| hold.asking()).cloned().collect();
     if !late.is_empty() {
@@ -255,11 +276,7 @@ async fn renew(
         let unknown = (answer == Renewal::Unknown).then(|| "the engine cannot tell".to_owned());
         hold.asked(unknown);
         match answer {
-            Renewal::Renewed => {
-                if hold.renewed(asked) {
-                    renewals.watch(hold, asked.runtime() + hold.pace(hold.ttl() / 3));
-                }
-            }
+            Renewal::Renewed => renewed(&renewals, hold.clone(), asked),
             Renewal::Gone => {
                 meters.renewal_gone();
                 hold.end(Loss::Gone);

@@ -25,6 +25,8 @@ pub(crate) struct Terms {
     pub(crate) note: Option<Arc<str>>,
     /// Whether it may be handed over between tasks of this client without the store.
     pub(crate) hand_over: bool,
+    /// How long it is kept after its release.
+    pub(crate) keep: Option<Duration>,
 }
 
 impl Terms {
@@ -48,10 +50,20 @@ impl Terms {
     /// Whether a lock that is held on these terms can be handed over to a task that wants it on
     /// those.
     pub(super) fn suit(&self, other: &Terms) -> bool {
-        // Everything that the store or the holder relies on.
-        self.hand_over
-            && other.hand_over
-            && self.mode == other.mode
+        self.hand_over && other.hand_over && self.are_those_of(other)
+    }
+
+    /// Whether a lock that is kept on these terms can be taken on those.
+    pub(super) fn keep_for(&self, other: &Terms) -> bool {
+        self.keep.is_some() && self.are_those_of(other)
+    }
+
+    /// Compares everything that the store or the holder relies on.
+    fn are_those_of(&self, other: &Terms) -> bool {
+        self.mode == other.mode
+            && self.owner == other.owner
+            && self.fixed == other.fixed
+            && self.keep == other.keep
             && self.ttl == other.ttl
             && self.margin == other.margin
             && self.kept_when_lost == other.kept_when_lost
@@ -77,7 +89,12 @@ impl Terms {
             queue: queue && self.spin.is_none(),
             who,
             note: self.note.clone(),
-            reserve: if contended && self.hand_over { hand_over::PASSES } else { 0 },
+            reserve: match self.keep {
+                Some(keep) => hand_over::passes(keep),
+                None if contended && self.hand_over => hand_over::PASSES,
+                None => 0,
+            },
+            keep: self.keep.is_some(),
         }
     }
 }

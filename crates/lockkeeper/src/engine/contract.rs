@@ -170,6 +170,15 @@ pub trait Held: Any + fmt::Debug + Send + Sync {
         None
     }
 
+    /// Resolves when another claim of anybody finds the lock busy, or an operator asks for it or
+    /// breaks it, or none of these could be noticed any more; `None` if the lock must not be kept.
+    ///
+    /// Nothing that happened since the grant may be missed. Called once, at a grant of a
+    /// [`Request::keep`], and dropped with the hold.
+    fn wanted(&self) -> Option<Signal> {
+        None
+    }
+
     /// How long the grant lasts at first, if that is shorter than its `ttl`. The first renewal, which
     /// is due after a third of it, makes it a full lease; so does another attempt of the claim.
     fn probation(&self) -> Option<Duration> {

@@ -33,6 +33,10 @@ pub struct Guarantees {
     /// Whether a grant can reserve fences, so that tasks of one client hand the lock over among
     /// themselves without the store.
     pub hand_over: Support,
+    /// Whether a released lock can be [kept](crate::Lock::keep), to be acquired again without the
+    /// store: its grants reserve fences, and a client that keeps a lock learns at once that another
+    /// wants it.
+    pub keep: Support,
 }
 
 impl Guarantees {
@@ -51,6 +55,7 @@ impl Guarantees {
             survives: Survives::None,
             reentrance: Reentrance::Client,
             hand_over: Support::No("its grants reserve no fences"),
+            keep: Support::No("its grants reserve no fences"),
         }
     }
 }

@@ -72,6 +72,9 @@ pub struct Entry {
     pub fence: Option<Fence>,
     /// Which permits a holder has.
     pub slots: Vec<u32>,
+    /// Whether a holder has released the lock and [keeps](crate::Lock::keep) it until somebody
+    /// wants it. The store learns of a change after a moment.
+    pub kept: bool,
 }
 
 impl Entry {
@@ -87,6 +90,7 @@ impl Entry {
             left: None,
             fence: None,
             slots: Vec::new(),
+            kept: false,
         }
     }
 

@@ -43,6 +43,10 @@ pub struct Request {
     /// other tasks of this client. An engine may reserve fewer, or none; see
     /// [`Grant::reserved`](super::Grant::reserved).
     pub reserve: u32,
+    /// Whether the core may keep the lock after its release, as long as nobody else wants it. An
+    /// engine that [can](super::Guarantees::keep) then tells of every other claim that finds the
+    /// lock busy: [`Held::wanted`](super::Held::wanted).
+    pub keep: bool,
 }
 
 impl Request {
@@ -60,6 +64,7 @@ impl Request {
             who: whoami().into(),
             note: None,
             reserve: 0,
+            keep: false,
         }
     }
 
@@ -249,6 +254,9 @@ pub struct Lease {
     pub ttl: Duration,
     /// What the engine returned with the grant.
     pub held: Arc<dyn Held>,
+    /// Whether it is kept at this moment, and so not in use, for people who inspect the lock.
+    /// `None` if it is never kept.
+    pub kept: Option<bool>,
 }
 
 impl Lease {
@@ -261,6 +269,7 @@ impl Lease {
             mode: request.mode,
             ttl: request.ttl,
             held: Arc::new(()),
+            kept: None,
         }
     }
 

@@ -213,14 +213,24 @@ async fn a_lock_that_was_lost_is_not_handed_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_is_not_handed_over_while_its_renewal_is_under_way() {
+async fn a_renewal_counts_for_the_task_that_has_the_lock_when_it_is_answered() {
     let world = World::new();
     let guard = world.reserving().await;
+    let next = world.waiting(world.lock()).await;
+    sleep(5 * MILLI).await;
     world.link.cut(Call::Renew, true);
     assert!(poll_times(guard.renew(), 1).await.is_none());
     tokio::task::yield_now().await;
-    assert!(!world.is_handed_over(guard, world.lock()).await);
+    let (asked, ()) = world.calls(Call::Attempt, async { drop(guard) }).await;
+    let guard = next.await.unwrap();
+    assert_eq!(asked, 0, "it was not handed over");
+    let before = guard.remaining();
+    // The answer comes later than all that the holder knew of, and counts from its request.
+    sleep(3 * MILLI).await;
     world.link.cut(Call::Renew, false);
+    sleep(MILLI).await;
+    assert_eq!(guard.remaining(), before + 5 * MILLI - 4 * MILLI);
+    guard.release().await.unwrap();
     world.nothing_is_left().await;
 }
 

@@ -3,6 +3,7 @@
 mod conformance;
 mod faults;
 mod hand_over;
+mod keep;
 mod readme;
 #[rustfmt::skip]
 mod samples;

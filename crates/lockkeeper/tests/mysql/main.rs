@@ -4,6 +4,7 @@ mod access;
 mod conformance;
 mod galera;
 mod group;
+mod replica;
 mod settings;
 mod tables;
 mod uncontended;

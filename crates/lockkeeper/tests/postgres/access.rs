@@ -87,6 +87,19 @@ async fn a_standby_is_refused() {
     }
 }
 
+#[tokio::test]
+async fn a_search_path_that_names_no_schema_is_explained() {
+    let url = server().url();
+    let name = database(&url);
+    server().sql(name, &format!("ALTER DATABASE {name} SET search_path = nowhere"));
+    for way in ["lease", "advisory", "row"] {
+        let error = Client::connect(strategy(&url, way)).await.unwrap_err().to_string();
+        assert!(error.contains("option schema") && error.contains("ALTER ROLE"), "{way}: {error}");
+    }
+    server().sql(name, "CREATE SCHEMA locks");
+    Client::connect(format!("{url}?schema=locks")).await.unwrap();
+}
+
 /// Two users with search paths of their own may use different tables.
 #[tokio::test]
 async fn doctor_names_the_schema_of_the_tables_and_warns_of_tables_in_another() {

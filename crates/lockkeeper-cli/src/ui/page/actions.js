@@ -1,6 +1,6 @@
 // What an operator may change: ask to yield, and break. Each asks first.
 
-import { el, find, plain } from "./dom.js";
+import { el, find, nameOf, plain } from "./dom.js";
 import { get } from "./live.js";
 
 let allowed = false;
@@ -15,6 +15,7 @@ export function buttons(lock) {
   ];
 }
 
+const names = (holders) => holders.slice(0, 5).map(nameOf).join(", ") + (holders.length > 5 ? ` and ${holders.length - 5} more` : "");
 const name = () => localStorage.getItem("name") ?? "";
 const nameField = () => el("label", {}, "Your name, for the audit file ", el("input", { id: "who", maxlength: 100, value: name(), autocomplete: "name" }));
 
@@ -23,7 +24,7 @@ function askToYield(lock) {
     [nameField(), el("label", {}, "Why (optional) ", el("textarea", { id: "why", rows: 2, maxlength: 500 }))],
     el("button", { id: "go", type: "submit" }, "Ask"),
     () => get("/api/v1/yield", { ...lock, who: find("who").value, why: find("why").value }),
-    (answer) => (answer.holders.length ? `Asked ${answer.holders.length}.` : "Nobody held it."));
+    (answer) => (answer.holders.length ? `Asked ${names(answer.holders)}.` : "Nobody held it."));
 }
 
 function breakLock(lock) {
@@ -36,7 +37,7 @@ function breakLock(lock) {
   dialog("Break a lock", `The holder of ${lock.key} on ${lock.engine} loses it, and may still be at work. Others can then take it.`,
     [nameField(), el("label", {}, "Type the key to confirm ", confirm), el("label", {}, "Why ", why)], go,
     () => get("/api/v1/break", { ...lock, who: find("who").value, why: why.value, confirm: lock.key }),
-    (answer) => (answer.holders.length ? `Broken: ${answer.holders.length} lost it.` : "Nobody held it."));
+    (answer) => (answer.holders.length ? `Broken: ${names(answer.holders)} lost it.` : "Nobody held it."));
 }
 
 function dialog(title, text, fields, go, work, said) {

@@ -26,7 +26,7 @@ function ring(deadlock) {
   return el("section", { class: "ring", "aria-label": "Deadlock" }, el("h3", {}, `Deadlock of ${links.length} processes`),
     el("ol", {}, links.map((link, n) => {
       const next = links[(n + 1) % links.length].process;
-      return el("li", {}, link.process, ...(link.waits.for === "lock"
+      return el("li", {}, link.process, ...command(link), ...(link.waits.for === "lock"
         ? [" waits for ", lock(link.waits), `, which ${next} holds`] : [` runs ${next} and waits for its end`]));
     })));
 }
@@ -34,7 +34,9 @@ function ring(deadlock) {
 function node(tree) {
   const waits = !tree.waits ? [] : tree.waits.for === "lock" ? [" waits for ", lock(tree.waits)] : [" runs it"];
   const below = tree.blocks.length ? el("ul", {}, tree.blocks.map(node)) : null;
-  return el("li", {}, el("strong", {}, tree.process), ...waits, below);
+  return el("li", {}, el("strong", {}, tree.process), ...command(tree), ...waits, below);
 }
+
+const command = (process) => (process.command ? [" ", el("code", {}, process.command)] : []);
 
 const lock = (reason) => el("span", {}, el("a", { href: linkTo(reason) }, reason.key), ` on ${reason.engine}`);

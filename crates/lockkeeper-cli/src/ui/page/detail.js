@@ -1,6 +1,6 @@
 // Everything about one lock.
 
-import { clicking, el, find, known, moment, nameOf, now, since, spell } from "./dom.js";
+import { clicking, el, find, known, lasts, moment, nameOf, now, spell } from "./dom.js";
 import { get } from "./live.js";
 import { lease } from "./table.js";
 import { outcome, timeline } from "./timeline.js";
@@ -74,14 +74,14 @@ function holders(list) {
   // The fence of a lock with one holder stands above.
   const fence = list.length > 1;
   return table("Holders", ["who", "command", "note", "for", "lease", ...(fence ? ["fence"] : [])], list.map((party) => [
-    nameOf(party), known(party.command), party.note ?? "", spell(since(party.since ?? party.seen)), lease(party),
+    nameOf(party) + (party.kept ? " (kept)" : ""), known(party.command), party.note ?? "", lasts(party), lease(party),
     ...(fence ? [known(party.fence)] : [])]));
 }
 
 function waiters(lock) {
   if (!lock.waiters.length) return el("p", {}, "nobody waits");
   const rows = lock.waiters.map((party, n) =>
-    [String(n + 1), nameOf(party), known(party.command), party.kind, party.note ?? "", spell(since(party.since ?? party.seen))]);
+    [String(n + 1), nameOf(party), known(party.command), party.kind, party.note ?? "", lasts(party)]);
   const more = lock.waiting > lock.waiters.length ? el("p", {}, `and ${lock.waiting - lock.waiters.length} more`) : null;
   return el("div", {}, table("Waiters in order", ["#", "who", "command", "wants", "note", "waits for"], rows), more);
 }

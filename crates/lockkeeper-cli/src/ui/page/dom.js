@@ -51,6 +51,9 @@ export const setClock = (serverNow) => { ahead = Date.parse(serverNow) - Date.no
 export const now = () => Date.now() + ahead;
 export const since = (text) => (now() - Date.parse(text)) / 1000;
 
+/** How long somebody holds or waits. Without a beginning in the store, at least as long as it has been seen. */
+export const lasts = (party) => (party.since ? spell(since(party.since)) : `> ${spell(since(party.seen))}`);
+
 /** Who holds, in a few words. */
 export const nameOf = (party) => party.who ?? `${party.id}…`;
 

@@ -1,6 +1,6 @@
 // The table: only the rows that can be seen are in the document, so ten thousand locks stay smooth.
 
-import { clicking, el, find, known, nameOf, now, since, spell } from "./dom.js";
+import { clicking, el, find, known, lasts, nameOf, now, spell } from "./dom.js";
 
 const ROW = 36; // As in style.css.
 const TROUBLE = { deadlock: 0, lease_low: 1, waiting: 2 };
@@ -64,7 +64,7 @@ export function filter() {
     && (!holder || has(row, (party) => nameOf(party).toLowerCase().includes(holder)))
     && (!host || has(row, (party) => party.host === host))
     && (!text || row.key.toLowerCase().includes(text)
-      || has(row, (party) => `${nameOf(party)} ${party.note ?? ""}`.toLowerCase().includes(text))));
+      || has(row, (party) => `${nameOf(party)} ${party.command ?? ""} ${party.note ?? ""}`.toLowerCase().includes(text))));
   const rank = (row) => TROUBLE[row.trouble] ?? 9;
   shown.sort((a, b) => rank(a) - rank(b) || (b.waiting ?? 0) - (a.waiting ?? 0)
     || (a.key < b.key ? -1 : a.key > b.key ? 1 : 0));
@@ -121,8 +121,8 @@ function line(row, n) {
   const link = el("a", { href: linkTo(row), "aria-label": `${row.key}: details` }, row.key);
   const tag = row.trouble && row.trouble !== "waiting"
     ? el("span", { class: `tag ${row.trouble}` }, WORDS[row.trouble]) : null;
-  const holderText = holder ? nameOf(holder) + more : "nobody";
-  const start = holder && (holder.since ?? holder.seen);
+  const holderText = holder ? nameOf(holder) + (holder.kept ? " (kept)" : "") + more : "nobody";
+  const about = [holderText, holder?.command, holder?.note].filter(Boolean).join(": ");
   const stale = row.stale ? el("span", { class: "tag stale", title: "the engine does not answer: this was seen last" }, "stale") : null;
   const tr = el("tr", {
     "aria-rowindex": n + 2, class: [n === chosen ? "chosen" : "", row.stale ? "stale" : ""].join(" ").trim() || null,
@@ -130,8 +130,8 @@ function line(row, n) {
   },
   el("td", { title: `${row.key} (${row.engine})` }, link, tag, stale, el("span", { class: "engine" }, row.engine)),
   el("td", { class: "wide" }, known(row.kind)),
-  el("td", { title: holder?.note ? `${holderText}: ${holder.note}` : holderText }, holderText),
-  el("td", {}, start && !row.stale ? spell(since(start)) : ""),
+  el("td", { title: about }, el("span", {}, holderText), holder?.command ? el("span", { class: "engine" }, holder.command) : null),
+  el("td", {}, holder && !row.stale ? lasts(holder) : ""),
   el("td", {}, holder && !row.stale ? lease(holder) : ""),
   el("td", { class: "wide num" }, known(row.fence)),
   el("td", { class: `num ${row.waiting ? "waiting" : ""}` }, known(row.waiting)));

@@ -67,6 +67,7 @@ const GUARANTEES: Guarantees = Guarantees {
     survives: Survives::Minority,
     reentrance: Reentrance::Client,
     hand_over: Support::No("its fence is the store's revision"),
+    keep: Support::No("its fence is the store's revision"),
 };
 
 /// How many operations go into one transaction; servers refuse more than 128.

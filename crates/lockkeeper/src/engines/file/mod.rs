@@ -71,6 +71,7 @@ const GUARANTEES: Guarantees = Guarantees {
     survives: Survives::NothingApart,
     reentrance: Reentrance::Store,
     hand_over: Support::Yes,
+    keep: Support::No("nothing reaches a client through a file while it keeps a lock"),
 };
 
 /// Locks in a directory of this machine.

@@ -46,6 +46,7 @@ const GUARANTEES: Guarantees = Guarantees {
     survives: Survives::NothingApart,
     reentrance: Reentrance::Store,
     hand_over: Support::Yes,
+    keep: Support::Yes,
 };
 
 /// A store inside this process. Clones share it, and so do connections to the same `memory:NAME`.
@@ -111,7 +112,8 @@ impl Engine for Memory {
     }
 
     fn claim(&self, request: Request) -> Box<dyn Claim> {
-        Box::new(MemoryClaim { shared: self.shared.clone(), request, signals: Signals::default() })
+        let signals = Signals::of(&request);
+        Box::new(MemoryClaim { shared: self.shared.clone(), request, signals })
     }
 
     async fn renew(&self, leases: &[Lease], _asked: Moment) -> Result<Vec<Renewal>> {

@@ -12,8 +12,8 @@ use crate::core::admission::{self, Queued, Turn};
 use crate::core::clock::Moment;
 use crate::engine::broken;
 use crate::engine::{
-    Break, Breaker, Entry, Fence, Grant, Lease, Mode, Query, Released, Renewal, Request, Snapshot,
-    YieldRequest,
+    Break, Breaker, Entry, Fence, Grant, Held, Lease, Mode, Query, Released, Renewal, Request,
+    Signal, Snapshot, YieldRequest,
 };
 use crate::engines::yield_signal::YieldSignal;
 use crate::error::Result;
@@ -30,6 +30,39 @@ pub(super) struct Signals {
     pub(super) turn: Arc<Notify>,
     /// The holder is asked to release the lock.
     pub(super) yield_requested: YieldSignal,
+    /// Others want a lock that may be kept.
+    wanted: Option<YieldSignal>,
+}
+
+impl Signals {
+    pub(super) fn of(request: &Request) -> Self {
+        Self { wanted: request.keep.then(YieldSignal::default), ..Self::default() }
+    }
+
+    fn held(&self) -> Arc<dyn Held> {
+        match &self.wanted {
+            Some(_) => Arc::new(self.clone()),
+            None => Arc::new(self.yield_requested.clone()),
+        }
+    }
+
+    fn want(&self) {
+        if let Some(wanted) = &self.wanted {
+            wanted.request(YieldRequest::default());
+        }
+    }
+}
+
+/// What is known about a lock that may be kept.
+impl Held for Signals {
+    fn yield_requested(&self) -> Option<Signal<YieldRequest>> {
+        Some(self.yield_requested.requested())
+    }
+
+    fn wanted(&self) -> Option<Signal> {
+        let wanted = self.wanted.as_ref()?.requested();
+        Some(Box::pin(async move { drop(wanted.await) }))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +92,8 @@ struct Member {
     /// How many fences after that one belong to its grant.
     reserved: u32,
     slots: Vec<u32>,
+    /// Whether it is kept, and not in use.
+    kept: bool,
     signals: Signals,
 }
 
@@ -93,12 +128,14 @@ impl Store {
                     granted: None,
                     reserved: 0,
                     slots: Vec::new(),
+                    kept: false,
                     signals: signals.clone(),
                 });
                 queue.members.len() - 1
             }
         };
         if queue.turn(at) != Turn::In {
+            queue.want();
             if request.queue {
                 queue.members[at].until = now + WAITER_LEASE;
             } else {
@@ -130,7 +167,7 @@ impl Store {
             slots: member.slots.clone(),
             ttl: request.ttl,
             since: asked,
-            held: Arc::new(signals.yield_requested.clone()),
+            held: signals.held(),
             reserved: member.reserved,
         }))
     }
@@ -143,6 +180,7 @@ impl Store {
         match member.filter(|member| member.granted.is_some()) {
             Some(member) => {
                 member.until = Instant::now() + lease.ttl;
+                member.kept = lease.kept == Some(true);
                 Renewal::Renewed
             }
             None => Renewal::Gone,
@@ -174,6 +212,9 @@ impl Store {
 
     /// Removes the holders of a key, and records that.
     pub(super) fn break_lock(&mut self, key: &Key, by: &Breaker) -> Vec<Entry> {
+        if let Some(queue) = self.queues.get(key) {
+            queue.want();
+        }
         let evicted = self.evict(key.as_str());
         if !evicted.is_empty() {
             self.broken.truncate(broken::KEPT - 1);
@@ -191,6 +232,7 @@ impl Store {
     pub(super) fn request_yield(&mut self, key: &Key, asked: &YieldRequest) -> Vec<Entry> {
         self.expire(key);
         let Some(queue) = self.queues.get(key) else { return Vec::new() };
+        queue.want();
         let granted = queue.members.iter().filter(|member| member.granted.is_some());
         for member in granted {
             member.signals.yield_requested.request(asked.clone());
@@ -268,6 +310,12 @@ impl Queue {
         })
     }
 
+    /// Tells the holders that others want the lock.
+    fn want(&self) {
+        let granted = self.members.iter().filter(|member| member.granted.is_some());
+        granted.for_each(|member| member.signals.want());
+    }
+
     fn holders(&self) -> impl Iterator<Item = Entry> {
         self.members.iter().filter(|member| member.granted.is_some()).map(Member::entry)
     }
@@ -291,6 +339,7 @@ impl Member {
             left: self.granted.map(|_| self.until.saturating_duration_since(Instant::now())),
             fence: self.granted,
             slots: self.slots.clone(),
+            kept: self.kept,
             ..Entry::new(self.request.identity(), self.request.mode).by(&self.request.who)
         }
     }

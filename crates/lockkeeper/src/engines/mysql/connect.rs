@@ -59,14 +59,20 @@ impl Dialect for MySqlConnection {
 
     /// Sets an isolation level without gap locks, which would make neighbours in the index wait for
     /// each other, and a timeout for row locks, but none for named locks; times are in UTC, and an
-    /// empty string is not null. A member of a cluster has to apply what the others have committed
-    /// before it answers.
+    /// empty string is not null. A commit neither begins a transaction nor ends the session, an
+    /// idle transaction is not rolled back, and no default limits what a statement reads or
+    /// changes. A member of a cluster has to apply what the others have committed before it
+    /// answers.
     async fn greet(&mut self) -> sqlx::Result<()> {
         sqlx::raw_sql(
-            "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
+            "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
              SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00',
-               autocommit = 1, innodb_lock_wait_timeout = 5
-               /*M! , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */",
+               autocommit = 1, completion_type = 0, innodb_lock_wait_timeout = 5,
+               unique_checks = 1, foreign_key_checks = 1, sql_auto_is_null = 0,
+               sql_safe_updates = 0, sql_big_selects = 1, sql_select_limit = 18446744073709551615
+               /*M! , max_statement_time = 0, idle_transaction_timeout = 0,
+               idle_write_transaction_timeout = 0, idle_readonly_transaction_timeout = 0 */
+               /*!80000 , max_execution_time = 0 */",
         )
         .execute(&mut *self)
         .await?;
@@ -186,6 +192,28 @@ pub(super) async fn prepare(settings: Settings) -> Result<Sessions<MySqlConnecti
     }
     sql::prepare(&sessions, settings.create).await?;
     Ok(sessions)
+}
+
+/// Whether uncontended locks may be released by a row of `lockkeeper_freed`. Not on a member of a
+/// cluster, which does not share what is in its memory; nor where that table is in memory and
+/// replicas follow: the memory of one that restarts is empty, and it stops at the first change of
+/// a row that it does not have.
+pub(super) async fn may_release_by_mark(sessions: &Sessions<MySqlConnection>) -> Result<bool> {
+    if cluster_of(sessions).await? != Cluster::None {
+        return Ok(false);
+    }
+    let mut session = sessions.any().await?;
+    let answer = within(STATEMENT, is_replicated_memory(session.wire())).await;
+    Ok(!session.settle(answer, "look at the tables")?)
+}
+
+/// Whether `lockkeeper_freed` is in memory, and its changes are written to a binary log.
+pub(super) async fn is_replicated_memory(wire: &mut MySqlConnection) -> sqlx::Result<bool> {
+    let asking = sqlx::query_scalar::<_, i64>(
+        "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE()
+           AND table_name = 'lockkeeper_freed' AND engine = 'MEMORY' AND @@global.log_bin = 1",
+    );
+    Ok(asking.fetch_one(wire).await? > 0)
 }
 
 /// The same for session locks, which only one member of a cluster knows.

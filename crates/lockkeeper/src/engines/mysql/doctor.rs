@@ -6,6 +6,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
 
 use super::cluster::{Cluster, cluster};
+use super::connect::is_replicated_memory;
 use super::error::number;
 use super::waiters::waiters;
 use crate::engine::{Finding, Severity};
@@ -23,6 +24,7 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         let allowed = may_write(wire).await?;
         let tables = wire.tables().await?.unwrap_or(0);
         let cluster = cluster(wire).await?;
+        let is_replicated_memory = is_replicated_memory(wire).await?;
         let waiters = waiters(wire).await?;
         if waiters.is_ok() && !settings.contains_key(REPLICAS) {
             let number: i64 = sqlx::query_scalar(DUMPS).fetch_one(&mut *wire).await?;
@@ -34,10 +36,10 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
              FROM (SELECT SLEEP(0.02)) AS a_moment",
         );
         let row = asking.bind(seconds_since_1970()).fetch_one(wire).await?;
-        Ok((settings, allowed, tables, cluster, waiters, row))
+        Ok((settings, allowed, tables, cluster, is_replicated_memory, waiters, row))
     };
     let answer = within(STATEMENT, asking).await;
-    let (settings, allowed, tables, cluster, waiters, row) =
+    let (settings, allowed, tables, cluster, is_replicated_memory, waiters, row) =
         session.settle(answer, "look at the server")?;
     let setting = |name: &str| settings.get(name).map_or("unknown", String::as_str);
     let count = |name: &str| setting(name).parse::<i64>().ok();
@@ -106,6 +108,16 @@ pub(super) async fn look(sessions: &Sessions<MySqlConnection>) -> Result<Vec<Fin
         Severity::Problem,
         format!("binlog_format is {format}, and the binary log is {binlog}"),
         "set it to MIXED or ROW: the server refuses our writes otherwise",
+    );
+    judge(
+        !is_replicated_memory,
+        Severity::Warning,
+        match is_replicated_memory {
+            true => "there is a binary log, and lockkeeper_freed is in memory".into(),
+            false => "no table in memory is written to a binary log".into(),
+        },
+        "uncontended locks take longer, because a replica that restarts would miss its rows; run what \
+         `lockkeeper explain --schema mysql:` prints, which moves it to the disk",
     );
     // MySQL has another name for waiting, or none if the plugin is not installed, and does not
     // report the number of replicas to every user: there may be some if there is a binary log.

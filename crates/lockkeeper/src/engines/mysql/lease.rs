@@ -42,8 +42,7 @@ const LOOKS: Backoff = Backoff::between(Duration::from_millis(4), Duration::from
 /// key: two hundred waiters that poll as often as the first would keep the holder from releasing.
 const EACH: Duration = Duration::from_millis(15);
 
-/// Leases, with the fast path unless the server is a member of a cluster, which does not share what
-/// is in its memory.
+/// Leases, with the fast path if [the server allows it](super::connect::may_release_by_mark).
 #[derive(Debug)]
 pub(super) struct Leases(pub(super) Option<Uncontended>);
 
@@ -301,8 +300,8 @@ async fn queue(wire: &mut MySqlConnection, ask: &LeaseAsk, alone: bool) -> sqlx:
     asking.fetch_all(wire).await?.pop().ok_or(sqlx::Error::RowNotFound)
 }
 
-/// Records in the server's memory that the lock is free. A crash loses that, and then the lock is
-/// free when its lease expires. False if it is not certain that we held it.
+/// Records, usually in the server's memory, that the lock is free. A crash loses that, and then the
+/// lock is free when its lease expires. False if it is not certain that we held it.
 async fn free(wire: &mut MySqlConnection, ask: &LeaseAsk) -> sqlx::Result<bool> {
     let freeing = sqlx::query(
         "REPLACE INTO lockkeeper_freed VALUES (?, ?, SYSDATE(6) + INTERVAL ? MICROSECOND)",

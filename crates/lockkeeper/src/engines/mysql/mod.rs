@@ -18,9 +18,8 @@ mod waiters;
 
 use std::sync::Arc;
 
-use self::cluster::{Cluster, cluster_of};
 pub use self::connect::SCHEMA;
-use self::connect::{prepare, prepare_to_bind};
+use self::connect::{may_release_by_mark, prepare, prepare_to_bind};
 use self::lease::Leases;
 use self::named::Named;
 use self::row::Rows;
@@ -55,9 +54,8 @@ async fn open(endpoint: Endpoint) -> Result<Arc<dyn Engine>> {
     Ok(match settings.strategy {
         Strategy::Lease => {
             let sessions = prepare(settings).await?;
-            let is_alone = cluster_of(&sessions).await? == Cluster::None;
-            let alone = is_alone.then(Uncontended::default);
-            Arc::new(LeaseEngine::new(sessions, Leases(alone)))
+            let uncontended = may_release_by_mark(&sessions).await?.then(Uncontended::default);
+            Arc::new(LeaseEngine::new(sessions, Leases(uncontended)))
         }
         Strategy::Named => Arc::new(SessionEngine::<Named>::new(prepare_to_bind(settings).await?)),
         Strategy::Row => Arc::new(SessionEngine::<Rows>::new(prepare_to_bind(settings).await?)),

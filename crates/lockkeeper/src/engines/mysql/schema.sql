@@ -70,17 +70,21 @@ CREATE TABLE IF NOT EXISTS lockkeeper_freed (
   until DATETIME(6) NOT NULL
 ) ENGINE = InnoDB //
 DROP PROCEDURE IF EXISTS lockkeeper_move //
--- It is in memory, unless the server is a member of a MySQL group: those do not write such tables.
+-- It is in memory, unless other servers follow this one: members of a cluster do not share such
+-- tables, and a replica whose memory is empty after a restart stops at the first change of a row
+-- that it does not have. Nor if the server refuses such tables.
 CREATE PROCEDURE lockkeeper_move() SQL SECURITY INVOKER MODIFIES SQL DATA
 BEGIN
-  DECLARE v_group, v_disk BIGINT DEFAULT 0;
-  /*!80000 SELECT COUNT(*) INTO v_group FROM performance_schema.global_variables
-    WHERE variable_name = 'group_replication_group_name' AND variable_value <> ''; */
+  DECLARE v_shared, v_disk BIGINT DEFAULT 0;
+  DECLARE CONTINUE HANDLER FOR 1286, 1290, 3161 BEGIN END;
+  SELECT COUNT(*) INTO v_shared
+    FROM /*M! information_schema.global_variables */ /*!80000 performance_schema.global_variables */
+    WHERE variable_name IN ('log_bin', 'wsrep_on') AND variable_value = 'ON';
   SELECT COUNT(*) INTO v_disk FROM information_schema.tables
     WHERE table_schema = DATABASE() AND table_name = 'lockkeeper_freed' AND engine = 'InnoDB';
-  IF v_group > 0 AND v_disk = 0 THEN
+  IF v_shared > 0 AND v_disk = 0 THEN
     ALTER TABLE lockkeeper_freed ENGINE = InnoDB;
-  ELSEIF v_group = 0 AND v_disk > 0 THEN
+  ELSEIF v_shared = 0 AND v_disk > 0 THEN
     ALTER TABLE lockkeeper_freed ENGINE = MEMORY;
   END IF;
 END //

@@ -35,6 +35,10 @@ impl ServerErrors for PgConnection {
                 "the user is named by the URL; the password by the URL, PGPASSWORD, ~/.pgpass or the \
                  option password_file",
             ),
+            "3F000" => Some(
+                "the search path of the user names no schema that exists; name one by the option schema, or \
+                 give the user its search path by ALTER ROLE … SET search_path",
+            ),
             "42501" => {
                 Some("lockkeeper explain --schema postgres: shows what the rights are needed for")
             }
@@ -46,11 +50,11 @@ impl ServerErrors for PgConnection {
         error.code().is_some_and(|code| code == "55P03")
     }
 
-    /// Connections lost or refused for now, shutdowns, deadlocks, lock timeouts.
+    /// Connections lost or refused for now, shutdowns, deadlocks, timeouts of locks and transactions.
     fn may_pass(error: &dyn DatabaseError) -> bool {
         let code = error.code().unwrap_or_default();
         matches!(code.get(..2), Some("08" | "40" | "53" | "57" | "58"))
-            || matches!(&*code, "55P03" | "25P03")
+            || matches!(&*code, "55P03" | "25P03" | "25P04")
     }
 }
 

@@ -26,6 +26,7 @@ use super::connection::Reply;
 use super::error::{NAME, garbage, sort};
 use super::held::RedisHeld;
 use super::layout::{KeyNames, entry};
+use super::message::Message;
 use super::mutex_queue::{Place, heartbeat, probation};
 use super::settings::Layout;
 use super::subscriber::Subscription;
@@ -242,7 +243,10 @@ impl RedisClaim {
                     reply.learn(fence.saturating_add(reserved.into()));
                 }
                 let replicas = (settings.replicas > 0).then_some(reply.replicas);
-                let grant = self.grant(fence, asked, replicas, None);
+                let wishes = (self.place.keeps && reserved > 0).then(|| self.own.take()).flatten();
+                // A wish may have come before the answer.
+                let wishes = wishes.filter(|own| own.take_message() != Some(Message::Wish));
+                let grant = self.grant(fence, asked, replicas, None, wishes);
                 Ok(Some(Grant { slots, reserved, ..grant }))
             }
         }
@@ -258,7 +262,7 @@ impl RedisClaim {
         let is_counted = !self.store.servers.is_cluster() || self.store.sharded;
         let counts = own.is_live() && is_counted && self.store.settings.replicas == 0;
         let (fence, since) = self.place.take_handed(&self.request, asked).filter(|_| counts)?;
-        Some(self.grant(fence, since, None, Some(probation(&self.request))))
+        Some(self.grant(fence, since, None, Some(probation(&self.request)), None))
     }
 
     fn grant(
@@ -267,11 +271,13 @@ impl RedisClaim {
         since: Moment,
         replicas: Option<u32>,
         probation: Option<Duration>,
+        wishes: Option<Subscription>,
     ) -> Grant {
         self.stored = StoreState::Held;
         (self.own, self.base) = (None, None);
         let lease = Lease::of(&self.request);
-        let held = RedisHeld { store: self.store.clone(), lease, replicas, probation };
+        let wishes = wishes.map(Arc::new);
+        let held = RedisHeld { store: self.store.clone(), lease, replicas, probation, wishes };
         Grant { held: Arc::new(held), ..Grant::new(Fence::new(fence), self.request.ttl, since) }
     }
 }
@@ -285,6 +291,9 @@ impl Claim for RedisClaim {
                 return Ok(Some(grant));
             }
             self.listen_at_once().await;
+            if self.request.keep {
+                self.listen_for_wishes().await;
+            }
         }
         let before = std::mem::replace(&mut self.stored, StoreState::Unknown);
         let reply = self.call(true).await.map_err(|error| sort(self.doing("acquire"), error))?;

@@ -7,7 +7,9 @@ use crate::engine::{Held, Lease, Signal, YieldRequest};
 
 use super::Store;
 use super::layout::entry;
+use super::message::Message;
 use super::settings::Layout;
+use super::subscriber::Subscription;
 use super::yielding;
 
 /// What is known about a lock that is held.
@@ -18,6 +20,8 @@ pub(super) struct RedisHeld {
     pub(super) replicas: Option<u32>,
     /// How long it lasts until the first renewal, if it was handed over.
     pub(super) probation: Option<Duration>,
+    /// Where others tell that they want it, if it may be kept.
+    pub(super) wishes: Option<Arc<Subscription>>,
 }
 
 impl Held for RedisHeld {
@@ -29,6 +33,16 @@ impl Held for RedisHeld {
             Layout::Hash => entry(identity, &token, self.lease.mode),
         };
         Some(yielding::asked(self.store.clone(), names, field))
+    }
+
+    fn wanted(&self) -> Option<Signal> {
+        let wishes = self.wishes.clone()?;
+        Some(Box::pin(async move {
+            // Without the connection, nothing could be heard.
+            while wishes.is_live() && wishes.take_message() != Some(Message::Wish) {
+                wishes.notified().await;
+            }
+        }))
     }
 
     fn probation(&self) -> Option<Duration> {

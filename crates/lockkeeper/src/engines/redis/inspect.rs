@@ -246,7 +246,10 @@ pub(super) fn snapshot(key: &Key, parts: Parts) -> Snapshot {
             let own =
                 if kind == "semaphore" { numbers.first().copied().map(Fence::new) } else { fence };
             let left = u64::try_from(left).ok().map(Duration::from_millis);
-            Entry { left, fence: own, slots, ..entry(field, mode, &record) }
+            let kept = record.starts_with("kept\t");
+            let entry = entry(field, mode, &record);
+            // What it says is about the holder only if it is its record.
+            Entry { left, fence: own, slots, kept: kept && entry.since.is_some(), ..entry }
         })
         .collect();
     let waiters = waiters.into_iter().map(|(field, record)| {
@@ -278,7 +281,7 @@ fn entry(field: String, mode: Mode, record: &str) -> Entry {
 
 fn read_mode(text: &str) -> Option<Mode> {
     match text {
-        "mutex" | "fair" => Some(Mode::Mutex),
+        "mutex" | "fair" | "keep" | "kept" => Some(Mode::Mutex),
         "read" => Some(Mode::Read),
         "write" => Some(Mode::Write),
         permits => {

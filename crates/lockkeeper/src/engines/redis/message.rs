@@ -9,6 +9,8 @@ pub(super) enum Message {
     Ask,
     /// The lock is free for clients outside the queue; it has to ask if none of them wants it.
     Later,
+    /// It holds the lock, and others want it.
+    Wish,
 }
 
 /// A lock that was handed over.
@@ -27,6 +29,7 @@ impl Message {
         match text {
             "ask" => return Some(Message::Ask),
             "later" => return Some(Message::Later),
+            "wish" => return Some(Message::Wish),
             _ => {}
         }
         let mut numbers = text.split(' ').map(str::parse::<u64>);
@@ -53,6 +56,7 @@ mod tests {
         assert_eq!(Message::read("3 1794917179013569 10"), Some(Message::Granted(granted)));
         assert_eq!(Message::read("ask"), Some(Message::Ask));
         assert_eq!(Message::read("later"), Some(Message::Later));
+        assert_eq!(Message::read("wish"), Some(Message::Wish));
         for bad in ["", "0", "3 4", "3 x 1", "-1 2 3"] {
             assert_eq!(Message::read(bad), None, "{bad}");
         }

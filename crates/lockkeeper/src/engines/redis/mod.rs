@@ -70,6 +70,11 @@ pub(crate) const SIBLING: Registration = Registration {
 /// What this engine promises.
 fn promises(servers: &Topology, settings: &Settings) -> Guarantees {
     const ONE: &str = "layout=string has room for one holder; use layout=hash";
+    let hand_over = match (servers.is_single_server(), settings.redisson_fence) {
+        (true, false) => Support::Yes,
+        (_, true) => Support::No("Redisson's counter is not ours to reserve fences from"),
+        (false, _) => Support::No("a failover may set its counters back"),
+    };
     let hash = Guarantees {
         engine: NAME,
         read_write: Support::Yes,
@@ -83,11 +88,8 @@ fn promises(servers: &Topology, settings: &Settings) -> Guarantees {
         scope: Scope::Network,
         survives: Survives::None,
         reentrance: Reentrance::Store,
-        hand_over: match (servers.is_single_server(), settings.redisson_fence) {
-            (true, false) => Support::Yes,
-            (_, true) => Support::No("Redisson's counter is not ours to reserve fences from"),
-            (false, _) => Support::No("a failover may set its counters back"),
-        },
+        hand_over,
+        keep: hand_over,
     };
     match settings.layout {
         Layout::Hash => hash,
@@ -99,6 +101,7 @@ fn promises(servers: &Topology, settings: &Settings) -> Guarantees {
             wakeup: Wakeup::BackOff,
             reentrance: Reentrance::Client,
             hand_over: Support::No("its grants reserve no fences"),
+            keep: Support::No("its grants reserve no fences"),
             ..hash
         },
     }

@@ -24,6 +24,9 @@ const SHORTEST_BEAT: Duration = Duration::from_millis(100);
 /// How long the first in the queue lets clients outside it go first.
 const LATER: Duration = Duration::from_millis(10);
 
+/// How long a claim whose lock may be kept waits for its subscription.
+const SUBSCRIBED_WITHIN: Duration = Duration::from_secs(2);
+
 /// How many characters of a claim name its client.
 const CLIENT: usize = 36;
 
@@ -39,6 +42,8 @@ pub(super) struct Place {
     handed: Option<HandOver>,
     /// How many times in a row the lock was handed over until it came to us.
     passes: u32,
+    /// Whether the last attempt announced that the lock may be kept.
+    pub(super) keeps: bool,
 }
 
 impl Place {
@@ -57,7 +62,7 @@ impl Place {
         match message {
             Some(Message::Granted(handed)) => self.handed = Some(handed),
             Some(Message::Later) => return Some(LATER),
-            Some(Message::Ask) | None => {}
+            Some(Message::Ask | Message::Wish) | None => {}
         }
         None
     }
@@ -106,9 +111,29 @@ impl RedisClaim {
         }
     }
 
+    /// Listens for the wishes of others before the lock can be kept: from the grant on, none is
+    /// missed. If that fails, the lock is not kept.
+    pub(super) async fn listen_for_wishes(&mut self) {
+        if self.own.as_ref().is_some_and(Subscription::is_live) {
+            return;
+        }
+        let (channel, token) = (self.mutex_queue_channel(), self.request.token.to_string());
+        let (slot, servers) = (self.names.slot(), &self.store.servers);
+        let live = async {
+            let own = servers.listen(slot, channel, true, token, self.store.sharded).await.ok()?;
+            while !own.is_live() {
+                own.check().ok()?;
+                own.notified().await;
+            }
+            Some(own)
+        };
+        self.own = tokio::time::timeout(SUBSCRIBED_WITHIN, live).await.ok().flatten();
+    }
+
     /// Acquires the mutex, or asks for a place in its queue.
     pub(super) async fn call_mutex(&mut self) -> redis::RedisResult<Reply> {
         let listens = self.own.as_ref().is_some_and(Subscription::is_live);
+        self.place.keeps = self.request.keep && listens;
         let join = self.request.queue && listens;
         let joins = match (join, self.place.beats) {
             (false, _) => "0",
@@ -117,7 +142,10 @@ impl RedisClaim {
         };
         let (request, settings) = (&self.request, &self.store.settings);
         let (token, identity) = (request.token.to_string(), request.identity());
-        let record = record(request, &identity);
+        let mut record = record(request, &identity);
+        if self.place.keeps {
+            record.replace_range(..Mode::Mutex.kind().len(), "keep");
+        }
         let (ttl, life) = (millis(request.ttl), millis(life(request.ttl)));
         let mut place = String::new();
         if join {

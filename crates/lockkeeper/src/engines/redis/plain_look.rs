@@ -74,7 +74,8 @@ fn read(key: &Key, answers: Vec<Value>, now: u64) -> Option<Snapshot> {
             let left = i64::from_redis_value(left).ok().filter(|left| *left >= 0)?;
             let held = state.get("held")?;
             let mut parts = held.split('\t');
-            let is_plain = parts.next() == Some("mutex") && parts.nth(1) == Some(field);
+            let is_plain = matches!(parts.next(), Some("mutex" | "keep" | "kept"))
+                && parts.nth(1) == Some(field);
             if !is_plain || !is_token(field) || !is_count(count) {
                 return None;
             }
@@ -147,6 +148,11 @@ mod tests {
         assert_eq!(seen.fence.map(|fence| fence.get()), Some(42));
         let waiters = seen.waiters.unwrap();
         assert_eq!((waiters.len(), waiters[0].who.as_deref()), (1, Some("bob@web 2")));
+        for (mode, kept) in [("keep", false), ("kept", true)] {
+            let held = held.replacen("mutex", mode, 1);
+            let seen = read(&key, answers(hash(&[(token, "1")]), 500, &held, 0), 1000).unwrap();
+            assert_eq!(seen.holders[0].kept, kept, "{mode}");
+        }
         let free = read(&key, answers(hash(&[]), -2, &held, 0), 1000).unwrap();
         assert!(free.holders.is_empty());
         let fair = held.replacen("mutex", "fair", 1);

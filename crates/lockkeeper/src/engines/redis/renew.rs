@@ -75,11 +75,12 @@ fn sort_out(store: &Store, leases: &[Lease]) -> Vec<(u16, Batch)> {
         let kind = match (store.settings.layout, lease.mode) {
             (Layout::String, Mode::Mutex) => "string",
             (_, Mode::Mutex | Mode::Write) if owned => "owned",
+            (_, Mode::Mutex) if lease.kept.is_some() => "keep",
             (_, Mode::Mutex | Mode::Write) => "mutex",
             (_, Mode::Read) => "read",
             (_, Mode::Permits { .. }) => "permits",
         };
-        let narrow = matches!(kind, "string" | "mutex");
+        let narrow = matches!(kind, "string" | "mutex" | "keep");
         let list = batches.entry((slot, narrow)).or_default();
         if list.last().is_none_or(|batch| batch.places.len() == BATCH) {
             list.push(Batch::default());
@@ -97,7 +98,12 @@ fn sort_out(store: &Store, leases: &[Lease]) -> Vec<(u16, Batch)> {
             "string" => token.clone(),
             _ => entry(identity, &token, lease.mode),
         };
-        let claim = if owned { token } else { String::new() };
+        let claim = match lease.kept {
+            Some(true) => "kept".to_owned(),
+            Some(false) => "keep".to_owned(),
+            None if owned => token,
+            None => String::new(),
+        };
         batch.args.extend([kind.to_owned(), millis(lease.ttl), field, claim, names.stem()]);
     }
     batches

@@ -76,6 +76,7 @@ const fn promises(settings: Settings) -> Guarantees {
         survives: if settings.strict.is_some() { Survives::Minority } else { Survives::None },
         reentrance: Reentrance::Client,
         hand_over: Support::No("its fence is a number that a majority agrees on"),
+        keep: Support::No("its fence is a number that a majority agrees on"),
     }
 }
 

@@ -375,6 +375,7 @@ pub(crate) const fn leases(engine: &'static str, wakeup: Wakeup) -> Guarantees {
         survives: Survives::Restart,
         reentrance: Reentrance::Store,
         hand_over: Support::No("its grants reserve no fences"),
+        keep: Support::No("its grants reserve no fences"),
     }
 }
 

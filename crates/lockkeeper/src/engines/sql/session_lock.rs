@@ -73,6 +73,7 @@ pub(crate) const fn promises(
         survives: Survives::None,
         reentrance: Reentrance::Client,
         hand_over: Support::No("its grants reserve no fences"),
+        keep: Support::No("its grants reserve no fences"),
     }
 }
 

@@ -76,6 +76,7 @@ const GUARANTEES: Guarantees = Guarantees {
     survives: Survives::Minority,
     reentrance: Reentrance::Client,
     hand_over: Support::No("its fence is the store's revision"),
+    keep: Support::No("its fence is the store's revision"),
 };
 
 /// Locks in a ZooKeeper ensemble.

@@ -9,7 +9,7 @@
 local lock, state, queue, _, beats, claims, who, permits, slots, other_queue = unpack(KEYS)
 local mutex_queue, waiters = KEYS[11], KEYS[12]
 local stem, publish = ARGV[1], ARGV[2]
-local kind = kind_of(lock, state, stem)
+local kind, _, holder = kind_of(lock, state, stem)
 if kind == 'none' then
   return 0
 end
@@ -28,6 +28,10 @@ else
       redis.call('del', stem .. ':' .. fields[i] .. ':rwlock_timeout:' .. n)
     end
   end
+end
+if kind == 'mutex' then
+  -- Nobody uses a lock that is kept, so its keeper must not believe in it until the next renewal.
+  wish(state, holder, publish)
 end
 redis.call('del', lock)
 -- While a slot moves, it may be on the other server.

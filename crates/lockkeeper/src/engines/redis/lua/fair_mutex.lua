@@ -1,6 +1,6 @@
 -- A fair mutex.
 
-local found = kind_of(lock, state, stem)
+local found, _, holder = kind_of(lock, state, stem)
 if found ~= 'none' and found ~= 'mutex' then
   return {-1, found}
 end
@@ -26,5 +26,8 @@ if found == 'none' and my_turn() then
   redis.call('pexpire', lock, ttl)
   count_claim('hold', true)
   return admitted_alone(fence_of_mutex(false))
+end
+if found == 'mutex' then
+  wish(state, holder, publish)
 end
 return busy(redis.call('pttl', lock))

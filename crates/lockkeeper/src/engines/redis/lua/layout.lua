@@ -17,6 +17,17 @@ local function beside(state, kind)
   return kind .. string.sub(state, #'lockkeeper' + 1)
 end
 
+-- Tells a holder that keeps its lock that it is wanted. Returns the mode and the field of the last exclusive
+-- holder.
+local function wish(state, holder, publish)
+  local held = redis.call('hget', state, 'held')
+  local mode, of = string.match(held or '', '^([^\t]*)\t[^\t]*\t([^\t]*)')
+  if of == holder and (mode == 'keep' or mode == 'kept') then
+    redis.call(publish, beside(state, 'lockkeeper_wake') .. ':' .. string.sub(of, 1, 36), of .. ' wish')
+  end
+  return mode, of
+end
+
 local function is_hold(field, count, state, stem)
   if not string.find(count, '^[1-9]%d*$') then
     return false

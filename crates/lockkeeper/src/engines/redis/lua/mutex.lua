@@ -45,4 +45,4 @@ elseif holder == field then
   return {1, tonumber(fence) or mint(state, token, hint, life)}
 end
 local ahead = join ~= '0' and stay(queue, waiters, field, place, lease, join == '2')
-return wait_for(left, holder, ahead, state)
+return wait_for(left, holder, ahead, state, wish, publish)

@@ -120,11 +120,14 @@ end
 
 -- The answer to a claim that has to wait: {0, milliseconds left, flags}. The flags: 1 if it is the first,
 -- 2 if the holder will not hand the lock to it, 4 if it is in the queue.
-local function wait_for(left, holder, ahead, state)
+-- The first of them and those outside the queue let a holder that keeps the lock know.
+local function wait_for(left, holder, ahead, state, wish, publish)
   local flags = ahead and 4 or 0
+  local mode, of
+  if holder and (not ahead or ahead == 0) then
+    mode, of = wish(state, holder, publish)
+  end
   if ahead == 0 then
-    local held = holder and redis.call('hget', state, 'held')
-    local mode, of = string.match(held or '', '^([^\t]*)\t[^\t]*\t([^\t]*)')
     flags = flags + 1 + ((of ~= holder or mode == 'fair') and 2 or 0)
   end
   return {0, left or 0, flags}

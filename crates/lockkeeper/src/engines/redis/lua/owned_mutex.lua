@@ -42,4 +42,4 @@ if found == 'none' and is_turn(queue, waiters, claim, publish, wake) then
   return {1, mint(state, token, hint, life)}
 end
 local ahead = join ~= '0' and stay(queue, waiters, claim, place, lease, join == '2')
-return wait_for(left, holder, ahead, state)
+return wait_for(left, holder, ahead, state, wish, publish)

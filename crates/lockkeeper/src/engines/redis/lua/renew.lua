@@ -1,6 +1,6 @@
 -- Extends many leases of one slot; never creates anything.
 -- KEYS, for each: lock, state [, claims, permits, slots, who]
--- ARGV: life, keys per lease, and for each: kind, ttl, field, claim, stem
+-- ARGV: life, keys per lease, and for each: kind, ttl, field, claim (or keep or kept, as it is shown), stem
 -- Returns 1 or 0 for each.
 
 local clock = redis.call('time')
@@ -26,6 +26,18 @@ function renew.mutex(key, ttl, field)
   end
   redis.call('pexpire', key.state, life)
   return redis.call('pexpire', key.lock, ttl) == 1
+end
+
+-- A mutex that may be kept: its record shows whether it is. If that cannot be written, nobody sees it.
+function renew.keep(key, ttl, field, shown)
+  if not renew.mutex(key, ttl, field) then
+    return false
+  end
+  local mode, rest = string.match(redis.call('hget', key.state, 'held') or '', '^(ke[ep][pt])(\t.*)$')
+  if mode and mode ~= shown and string.match(rest, '^\t[^\t]*\t([^\t]*)') == field then
+    redis.pcall('hset', key.state, 'held', shown .. rest)
+  end
+  return true
 end
 
 function renew.string(key, ttl, token)
@@ -79,6 +91,8 @@ for i = 0, #KEYS / width - 1 do
   local ours
   if kind == 'mutex' then
     ours = renew.mutex(key, ttl, field)
+  elseif kind == 'keep' then
+    ours = renew.keep(key, ttl, field, claim)
   else
     local family = kind == 'string' and 'string' or 'hash'
     ours = redis.call('type', key.lock).ok == family
