@@ -12,8 +12,8 @@ use std::fmt::Write;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::server::eventually;
 use lockkeeper_testkit::server::redis::{Sentinels, Server};
+use lockkeeper_testkit::server::{eventually, eventually_within};
 
 use crate::arbiter::Arbiter;
 use crate::driver::{Driver, Outcome, Program};
@@ -34,6 +34,12 @@ const CALM: Duration = Duration::from_secs(2);
 
 /// How long it may take until every driver had a turn at the new master.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long sentinels may take. On a busy machine they may disagree several times, and then pause.
+const ELECTION: Duration = Duration::from_secs(120);
+
+/// After how long a planned failover must have been given up.
+const GIVEN_UP: Duration = Duration::from_secs(15);
 
 const NAME: &str = "failover";
 
@@ -91,7 +97,7 @@ pub(crate) fn failovers(
 fn fail_over(servers: &Sentinels, cause: Cause) -> &Server {
     let old = servers.master();
     depose(servers, old, cause);
-    until_replaced(servers, old);
+    until_replaced(servers, old, cause);
     old
 }
 
@@ -106,10 +112,16 @@ pub(crate) fn depose(servers: &Sentinels, master: &Server, cause: Cause) {
     }
 }
 
-/// Returns when the sentinels name another master.
-pub(crate) fn until_replaced(servers: &Sentinels, old: &Server) {
-    eventually("another server is the master", || {
+/// Returns when the sentinels name another master. They may give up a planned failover, and do not
+/// begin again by themselves.
+pub(crate) fn until_replaced(servers: &Sentinels, old: &Server, cause: Cause) {
+    let mut asked = Instant::now();
+    eventually_within(ELECTION, "another server is the master", || {
         let now = servers.master().port();
+        if now == old.port() && cause == Cause::Planned && asked.elapsed() > GIVEN_UP {
+            servers.sentinels[0].ask(&["SENTINEL", "FAILOVER", "main"]);
+            asked = Instant::now();
+        }
         (now != old.port()).then_some(()).ok_or(format!("still {now}"))
     });
 }

@@ -106,7 +106,7 @@ fn round(run: &Run, fault: Fault, n: usize) -> Outcome<Tally> {
             servers[1].restart();
         }
     }
-    if let Some(fence) = insist(second, LEASE * 2)? {
+    if let Some(fence) = insist(second, LEASE * 10)? {
         run.arbiter.enter(NAME, 2, side, fence);
         run.arbiter.leave(NAME, 2);
     }

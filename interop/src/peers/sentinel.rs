@@ -51,7 +51,7 @@ pub(super) fn sentinel(run: &Run) -> Outcome<Vec<Verdict>> {
         Err(_) => 6,
     };
     println!(
-        "| client | failovers | overlaps: planned | crash | crash, replicas cut off | updates lost | refused by fence | lost with fences | calls failed | processes stuck |"
+        "| client | with overlaps: planned | crash | crash, replicas cut off | entries beside a holder | updates lost | refused by fence | lost with fences | calls failed | processes stuck |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     (0..peers(run, "").len()).map(|n| alone(run, n, count)).collect()
@@ -88,12 +88,15 @@ fn alone(run: &Run, n: usize, count: usize) -> Outcome<Verdict> {
     if until_all_entered(&arbiter) < PROCESSES {
         return Err(format!("{}: not every process got the lock", peer.client));
     }
-    let (mut overlaps, mut stuck) = ([0; 3], 0);
+    // Of each kind of failover, how many there were, and how many let a second holder in.
+    let (mut seen, mut stuck) = ([(0, 0); 3], 0);
     for failover in FAILOVERS.into_iter().cycle().take(count) {
         let before = arbiter.look(NAME);
         fail_over(&servers, failover, &long);
         let entered = until_all_entered(&arbiter);
-        overlaps[failover as usize] += arbiter.look(NAME).overlaps() - before.overlaps();
+        let (all, with_overlaps) = &mut seen[failover as usize];
+        *all += 1;
+        *with_overlaps += usize::from(arbiter.look(NAME).overlaps() > before.overlaps());
         if entered < PROCESSES {
             stuck += PROCESSES - entered;
             drivers = (0..PROCESSES).map(|_| start()).collect::<Outcome<Vec<_>>>()?;
@@ -102,31 +105,30 @@ fn alone(run: &Run, n: usize, count: usize) -> Outcome<Verdict> {
     }
     drop(drivers);
     let tally = arbiter.tally(NAME);
-    print(&peer, count, overlaps, &tally, stuck);
+    print(&peer, seen, &tally, stuck);
     if peer.is_ours() && tally.lost_fenced > 0 {
         return Err(format!("ours lost {} updates", tally.lost_fenced));
     }
-    let sum: usize = overlaps.iter().sum();
+    let sum: usize = seen.iter().map(|(_, with_overlaps)| with_overlaps).sum();
+    let said = format!("two holders in {sum} of {count} failovers");
     Ok(peer.verdict(match (sum, tally.fenced) {
-        (0, _) => format!("no overlap in {count} failovers"),
-        (_, 0) => {
-            format!("{sum} overlaps in {count} failovers, **{} lost**, has no fence", tally.lost)
-        }
-        (..) => {
-            format!("{sum} overlaps in {count} failovers, with fences {} lost", tally.lost_fenced)
-        }
+        (0, _) => said,
+        (_, 0) => format!("{said}, **{} lost**, has no fence", tally.lost),
+        (..) => format!("{said}, with fences {} lost", tally.lost_fenced),
     }))
 }
 
-fn print(peer: &Peer, count: usize, overlaps: [usize; 3], tally: &Tally, stuck: usize) {
-    let [planned, crash, cut_off] = overlaps;
+fn print(peer: &Peer, seen: [(usize, usize); 3], tally: &Tally, stuck: usize) {
+    let [planned, crash, cut_off] =
+        seen.map(|(all, with_overlaps)| format!("{with_overlaps} of {all}"));
     let with_fences = match tally.fenced {
         0 => "no fence | –".to_owned(),
         _ => format!("{} | {}", tally.refused, tally.lost_fenced),
     };
     println!(
-        "| {} | {count} | {planned} | {crash} | {cut_off} | {} | {with_fences} | {} | {stuck} |",
+        "| {} | {planned} | {crash} | {cut_off} | {} | {} | {with_fences} | {} | {stuck} |",
         peer.client,
+        tally.overlaps(),
         tally.lost,
         tally.troubles.len()
     );
@@ -151,7 +153,7 @@ fn fail_over(servers: &Sentinels, failover: Failover, long: &AtomicBool) {
     let cause = if let Failover::Planned = failover { Cause::Planned } else { Cause::Crash };
     depose(servers, old, cause);
     replicas.for_each(|replica| replica.resume());
-    until_replaced(servers, old);
+    until_replaced(servers, old, cause);
     eprintln!("{failover:?}: another server is the master after {:.1?}", began.elapsed());
     until_settled(servers, old);
     sleep(SECTION.saturating_sub(began.elapsed()));
