@@ -52,7 +52,7 @@ async fn odd_settings_of_a_server_are_harmless() {
 #[tokio::test]
 async fn odd_defaults_of_sessions_are_harmless() {
     let mut odd = vec![
-        "transaction_read_only = ON",
+        "TRANSACTION READ ONLY",
         "sql_select_limit = 1",
         "sql_safe_updates = ON",
         "max_join_size = 1",
