@@ -253,7 +253,7 @@ mod tests {
         for (url, guarantees) in engines::ways() {
             let text = sentences(&guarantees).join("\n");
             assert!(text.contains("does not"), "{url}: {text}");
-            assert_eq!(sentences(&guarantees).len(), 11);
+            assert_eq!(sentences(&guarantees).len(), 12);
         }
     }
 

@@ -288,7 +288,7 @@ fn questions_fit_on_a_narrow_screen() {
     let other = format!("{} file://{}", place.url(), place.path("elsewhere").display());
     for (rows, cols) in [(15, 40), (24, 80)] {
         let mut screen = Screen::open(&place, &other, rows, cols);
-        screen.shows("team/x");
+        screen.shows("team/");
         screen.keys("y");
         screen.shows("? y/n");
         screen.keys("nb");

@@ -115,7 +115,7 @@ fn bad_usage_is_64_and_says_what_would_be_right() {
         ("ls a b", "unexpected argument 'b'"),
         ("show", "<KEY>"),
         ("watch --interval 0", "longer than 0"),
-        ("ui --listen nowhere", "invalid socket address"),
+        ("ui --listen nowhere", "it is an address and a port"),
         ("ui --listen 0.0.0.0:7717", "a token is required"),
         ("ui --interval 0", "longer than 0"),
         ("ui --audit x", "--allow-changes"),

@@ -25,7 +25,10 @@ export async function show(engine, key, actions) {
   if (turn !== asked || !current || (clicking() && !first)) return;
   const panel = find("detail");
   const focused = panel.contains(document.activeElement) ? document.activeElement.id : "";
+  const buttons = first ? null : panel.querySelector(".buttons");
   panel.replaceChildren(...content(engine, key, answer, actions));
+  // They are the same as before, and one of them may be about to be clicked.
+  if (buttons) panel.querySelector(".buttons")?.replaceWith(buttons);
   panel.hidden = false;
   if (focused) find(focused)?.focus();
   if (first) panel.focus({ preventScroll: true });
