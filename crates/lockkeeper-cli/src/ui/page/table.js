@@ -102,7 +102,14 @@ function draw() {
   space("above", first);
   space("below", shown.length - last);
   scroller.querySelector("table").setAttribute("aria-rowcount", shown.length + 1);
-  find("rows").replaceChildren(...shown.slice(first, last).map((row, n) => line(row, first + n)));
+  const before = new Map([...find("rows").children].map((tr) => [tr.dataset.id, tr.cells[0]]));
+  find("rows").replaceChildren(...shown.slice(first, last).map((row, n) => {
+    const tr = line(row, first + n);
+    // A link that is the same as before may be about to be clicked.
+    const cell = before.get(tr.dataset.id);
+    if (cell?.isEqualNode(tr.cells[0])) tr.cells[0].replaceWith(cell);
+    return tr;
+  }));
   if (focused) {
     const again = [...find("rows").children].find((tr) => tr.dataset.id === focused);
     again?.querySelector("a").focus({ preventScroll: true });
