@@ -1,6 +1,6 @@
 //! What holders and waiters say while a server is dead, and when it is back.
 //!
-//! The leases are so long that no renewal is due during these tests: what is said is said because
+//! The leases are long enough that no renewal is due during these tests: every report is there because
 //! the connection broke.
 
 use std::time::Duration;

@@ -1,33 +1,21 @@
 //! Hand-over between the tasks of one client, in paused time on `memory:`: when, when not, and what
 //! becomes of it when something fails.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::testing::Memory;
 use lockkeeper::{Client, Error, Guard, Lock, Loss, Owner, Release, Result};
-use lockkeeper_testkit::fault_link::{Call, FaultLink};
+use lockkeeper_testkit::fault_link::Call;
 use lockkeeper_testkit::poll::{poll_once, poll_times};
 use tokio::time::{advance, sleep, timeout};
+
+use crate::world::World;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLI: Duration = Duration::from_millis(1);
 
 type Acquire = std::pin::Pin<Box<dyn Future<Output = Result<Guard>> + Send>>;
 
-struct World {
-    memory: Memory,
-    link: FaultLink,
-    client: Client,
-}
-
 impl World {
-    fn new() -> Self {
-        let memory = Memory::new();
-        let link = FaultLink::new(Arc::new(memory.clone()));
-        Self { memory, client: Client::new(link.clone()), link }
-    }
-
     fn lock(&self) -> Lock {
         self.client.mutex("key").ttl(3 * SECOND)
     }

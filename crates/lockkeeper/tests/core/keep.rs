@@ -1,36 +1,24 @@
 //! Locks that are kept after their release, in paused time on `memory:`: what becomes of them when
 //! something fails.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::testing::Memory;
 use lockkeeper::{Client, Guard, Lock, Release};
-use lockkeeper_testkit::fault_link::{Call, FaultLink};
+use lockkeeper_testkit::fault_link::Call;
 use tokio::time::sleep;
+
+use crate::world::World;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-struct World {
-    memory: Memory,
-    link: FaultLink,
-    client: Client,
-}
-
 impl World {
-    fn new() -> Self {
-        let memory = Memory::new();
-        let link = FaultLink::new(Arc::new(memory.clone()));
-        Self { memory, client: Client::new(link.clone()), link }
-    }
-
-    fn lock(&self) -> Lock {
+    fn lock_to_keep(&self) -> Lock {
         self.client.mutex("key").ttl(3 * SECOND).keep(3_600 * SECOND)
     }
 
     async fn keep(&self) {
         assert_eq!(
-            self.lock().acquire().await.unwrap().release().await.unwrap(),
+            self.lock_to_keep().acquire().await.unwrap().release().await.unwrap(),
             Release::Released
         );
         assert_eq!(self.link.calls(Call::Release), 0, "it is kept");
@@ -39,7 +27,7 @@ impl World {
     /// Takes it, without the store.
     async fn near(&self) -> Guard {
         let before = self.link.calls(Call::Attempt);
-        let guard = self.lock().try_acquire().await.unwrap().unwrap();
+        let guard = self.lock_to_keep().try_acquire().await.unwrap().unwrap();
         assert_eq!(self.link.calls(Call::Attempt), before, "the store was asked");
         guard
     }
@@ -73,7 +61,7 @@ async fn a_kept_lock_that_is_not_renewed_is_asked_for_again() {
     for pause in [SECOND * 3 / 2, 10 * SECOND] {
         sleep(pause).await;
         let before = world.link.calls(Call::Attempt);
-        let guard = world.lock().acquire().await.unwrap();
+        let guard = world.lock_to_keep().acquire().await.unwrap();
         assert_eq!(world.link.calls(Call::Attempt), before + 1);
         guard.check().unwrap();
         guard.release().await.unwrap();
@@ -88,7 +76,7 @@ async fn a_kept_lock_that_the_store_forgot_is_asked_for_again() {
     // The next renewal finds out.
     sleep(2 * SECOND).await;
     let before = world.link.calls(Call::Attempt);
-    world.lock().acquire().await.unwrap().check().unwrap();
+    world.lock_to_keep().acquire().await.unwrap().check().unwrap();
     assert_eq!(world.link.calls(Call::Attempt), before + 1);
 }
 

@@ -11,3 +11,4 @@ mod session;
 mod shutdown;
 mod telemetry;
 mod watched;
+mod world;

@@ -40,7 +40,7 @@ pub(super) async fn inspect(shared: &Shared, query: &Query) -> Result<Vec<Snapsh
     Ok(snapshots)
 }
 
-/// Marks the nodes of all holders of a key, which they watch. Who asks and why is in a list.
+/// Marks the nodes of all holders of a key, which they watch. A list records who asks, and why.
 pub(super) async fn request_yield(
     shared: &Shared,
     key: &Key,
